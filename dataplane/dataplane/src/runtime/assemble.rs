@@ -34,7 +34,7 @@ pub struct Assembly {
     pub(crate) resources: Resources,
     /// For a change of a running pipeline, the names of the stages that continue. Otherwise empty.
     pub(crate) kept: BTreeSet<String>,
-    /// For a change of a running pipeline, the types of the common objects that continue. Otherwise empty.
+    /// For a change of a running pipeline, the types of the shared objects that continue. Otherwise empty.
     pub(crate) carried: BTreeSet<TypeId>,
 }
 
@@ -127,7 +127,7 @@ fn build(
     diagnostics: &mut Diagnostics,
 ) -> Result<Option<Assembly>> {
     let mut loaded = config::load(source, diagnostics);
-    // An offline check does not depend on the interfaces of this host.
+    // The default MTU of a port is the MTU of an interface of this host. An offline check does not depend on this host.
     if !offline {
         loaded.set_default_mtus();
     }
@@ -248,7 +248,7 @@ fn change(
             let mut kept = Kept { keeps: &mut keeps, stand_ins: running.stand_ins.get(worker), renews: &renews };
             let order = &plan.order;
             let stages = prepare(loaded, registry, &mut resources, order, place, Some(&mut kept), diagnostics)?;
-            // A stage that requests a new common object also reports a problem with the existing object. Discard the
+            // A stage that requests a new shared object also reports a problem with the existing object. Discard the
             // problems, and prepare all stages again with a new object.
             let more: BTreeSet<TypeId> = resources.renewed.difference(&renews).copied().collect();
             if !more.is_empty() {
@@ -266,7 +266,7 @@ fn change(
             stand_ins.push(named(&mut program));
             programs.push(program);
         }
-        // A common object continues only if the change neither adds nor removes a stage that uses the object. Otherwise
+        // A shared object continues only if the change neither adds nor removes a stage that uses the object. Otherwise
         // a new stage could start a part of the object that is already running for the earlier stages.
         let more = resources.changed_commons(running.resources, &renews);
         if !more.is_empty() {

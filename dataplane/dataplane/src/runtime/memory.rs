@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the memory that this process can allocate without swapping, in bytes. The result is the available memory of
-/// the host (proc_meminfo(5)), unless a control group of the process (cgroups(7)) has less unused memory below its
-/// limit. Returns `None` if neither value is known.
+/// Returns the memory that this process can allocate without swapping, in bytes. The result is the smaller of two
+/// values: the available memory of the host (proc_meminfo(5)), and the unused memory below the limits of the control
+/// groups of the process (cgroups(7)). Returns `None` if neither value is known.
 pub(super) fn available() -> Option<u64> {
     available_below(Path::new("/"))
 }
@@ -74,7 +74,7 @@ mod tests {
             (format!("{v1}/memory.limit_in_bytes"), "2147483648\n"),
             (format!("{v1}/memory.usage_in_bytes"), "1073741824\n"),
             (format!("{v1}/memory.stat"), "cache 7\ntotal_inactive_file 536870912\n"),
-            // The default limit of a group.
+            // The value for a group without a limit.
             (format!("{v1}/app/memory.limit_in_bytes"), "9223372036854771712\n"),
             (format!("{v1}/app/memory.usage_in_bytes"), "1073741824\n"),
         ];

@@ -14,12 +14,12 @@ const RECEIVED: [(RecvFields, StageOffload); 4] = [
 
 /// Adds to each port of the plan the offloads that the stages of the program can use.
 ///
-/// A port requests checksum offloads only if it has the offload `auto`. Without these offloads, the stages compute and
-/// verify the checksums. mlx5 does not report the checksums of packets that a work queue receives, so an RDMA port with
-/// several workers requests no receive checksums. Stages cannot compute VLAN tags, flow tags and RSS hashes. An input
-/// port requests the VLAN tag if the port has the offload `vlan_strip`, the flow tag if one of its flow rules has a
-/// tag, and the RSS hash if the device may report the hash. Returns a warning and its help for each stage that reads
-/// VLAN tags or flow tags that no port reports.
+/// A port requests checksum offloads only if its `offload` contains `auto`. Without these offloads, the stages compute
+/// and verify the checksums. With several workers, an RDMA port receives with one work queue for each worker. mlx5 does
+/// not report the checksums of packets that a work queue receives, so such a port requests no receive checksums. Stages
+/// cannot compute VLAN tags, flow tags and RSS hashes. An input port requests the VLAN tag if its `offload` contains
+/// `vlan_strip`, the flow tag if one of its flow rules has a tag, and the RSS hash if the device may report the hash.
+/// Returns a warning and its help for each stage that reads VLAN tags or flow tags that no port reports.
 pub(super) fn request(plan: &mut Plan, program: &Program) -> Vec<(String, &'static str, &'static str)> {
     let workers = plan.cores.len();
     let with_checksums = program.ports_with_checksums(plan.ports.len());
@@ -77,7 +77,8 @@ pub(super) fn request(plan: &mut Plan, program: &Program) -> Vec<(String, &'stat
 /// stages read, and `fields` are the completion fields that the device granted.
 ///
 /// # Errors
-/// The device does not report the VLAN tags or the flow tags in `received`. The error contains a remedy.
+/// Returns an error if the device does not report the VLAN tags or the flow tags in `received`. The error contains a
+/// remedy.
 pub(super) fn check_granted(received: RecvFields, fields: PollFields) -> Result<(), &'static str> {
     let lacks = |part| received.contains(part) && !fields.contains(PollFields::from(part));
     if lacks(RecvFields::VLAN) {
@@ -91,7 +92,7 @@ pub(super) fn check_granted(received: RecvFields, fields: PollFields) -> Result<
     Ok(())
 }
 
-/// Returns whether stages can use an offload of a port.
+/// Returns `true` if a port requests an offload, because stages can use the offload.
 pub(super) fn is_requested(port: &PortPlan, offload: StageOffload) -> bool {
     port.requests.iter().any(|request| request.offload == offload)
 }

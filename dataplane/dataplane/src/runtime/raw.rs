@@ -23,7 +23,7 @@ pub(super) struct Prepared {
     pub(super) computes_checksums: bool,
 }
 
-/// Whether a port has raw-packet settings.
+/// Returns `true` if a port has raw-packet settings.
 pub(super) fn is_configured(plan: &PortPlan) -> bool {
     let port = &plan.config;
     !plan.requests.is_empty() || port.flow.is_some() || !port.offloads().is_empty() || port.rate_limit.is_some()
@@ -36,7 +36,7 @@ pub(super) fn is_configured(plan: &PortPlan) -> bool {
 pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) -> Result<(D, Prepared)> {
     let port = &plan.config;
     let named = |error: Error| Error::Config(format!("port `{}`: {error}", port.name));
-    // Check the settings first, because the error of a verb has no remedy.
+    // Check the settings first, because the error of a verb names no remedy.
     let mut counters = Counters::new();
     let queues = u16::try_from(workers).unwrap_or(u16::MAX);
     device.check_raw(&spec(plan, &counters), queues).map_err(named)?;
@@ -69,8 +69,8 @@ impl Prepared {
     }
 }
 
-/// Returns the raw-packet settings of a port. Without flow rules in the config, an input port receives every frame. A
-/// port that is not an input then receives no frames, and the frames still reach the network stack of the host.
+/// Returns the raw-packet settings of a port. Without flow rules in the config, an input port receives every frame. Any
+/// other port without flow rules receives no frame, and its frames still reach the network stack of the host.
 fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
     let port = &plan.config;
     let has = |offload| port.offloads().contains(&offload);

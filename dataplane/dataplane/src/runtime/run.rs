@@ -95,7 +95,7 @@ impl Run {
                 stages.join(", ")
             );
         }
-        // Read the list of functions at each port change, because a change of the pipeline replaces the functions.
+        // Read the list of handlers at each port change, because a change of the pipeline replaces the handlers.
         let handlers = Arc::new(Mutex::new(services.port_handlers));
         for (number, port) in (0..=u8::MAX).zip(&ports) {
             let handlers = handlers.clone();

@@ -28,7 +28,7 @@ use dataplane_core::pipeline::{Graph, NodeCounters, Program, Stage, Succession, 
 use dataplane_core::telemetry::{Costs, Latency};
 use dataplane_core::units::{CoreId, Ticks};
 
-/// The properties of a worker that do not change while it runs.
+/// The properties of a worker. While the worker runs, only a change of the pipeline replaces these properties.
 pub(crate) struct WorkerInfo {
     pub(crate) core: CoreId,
     pub(crate) slots: u32,
@@ -126,10 +126,10 @@ pub(crate) struct StageCounters {
     /// The version of the names. `None` if the names or the values are incomplete, because the memory was too small.
     version: Option<u64>,
     values: Vec<u64>,
-    /// All names together, and the end of each name.
+    /// All names as one string. `ends` has the end of each name in this string, in bytes.
     names: String,
     ends: Vec<usize>,
-    /// The number of counters, and the total length of their names.
+    /// The number of counters of the stage, and the total length of their names in bytes.
     needed: (usize, usize),
 }
 
@@ -167,12 +167,12 @@ impl StageCounters {
         self.names.reserve(length.saturating_sub(self.names.len()));
     }
 
-    /// Whether the last call of [`StageCounters::fill`] had enough memory.
+    /// Returns `true` if the last call of [`StageCounters::fill`] had enough memory.
     pub(crate) fn is_complete(&self) -> bool {
         self.version.is_some()
     }
 
-    /// Takes over complete counters.
+    /// Copies the counters of a later answer, which must be complete. Copies the names only if they have changed.
     fn update(&mut self, other: &Self) {
         if self.version == other.version {
             self.values.clone_from(&other.values);
@@ -225,7 +225,7 @@ impl Times {
         let parts = |stages: &[String]| {
             let mut parts: Vec<String> =
                 Stopwatch::parts(stages.iter().map(String::as_str)).map(str::to_owned).collect();
-            // The last part is the whole iteration, which has no stage.
+            // The last part is the whole iteration, not a part of it.
             parts.pop();
             parts
         };

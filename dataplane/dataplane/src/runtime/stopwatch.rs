@@ -12,7 +12,7 @@ const EVERY: u64 = 1021;
 /// The number of the first measured iteration. This number is not a multiple of the housekeeping interval, so the first
 /// measured iteration does not directly follow housekeeping.
 pub(super) const FIRST: u64 = 128;
-/// The number of clock reads used to measure the cost of one read.
+/// The number of measurements of the duration of one clock read. The shortest duration is used.
 const READS: usize = 1000;
 
 /// The names of the parts before and after the stages.

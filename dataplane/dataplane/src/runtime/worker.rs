@@ -154,7 +154,7 @@ impl Worker {
             // Step 2: count the iteration before housekeeping, which publishes the counters.
             self.counts.loops += 1;
             self.counts.idle_loops += u64::from(received == 0);
-            // Step 3: idle if the poll received nothing. The key `idle` of the config chooses how.
+            // Step 3: idle if the poll received nothing. The key `idle` of the config selects the action.
             let slept = self.idle.after(received, &mut self.lanes, &self.inputs, &self.graph);
             // Step 4: housekeeping. A sleep may be much longer than 256 iterations, so housekeeping follows each sleep.
             if slept || self.counts.loops.is_multiple_of(HOUSEKEEPING) {
@@ -223,7 +223,7 @@ impl Worker {
         while self.graph.release(ctx, &mut self.pool, &mut NoObserver) {
             self.transmit();
         }
-        // Handle asynchronous device events, restart connections, and create lost queues again.
+        // Handle asynchronous device events, restart connections, and create failed queues again.
         for (port, lane) in self.lanes.iter_mut().enumerate() {
             lane.housekeep(&mut self.pool).map_err(|error| (port, error))?;
         }
@@ -307,7 +307,7 @@ impl Worker {
         // The first answer swaps the histograms of the worker with the histograms of the sample, so the memory of all
         // these histograms must be on the worker's NUMA node.
         let (mut sample, mut own) = (Box::new(Sample::new(info)), Times::new(info.stages_info.len()));
-        // The first call measures the memory that the counters of the stages need. The second call writes to the
+        // The first round measures the memory that the counters of the stages need. The second round writes to the
         // memory.
         for _ in 0..2 {
             let mut stages = sample.counters.stages.iter_mut();

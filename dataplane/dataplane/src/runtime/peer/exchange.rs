@@ -201,7 +201,7 @@ impl ExchangeThread {
         let exchanged: Exchanged = match (&self.location, &self.listener) {
             (_, Some(listener)) => listener.accept(&offer, &limits)?,
             (PeerLocation::Connect(address), _) => connect::connect(*address, &offer, &limits)?,
-            // Only `PeerLocation::Listen` is left, and it always has a listener.
+            // `PeerLocation::Listen` always has a listener, and `run` calls `join` for `PeerLocation::Local`.
             _ => return Err(ConnectError::Cancelled),
         };
         let until = Period(self.options.step).after_now();

@@ -2,7 +2,7 @@
 //! worker on the port. The queue pairs have the type rc, uc or ud.
 //!
 //! A lane moves its queue pair to INIT, posts receives, and registers its endpoint at the [`Rendezvous`] of the port.
-//! When all lanes of the port have done this, the thread of the [`PeerExchange`] exchanges all endpoints with the peer
+//! When all lanes of the port have registered, the thread of the [`PeerExchange`] exchanges all endpoints with the peer
 //! in one message. The lanes then move their queue pairs to RTS, and both sides confirm.
 //!
 //! The TCP connection of the exchange stays open. When this TCP connection ends, the peer has disconnected or is

@@ -152,7 +152,7 @@ impl<D: Device> fmt::Debug for PeerWiring<D> {
 
 impl<D: Device> Wiring<D> for PeerWiring<D> {
     fn initialise(&mut self, qp: &mut LaneQueuePair<'_, D>) -> Result<(), VerbError> {
-        // If this function fails, the queue pair is not connected.
+        // Set the step to `Down` first, so that the step is correct if this function fails.
         if !matches!(std::mem::replace(&mut self.step, ConnectStep::Down), ConnectStep::Down) {
             self.connector.renew();
         }
