@@ -24,7 +24,7 @@ pub(super) fn nodes(
         port.node = given.or(known);
         let Some(given) = given else { continue };
         let span = loaded.locate(&format!("port[{index}].numa_node"));
-        // The topology of an offline check has no NUMA nodes. The check then accepts any node.
+        // The topology of an offline check has no NUMA nodes. Such a check accepts any node.
         if !topology.nodes().is_empty() && topology.node(given).is_none() {
             let list = Topology::list(topology.nodes().iter().map(|node| CoreId(node.id.0)));
             let mistake = Mistake::error(span, format!("there is no NUMA node {given}"));

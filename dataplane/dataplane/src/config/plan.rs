@@ -82,8 +82,9 @@ pub struct PortPlan {
     /// The offloads that stages can use. The device grants the offloads that it supports.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub requests: Vec<OffloadRequest>,
-    /// The names of the stages that verify the checksums of all packets, although the port has the offload `auto`. mlx5
-    /// does not report the checksums of received packets to several workers.
+    /// The names of the stages that verify checksums because the device does not report them. Only an RDMA port with
+    /// several workers and `offload = ["auto"]` has such stages: mlx5 does not report the checksums of received packets
+    /// to several workers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub verifiers: Vec<String>,
 }

@@ -119,8 +119,9 @@ pub struct Runtime {
     pub metrics: Metrics,
     /// Whether the program gives up the privileges that the run does not need, before the program opens its devices.
     /// With `true`, the program keeps only the capabilities that its links and stages need. The program can then write
-    /// only to device files and to the files and folders of its outputs. The program can neither start programs nor
-    /// change the system. The page "Capabilities and limits" lists the remaining privileges.
+    /// only to device files, and to the files and folders that the config names for writing, such as capture files. The
+    /// program can neither start programs nor change the system. The page "Capabilities and limits" lists the remaining
+    /// privileges.
     pub sandbox: bool,
 }
 
