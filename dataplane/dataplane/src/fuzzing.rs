@@ -1,5 +1,5 @@
-//! Targets of the fuzzer in `tools/fuzz`. A target panics if the code breaks a rule. The tests run each target on the
-//! inputs of its corpus.
+//! Targets of the fuzzer in `tools/fuzz`. A target panics if the code violates an invariant. The tests run each target
+//! on the inputs of its corpus.
 
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use dataplane_core::topology::Topology;
 static REGISTRY: LazyLock<Registry> = LazyLock::new(dataplane_stages::registry);
 static TOPOLOGY: LazyLock<Topology> = LazyLock::new(|| Topology::uniform(4));
 
-/// The configs of [`pipeline`], and the path of each.
+/// The configs of [`pipeline`], each with its path.
 static CONFIGS: LazyLock<Vec<Source>> = LazyLock::new(|| {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs");
     let example = |name: &str, text: &str| Source::new(format!("{folder}/{name}"), text, &[]);

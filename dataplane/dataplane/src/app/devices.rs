@@ -66,7 +66,7 @@ fn verbs() -> Verbs {
     match dataplane_ibverbs::VerbsProvider.devices() {
         Ok(mut devices) => {
             // A software RDMA device is on the NUMA node of its network interface. The provider does not look up this
-            // node, so do it here.
+            // node, so look it up here.
             if let Ok(topology) = dataplane_core::topology::Topology::discover() {
                 devices
                     .iter_mut()

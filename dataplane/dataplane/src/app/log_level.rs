@@ -25,7 +25,7 @@ pub(super) fn keep(filter: Filter) {
 /// Returns the current level, or the filter if `RUST_LOG` has set a filter.
 ///
 /// # Errors
-/// Fails if the app has its own logger.
+/// Returns an error if the app has its own logger.
 pub(super) fn level() -> Result<String, String> {
     FILTER.get().and_then(|filter| (filter.get)()).ok_or_else(|| "this app has its own logger".to_owned())
 }
@@ -33,7 +33,7 @@ pub(super) fn level() -> Result<String, String> {
 /// Sets the level, which is one of [`LEVELS`].
 ///
 /// # Errors
-/// Fails if the app has its own logger.
+/// Returns an error if the app has its own logger.
 pub(super) fn set(level: &str) -> Result<(), String> {
     let done = FILTER.get().is_some_and(|filter| (filter.set)(EnvFilter::new(level)));
     if done { Ok(()) } else { Err("this app has its own logger".to_owned()) }

@@ -261,7 +261,7 @@ fn styled(level: Level, message: &str) -> String {
     text
 }
 
-/// Logs a message at any level of the log, even if the log is off.
+/// Logs a message regardless of the level of the log, even if the level is `off`.
 pub(super) fn notice(level: Level, message: &str) {
     let text = styled(level, message);
     // The queue accepts the message or counts it as lost. Without the queue, ignore a failed write to standard error.
@@ -368,7 +368,7 @@ mod tests {
 
     use super::*;
 
-    /// Set in the environment of the process that panics.
+    /// The environment variable that is set only in the child process that panics.
     const PANICS: &str = "DATAPLANE_TEST_PANICS";
 
     /// Runs this test again in a child process, which panics. The parent does not read the standard error of the child

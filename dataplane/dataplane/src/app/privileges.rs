@@ -1,9 +1,9 @@
 //! The privileges of a run. Before a run opens its devices, the program gives up every privilege that the run does not
 //! need. This limits an attacker who takes over the program:
 //!
-//! - capabilities(7): the program keeps the capabilities of its links, stages and outputs;
-//! - landlock(7): the program writes only to device files and to the outputs of the config, removes its control socket,
-//!   and executes nothing;
+//! - capabilities(7): the program keeps the capabilities that its links, its stages and the files that it writes need;
+//! - landlock(7): the program writes only to device files and to the files that the config names for writing, removes
+//!   its control socket, and executes nothing;
 //! - seccomp(2): system calls that start programs, or change the system or other processes, fail with `EPERM`.
 //!
 //! All threads of the run inherit these limits, because the threads start later.
@@ -59,7 +59,7 @@ impl Privileges {
             capabilities |= CapabilitySet::DAC_OVERRIDE;
         }
         if !writable.is_empty() {
-            // An output with the key `group` changes the group and the mode of its file.
+            // A stage or link with the key `group` changes the group and the mode of the file that it writes.
             capabilities |= CapabilitySet::CHOWN | CapabilitySet::FOWNER;
         }
         if !assembly.resources.services.reloads.is_empty() || !assembly.resources.services.tasks.is_empty() {
@@ -224,8 +224,9 @@ fn of_port(port: &PortPlan) -> CapabilitySet {
     capabilities
 }
 
-/// Returns the file of an output if the file exists, and its nearest existing folder. The paths contain no symbolic
-/// links. The folder is writable, because outputs that rotate create and remove files there.
+/// Returns a file that the config names for writing, if the file exists, and the nearest existing folder of the file.
+/// The paths contain no symbolic links. The folder is writable, because a capture that rotates its files creates and
+/// removes files there.
 fn writable(output: &Path) -> Vec<PathBuf> {
     let file = fs::canonicalize(output).ok();
     let start = file.as_deref().unwrap_or(output);
@@ -233,7 +234,7 @@ fn writable(output: &Path) -> Vec<PathBuf> {
         true => fs::canonicalize(".").ok(),
         false => fs::canonicalize(folder).ok(),
     });
-    // The folder of a device or pipe holds no outputs.
+    // The program creates no files next to a device or a pipe.
     let special = file.as_ref().is_some_and(|file| !file.is_file());
     file.into_iter().chain(folder.filter(|_| !special)).collect()
 }

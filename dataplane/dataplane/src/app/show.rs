@@ -139,7 +139,7 @@ fn plain(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
 
-/// The units at the ends of the names of fields.
+/// The suffixes of field names that state a unit.
 const UNITS: [&str; 5] = ["_bytes", "_ns", "_percent", "_per_s", "_s"];
 
 /// Returns the heading of a column: its name without the unit, unless another column has this heading.

@@ -33,7 +33,7 @@ impl Feed {
     /// Creates a feed of a run that has not started.
     ///
     /// # Errors
-    /// Fails if there are no file descriptors left.
+    /// Returns an error if there are no file descriptors left.
     pub(in crate::app) fn new() -> std::io::Result<Self> {
         let wake = UnixStream::pair()?;
         wake.0.set_nonblocking(true)?;

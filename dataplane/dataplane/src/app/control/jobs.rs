@@ -14,7 +14,7 @@ use dataplane_core::pipeline::Registry;
 
 /// The maximum number of requests that the program handles at a time.
 const MAX_JOBS: usize = 4;
-/// The name in messages of a config that has no path.
+/// The name that messages use for a config without a path.
 const NEW_CONFIG: &str = "new config";
 
 /// The result of a request.

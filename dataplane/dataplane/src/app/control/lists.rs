@@ -15,7 +15,7 @@ use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{PortInfo, StageTable, TablePage, TableQuery};
 use dataplane_core::telemetry::{PortReport, Report, StageReport, WorkerReport};
 
-/// Answers `show`. Returns `None` if the list needs a snapshot.
+/// Answers `show`. Returns `None` if the list needs a snapshot and `snapshot` is `None`.
 pub(super) fn show(run: &Run, show: &Show, snapshot: Option<&Snapshot>) -> Result<Option<Page>, Refusal> {
     let limit = show.limit.unwrap_or(DEFAULT_LIMIT);
     if !(1..=MAX_LIMIT).contains(&limit) {

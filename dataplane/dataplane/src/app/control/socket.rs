@@ -117,7 +117,7 @@ fn listener(path: &Path, group: Option<u32>) -> io::Result<OwnedFd> {
         // Another user may replace the path in a shared folder, so change the file by its descriptor.
         let file = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         chownat(&file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
-        // fchmod(2) does not accept such a descriptor.
+        // fchmod(2) does not accept a descriptor that was opened with `O_PATH`.
         let descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
         chmod(descriptor, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP)?;
     }

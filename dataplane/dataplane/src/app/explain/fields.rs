@@ -81,8 +81,8 @@ fn fields(frame: &[u8]) -> Vec<Field> {
         fields.push(("ethernet.source", ethernet.source.to_string()));
     }
     let Ok(found) = dissect(frame) else { return fields };
-    // With two tags, the inner tag is the customer tag. The field names of the inner tag are the same as for a single
-    // tag.
+    // With two tags, the inner tag is the customer tag. The fields of the inner tag have the names of the fields of a
+    // single tag.
     let (outer, inner) = match found.vlan_tags {
         0 => (None, None),
         1 => (None, Some(found.outer_tci)),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any two different frames have at least one difference.
+        /// For any two frames that differ, `changes` returns at least one difference.
         #[test]
         fn every_change_is_found(
             before in proptest::collection::vec(any::<u8>(), 1..120),
