@@ -1,4 +1,4 @@
-//! Tests of the stage with a generator. The tests change the file during the run.
+//! Tests of the stage and of the example config. One test changes the file of the stage during a run.
 
 use std::time::Instant;
 

@@ -83,7 +83,7 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Whether the counts are an error. Reordered messages are an error only on an ordered transport.
+    /// Returns `true` if the counts are an error. Reordered messages are an error only on an ordered transport.
     pub(crate) fn are_bad(&self, ordered: bool) -> bool {
         self.lost + self.duplicated + self.corrupt > 0 || ordered && self.reordered > 0
     }

@@ -42,9 +42,9 @@ pub(crate) struct Report {
     pub(crate) wrong_size: u64,
     /// The results of the message check, with `--check`.
     pub(crate) check: Option<Findings>,
-    /// The round-trip time in nanoseconds. Only the client measures it.
+    /// The round-trip time in nanoseconds. `None` on the server, because only the client measures this time.
     pub(crate) latency_ns: Option<LatencyReport>,
-    /// The duration of the exchange in seconds.
+    /// The duration of the exchange of messages in seconds.
     pub(crate) seconds: f64,
     /// The reason why the run failed.
     pub(crate) failure: Option<String>,

@@ -46,7 +46,7 @@ pub(crate) struct Outcome {
     pub(crate) findings: Option<Findings>,
     /// The time from a message of the client to the answer to this message.
     pub(crate) latency: Latency,
-    /// The duration of the whole exchange.
+    /// The duration of the exchange of messages.
     pub(crate) elapsed: Duration,
     /// The reason why the run ended early.
     pub(crate) failure: Option<String>,

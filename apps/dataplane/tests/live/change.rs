@@ -19,7 +19,8 @@ fn in_force(folder: &RuntimeFolder) -> String {
     json(&out)["rows"][0]["text"].as_str().unwrap().to_owned()
 }
 
-/// Runs a command that must end with a status. Returns its output and its errors.
+/// Runs a command that must end with the exit status `status`. Returns the command's standard output and standard
+/// error.
 fn ended(folder: &RuntimeFolder, line: &str, status: i32) -> (String, String) {
     let (ended, out, error) = folder.dataplane(&format!("{line} --socket @/x.sock"));
     assert_eq!(ended, status, "{line}: {out}{error}");
@@ -51,7 +52,7 @@ fn plan_lists_the_operations_for_a_program_and_for_two_files() {
     let (text, _) = ended(&folder, "plan @/burst.toml", 0);
     assert!(text.starts_with("change runtime burst: needs a restart: "), "{text}");
     assert!(text.ends_with("2 of 3 operations need a restart\n"), "{text}");
-    // All mistakes have a position.
+    // Each mistake is printed with its position.
     folder.0.write("wrong.toml", changed().replace("'parse'", "'prase'").replace("default", "dfault"));
     let (_, errors) = ended(&folder, "plan @/wrong.toml", 2);
     let path = folder.path("wrong.toml").display().to_string();

@@ -175,8 +175,8 @@ fn parsed_labels(mut text: &str) -> BTreeMap<String, String> {
     labels
 }
 
-/// Statistics, and the samples that belong to their values. Each value is taken once, so the rest shows the values that
-/// have no metric.
+/// Statistics, and the samples that belong to their values. Each comparison takes a value out of `rest`, so at the end
+/// `rest` has only the values without a metric.
 struct Comparison {
     rest: Value,
     samples: Samples,
@@ -196,7 +196,7 @@ impl Comparison {
         self.samples.remove(&key).unwrap_or_else(|| panic!("there is no sample {key:?} in {:#?}", self.samples))
     }
 
-    /// Compares a value with its sample, which has the unit `scale`.
+    /// Compares a value with its sample. The sample must equal the value times `scale`.
     fn equal(&mut self, path: &str, name: &str, labels: &[(&str, &str)], scale: f64) {
         let (value, sample) = (self.take(path).as_f64().unwrap(), self.sample(name, labels));
         assert!((value * scale - sample).abs() <= 1e-9 * sample.abs(), "{path}: {value}, but {name} is {sample}");
@@ -210,7 +210,7 @@ impl Comparison {
         }
     }
 
-    /// Compares a value that has changed meanwhile.
+    /// Compares a value that may have increased before the sample was taken.
     fn not_less(&mut self, path: &str, name: &str, labels: &[(&str, &str)]) {
         let (value, sample) = (self.take(path).as_f64().unwrap(), self.sample(name, labels));
         assert!(sample >= value, "{path}: {value}, but {name} is {sample}");
@@ -231,7 +231,8 @@ fn numbers(value: &Value, path: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Two ports, a stage with an output, an own counter and drops, and a stage that copies packets.
+/// Returns a config with two ports, a stage that has outputs, a stage that has drops and its own counter, and a stage
+/// that copies packets.
 fn wide_config(count: u64) -> String {
     let rules =
         "rules = [{ name = \"a \\\\ \\\"b\\\"\", action = \"deny\", protocol = \"udp\", src_port = \"1024-1027\" }]";
@@ -393,7 +394,7 @@ fn every_number_of_the_statistics_is_a_metric_with_the_same_value() {
     );
     assert_eq!([both.sample("run_ready", &[]), both.sample("run_errors", &[])], [1.0, 0.0]);
     both.equal("/logs_lost", "log_messages_lost_total", &[], 1.0);
-    // Each sample of the remaining family has the memory of a stage.
+    // The statistics do not contain the memory of stages, so the samples of this memory remain.
     let rest: Vec<_> = both.samples.keys().filter(|(name, _)| name != "dataplane_stage_memory_bytes").collect();
     assert!(rest.is_empty(), "metrics without a value in the statistics: {rest:?}");
     let mut left = Vec::new();
@@ -427,7 +428,7 @@ fn metrics_work_without_a_control_socket_and_with_few_privileges() {
     };
     let before = count();
     wait_until("packets pass", || count() > before);
-    // Seccomp 2: a filter.
+    // `Seccomp` is 2 if a filter is active (proc_pid_status(5)).
     let threads = fs::read_dir(format!("/proc/{}/task", program.id())).unwrap().map(|thread| thread.unwrap().path());
     let thread =
         threads.into_iter().find(|thread| fs::read_to_string(thread.join("comm")).unwrap() == "metrics\n").unwrap();
@@ -500,7 +501,7 @@ fn address_that_cannot_be_used_is_reported_at_the_start() {
     assert_eq!((status, err.contains(&in_use)), (2, true), "{err}");
     drop(listener);
 
-    // A socket of another user in a folder of another user.
+    // This test listens on the socket, like another program.
     fs::create_dir(folder.path("theirs")).unwrap();
     let theirs = folder.path("theirs/m.sock");
     let listener = UnixListener::bind(&theirs).unwrap();

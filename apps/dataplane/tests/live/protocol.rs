@@ -82,7 +82,7 @@ fn every_request_and_every_error_has_an_answer_on_one_connection() {
         assert!(error["help"].as_str().unwrap().contains(parts[1]), "{request}: {answer}");
         assert!(answer.get("result").is_none(), "{answer}");
     }
-    // The connection is still usable, also for a client of a later version.
+    // The connection is still usable, even for a client of a later version.
     assert_eq!(client.ask(r#"{"version":2,"id":8,"request":"hello"}"#)["result"]["pid"], running.pid());
     assert_eq!(client.ask("\u{fffd}")["error"]["code"], "bad_json");
     client.send(b"\xff\xfe\x00\n");
@@ -227,7 +227,8 @@ fn hostile_clients_are_disconnected_and_block_no_other_client() {
     // 300 clients send half a request. Another client sends requests and reads no answer.
     let mut silent: Vec<UnixStream> = (0..300).map(|_| running.connect().unwrap()).collect();
     for stream in &mut silent {
-        // The write may fail, because the server closes the oldest connections if there are more than 256 clients.
+        // The write may fail, because the server closes the connections that are idle longest if there are more than
+        // 256 clients.
         let _ = stream.write_all(&STATS[..9]);
     }
     let mut deaf = running.connect().unwrap();
@@ -251,7 +252,7 @@ fn cut_off(streams: &mut [UnixStream]) -> usize {
 }
 
 #[test]
-fn client_above_the_limit_replaces_the_client_idle_longest() {
+fn new_client_above_the_limit_replaces_the_longest_idle_client() {
     let folder = RuntimeFolder::new();
     let running = folder.run("", None);
     let mut clients: Vec<Client> = (0..257)

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use crate::common::{LINK, Running, RuntimeFolder, json, number};
 
-/// The routes in the file of [`router`].
+/// The number of routes in the file of [`router`].
 const ROUTES: u32 = 100_000;
 
 /// Starts a program with two route stages: the stage `fib` with [`ROUTES`] routes from a file, and the stage `small`.
-/// Also has stages of all other kinds with tables.
+/// The stages `acl`, `limit` and `neighbor` of the program also have tables.
 fn router(folder: &RuntimeFolder) -> Running {
     let mut routes = String::new();
     for number in 0..ROUTES {

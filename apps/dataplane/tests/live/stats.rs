@@ -96,7 +96,7 @@ fn traffic_passes_with_few_privileges_and_a_full_standard_error() {
     command.stdout(Stdio::piped()).stderr(writer.try_clone().unwrap());
     let running = folder.start(&mut command, None);
     drop(command);
-    // Opens the pipe again. `O_NONBLOCK` then applies only to this descriptor, not to the standard error of the
+    // Open the pipe again, so that `O_NONBLOCK` applies only to this descriptor, not to the standard error of the
     // program.
     let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
     let mut pipe = File::options().write(true).custom_flags(O_NONBLOCK).open(path).unwrap();
@@ -117,7 +117,7 @@ fn traffic_passes_with_few_privileges_and_a_full_standard_error() {
         // The reload of rules may need to read files of other users.
         all => assert_eq!(held(&pid), all & CAP_DAC_READ_SEARCH),
     }
-    // Seccomp 2: a filter.
+    // `Seccomp` is 2 if a filter is active (proc_pid_status(5)).
     assert_eq!((status_of(&pid, "NoNewPrivs"), status_of(&pid, "Seccomp")), ("1".to_owned(), "2".to_owned()));
     let report = running.end("-INT");
     assert_eq!(report["ledger"]["unaccounted"], 0);
