@@ -10,8 +10,8 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::{Table, fail, file};
 
-/// A rule of the input file. The numbers are in host byte order. The protocol number is already masked. A protocol mask
-/// of 0 matches any protocol.
+/// A rule of the input file. Addresses are numbers, which are little-endian like all numbers of the file. The protocol
+/// number is already masked. A protocol mask of 0 matches any protocol.
 #[derive(Clone, Copy, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RuleEntry {

@@ -10,7 +10,7 @@
 //!
 //! The other commands first print `ready`, the setup time in seconds, and a checksum. The checksum covers the results
 //! of all lookups, or the first items of the ring. For each input line `measure SECONDS`, these commands print the rate
-//! in millions of lookups or items per second. The commands exit at the end of the input.
+//! in millions of lookups or items per second. The commands exit at the end of the input, or at the line `quit`.
 
 mod acl;
 mod exact;

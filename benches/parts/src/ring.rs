@@ -38,8 +38,8 @@ struct Received {
 }
 
 impl Received {
-    /// Receives a burst. Adds each item multiplied by its position, so that the sum depends on the order of the items.
-    /// Returns `false` if the ring is empty.
+    /// Receives a burst. Adds each item, multiplied by its position, to the sum, so that the sum depends on the order
+    /// of the items. Returns `false` if the ring is empty.
     fn receive(&mut self, ring: &mut Consumer<u64>) -> bool {
         let mut items = [const { MaybeUninit::uninit() }; BURST];
         let (items, _) = ring.pop_partial_slice_uninit(&mut items);
