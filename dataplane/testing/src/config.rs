@@ -4,9 +4,9 @@ use std::fmt::{Display, Formatter, Result, Write};
 
 /// The text of a config with software ports. Methods add the parts, and `Display` prints the config as TOML.
 ///
-/// By default, the config has one worker. It never uses huge pages. Its pipeline reads from the first port, unless
-/// [`Config::input`] sets other ports. Values may use single quotes, which need no escapes in Rust strings: `kind =
-/// 'generator'`.
+/// By default, the config has one worker. The config never uses huge pages. The pipeline reads from the first port,
+/// unless [`Config::input`] sets other ports. Values may use single quotes, which need no escapes in Rust strings:
+/// `kind = 'generator'`.
 #[derive(Clone, Debug)]
 pub struct Config {
     workers: usize,
