@@ -1,5 +1,6 @@
-//! Compares the tables in `docs/` with the code. Each table must be complete: for example, the table of events must
-//! list every event. Every name in a table must exist in the code.
+//! Compares the pages of `docs/` with the code. Tables must be complete: for example, the table of events must list
+//! every event. Every path such as `Type::member` in `coverage.md` and in the verbs guide must exist in the code. The
+//! examples of the config reference must be valid configs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -122,7 +123,7 @@ fn examples(page: &str) -> Vec<toml::Table> {
     text.map(|text| text.parse().unwrap_or_else(|error| panic!("{error}:\n{text}"))).collect()
 }
 
-/// The ports and stages that are added to examples that have none.
+/// The ports and stages that `complete` adds to examples.
 const REST: &str = r#"
 port = [
     { name = "wan", device = "host", mtu = 1500, link = { kind = "packet", interface = "lo" }, addresses = ["192.0.2.1/24"] },

@@ -16,7 +16,7 @@ struct CountingAllocator;
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// Whether this thread requests the snapshots. The thread may allocate.
+    /// Whether this thread is the one that requests the snapshots. Only that thread may allocate.
     static IS_OBSERVER: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -150,8 +150,8 @@ fn main() {
     let before = CALLS.load(Ordering::Relaxed);
     let answers = wait_for(WARM + LOOPS);
     let after = CALLS.load(Ordering::Relaxed);
-    // This config changes the parameters of two stages, the connections of `count` and the first stage, and removes
-    // `ttl`.
+    // This config changes the parameters of `acl` and `limit`, connects the output of `mirror` to `drop`, and removes
+    // `ttl` and `count`.
     let changed = CONFIG
         .replace("src_port = \"1024-1033\"", "src_port = \"1024-1050\"")
         .replace("packets_per_second = 1000", "packets_per_second = 2000")

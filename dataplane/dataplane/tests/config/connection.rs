@@ -259,7 +259,7 @@ fn peers_of_one_config_must_name_each_other() {
     assert_eq!(records(&refused)[0].2, "`a` needs the capability rc for its queue pairs");
 }
 
-/// A sum of a longer duration and the current time can overflow.
+/// Durations are limited, because the sum of a very long duration and the current time can overflow.
 #[test]
 fn duration_of_more_than_a_year_is_refused_at_its_line() {
     let message = "`18446744073709551615s` is longer than the maximum of 365days".to_owned();

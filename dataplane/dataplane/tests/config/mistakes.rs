@@ -151,7 +151,7 @@ fn reference_to_an_unreadable_port_is_not_reported() {
     }
 }
 
-/// The message for an unknown port shortens a long name. If no port has a similar name, the help lists the ports.
+/// A mistake in another key of a port does not hide the addresses of the port.
 #[test]
 fn port_with_a_mistake_keeps_its_addresses() {
     let text = "[[port]]\nname = \"wan\"\ndevice = \"soft\"\naddresses = [\"192.0.2.1/24\"]\nlink = { kind = \"rope\" }\n\
@@ -181,6 +181,7 @@ fn repeated_section_is_one_mistake() {
     assert_eq!(check(&text), [(3, 1, "the key `name` is set twice".to_owned())]);
 }
 
+/// The message for an unknown port shortens a long name. If no port has a similar name, the help lists the ports.
 #[test]
 fn long_name_of_an_unknown_port_is_shortened() {
     let text = "[[port]]\nname = \"wan\"\ndevice = \"soft\"\nlink = { kind = \"loopback\" }\n[pipeline]\ninput = \

@@ -480,7 +480,8 @@ fn state_changes_have_the_required_attributes() {
     }
 }
 
-/// The default parameters equal the constants in the handshake of the crate `ibverbs` from crates.io.
+/// Except for `timeout`, the default parameters equal the constants in the handshake of the crate `ibverbs` from
+/// crates.io.
 #[test]
 fn default_parameters_equal_the_constants_of_the_ibverbs_crate() {
     let (connector, agreed) = agreed(QpType::Rc, EndpointParameters::default());
@@ -497,7 +498,7 @@ fn default_parameters_equal_the_constants_of_the_ibverbs_crate() {
     assert_eq!(ud.init().0.qkey, 0x1111_1111);
 }
 
-/// Every parameter is set in its state change.
+/// Each parameter must set its attribute in the change to INIT, RTR or RTS.
 #[test]
 fn every_parameter_is_set_in_its_state_change() {
     let parameters = EndpointParameters {
@@ -542,7 +543,8 @@ fn every_parameter_is_set_in_its_state_change() {
     let other = QueuePairEndpoint { psn: 1, ..endpoint(0x99) };
     let expected = EndpointError::Expected { own: 0x12_3456, peer: 1 };
     assert_eq!(connector.agree(&endpoint(0x98), &other), Err(expected));
-    // After a reset, the peer has another number, which `rq_psn` determines too.
+    // After a reset, the peer has another first packet number. `rq_psn` also determines the first packet number that is
+    // expected for each later generation.
     let peer = EndpointParameters { sq_psn: 0x12_3456, ..EndpointParameters::default() };
     for generation in [1, 7] {
         let again = QueuePairEndpoint { psn: peer.psn(generation), generation, ..endpoint(0x99) };

@@ -424,7 +424,7 @@ const DIFFERENCES: &[Difference] = &[
 /// each difference that applies to the case and the device replaces one of these lines.
 ///
 /// # Errors
-/// `standard` does not have the line that a difference replaces.
+/// Returns an error if `standard` does not have the line that a difference replaces.
 pub(crate) fn apply(case: &str, profile: Profile, kernel: bool, standard: &[String]) -> Result<Vec<String>, String> {
     let mut lines: Vec<Option<String>> = standard.iter().cloned().map(Some).collect();
     let mut instead: Vec<Vec<String>> = vec![Vec::new(); lines.len()];

@@ -321,7 +321,8 @@ fn matches(encoding: &[u8], frame: &Frame, matched: &mut BTreeSet<u32>) -> bool 
 fn delivered(rules: &[Vec<u8>], frame: &Frame, matched: &mut BTreeSet<u32>) -> Vec<u32> {
     let of = |wanted: u32| rules.iter().filter(move |rule| u32_at(rule, 4) == wanted);
     let mut tags: Vec<u32> = of(SNIFFER).map(|_| 0).collect();
-    // mlx5 has two tables for each priority: first a table for the rules with `dont_trap`, then a table for the others.
+    // mlx5 has two tables for each priority: first a table for the rules with `dont_trap`, then a table for the other
+    // rules.
     let table = |rule: &[u8]| (u16_at(rule, 10), u32_at(rule, 16) & DONT_TRAP == 0);
     let tables: BTreeSet<(u16, bool)> = rules.iter().map(|rule| table(rule)).collect();
     let mut hit = false;

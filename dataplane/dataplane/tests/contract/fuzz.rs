@@ -23,8 +23,8 @@
 //! checks that each limit that was reached raised exactly one event.
 //!
 //! `FUZZ_SEED=n` is the seed of the first program. Each further program uses the next number. `FUZZ_COUNT=n` is the
-//! number of programs. If a program fails, the test removes the steps that are not needed for the failure. It prints
-//! the remaining program, and the command that repeats the failure.
+//! number of programs. If a program fails, the test removes the steps that are not needed for the failure. The test
+//! prints the remaining program, and the command that repeats the failure.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -88,7 +88,7 @@ enum LocalMemory {
 }
 
 impl LocalMemory {
-    /// Whether the request moves no bytes.
+    /// Returns `true` if the request moves no bytes.
     fn is_empty(self) -> bool {
         matches!(
             self,

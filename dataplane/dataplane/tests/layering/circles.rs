@@ -1,7 +1,7 @@
 //! Finds circles of imports (import cycles) between the source files of a crate.
 //!
-//! File A imports file B if A names an item of B, in a `use` declaration or in a path. If A uses the name that a
-//! `mod.rs` re-exports, A imports the file that defines the item. Paths in the arguments of macros are ignored.
+//! File A imports file B if A names an item of B, in a `use` declaration or in a path. If A uses a name that a `mod.rs`
+//! re-exports, A imports the file that defines the item. Paths in the arguments of macros are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

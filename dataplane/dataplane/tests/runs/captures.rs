@@ -147,7 +147,7 @@ fn empty_capture_is_played() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Runs captures with flipped bits in headers, records and frames, or with random bytes after the header.
+    /// Plays captures with flipped bits in headers, records and frames, or with random bytes after the header.
     #[test]
     fn damaged_captures_never_panic(
         which in any::<prop::sample::Index>(),

@@ -52,7 +52,7 @@ fn device_ticks_are_synchronized() {
 }
 
 #[test]
-fn unusable_device_clock_falls_back_to_host_timestamps() {
+fn unusable_device_clock_falls_back_to_software_timestamps() {
     for (keys, why) in [
         ("clock = { says_khz = false }", "the device does not report its frequency"),
         ("clock = { bits = 8 }", "the counter wraps in less than 8 us"),
@@ -67,7 +67,7 @@ fn unusable_device_clock_falls_back_to_host_timestamps() {
 }
 
 #[test]
-fn software_timestamps_are_taken_per_burst() {
+fn packets_without_a_device_clock_get_software_timestamps() {
     for (timestamps, keys) in [("device", "refuse = ['timestamps']"), ("software", ""), ("device", "")] {
         let report = run(timestamps, &[("a", keys)], "a");
         assert_timed_by(ClockSource::Software, &report);
@@ -92,15 +92,16 @@ fn device_wall_clock_is_converted_to_the_system_clock() {
     assert_timed_by(ClockSource::DeviceTicks, &run("wallclock", &[("a", refused)], "a"));
 }
 
-/// The clock that timestamps received packets may differ from the clock that timestamps sent packets. The latency is
-/// then known only if the two clocks are synchronized.
+/// The latency of a packet is known only if its two timestamps are from the same kind of source. Here, the port `a` has
+/// timestamps from a device counter, and the port `b` has software timestamps.
 #[test]
-fn latency_between_two_unsynchronized_clocks_is_not_measured() {
+fn latency_between_timestamps_of_different_sources_is_not_measured() {
     let ports = [("a", "clock = { khz = 156250 }"), ("b", "refuse = ['timestamps']")];
     let report = run("device", &ports, "b");
     assert_eq!((report.latency_ns.source, report.latency_ns.count), (ClockSource::None, 0), "{report}");
     assert_eq!(report.latency_ns.unmeasured, COUNT);
-    // The clocks of both devices are synchronized with the system clock, so the latency is known.
+    // Here, both ports have timestamps from device counters. Both counters are synchronized with the system clock, so
+    // the latency is known.
     let ports = [("a", "clock = { khz = 156250 }"), ("b", "clock = { khz = 322265, bits = 48 }")];
     let report = run("device", &ports, "b");
     assert_timed_by(ClockSource::DeviceTicks, &report);

@@ -73,8 +73,8 @@ fn sum(header: &[u8]) -> u32 {
     (sum & 0xffff) + (sum >> 16)
 }
 
-/// Parses a frame of [`frames`], in which only the length and the IPv4 checksum may be wrong. An error is the name of
-/// the drop in the ledger (the packet accounting).
+/// Parses a frame of [`frames`], in which only the length and the IPv4 checksum may be wrong. The error is the name
+/// under which the ledger (the packet accounting) counts the drop, such as `parse.runt`.
 fn parse(frame: &[u8]) -> Result<Found, &'static str> {
     if frame.len() < 14 {
         return Err("parse.runt");
@@ -151,7 +151,7 @@ fn next(to: IpAddr) -> Result<(usize, u8), &'static str> {
     }
 }
 
-/// Returns the output port and the routed frame, or the name of the drop in the ledger.
+/// Returns the output port and the routed frame, or the name under which the ledger counts the drop.
 fn route(mut frame: Vec<u8>) -> Result<(usize, Vec<u8>), &'static str> {
     let found = parse(&frame)?;
     if denied(&found) {

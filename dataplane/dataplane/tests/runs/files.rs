@@ -12,7 +12,7 @@ use dataplane_testing::wait_until;
 
 use crate::common::{Folder, assembled, assert_conserved, assert_good, captures, drops, frames_of};
 
-/// Returns a config that plays `input` to `output` through the stages.
+/// Returns a config that plays `input` through the stages into `output`.
 fn config(input: &str, output: &str, stages: &str) -> String {
     format!(
         r#"
@@ -95,7 +95,7 @@ fn outputs_cannot_alias_other_files() {
     assert_good(&folder.run(&text.replace("output = ", "input = \"soft.pcap\", output = ")));
 }
 
-/// A running config locks its files against other runs.
+/// A run locks its files, so that another run cannot overwrite its inputs or write to its outputs.
 #[test]
 fn files_of_another_run_are_protected() {
     let folder = folder();

@@ -46,7 +46,7 @@ fn worker_without_progress_is_neither_healthy_nor_ready() {
         .stage("barrier", "")
         .stage("tx", "name = 'out'\nport = 'wire'");
     let path = folder.write("x.toml", config.to_string());
-    // The run ends after its packets, once the barrier is open.
+    // Once the barrier is open, the run ends after 1,000,000 packets.
     let args =
         ["dataplane", "run", path.to_str().unwrap(), "--packets", "1000000", "--report", "json"].map(str::to_owned);
     let run = std::thread::spawn(|| App::new().stage::<Barrier>("barrier").status(args));

@@ -151,7 +151,7 @@ fn caller(address: SocketAddr) -> String {
     Config::new().port_with("caller", "kind = 'loopback'", &lines).stage("drop", "").to_string()
 }
 
-/// If a peer disconnects after the exchange of the endpoints and before its confirmation, the port restarts the
+/// If a peer disconnects after the exchange of the endpoints, but before the peer confirms, the port restarts the
 /// handshake with the next peer. At that time, the queue pair of the port may already be in RTS.
 #[test]
 fn handshake_restarts_after_a_peer_disconnects() {
@@ -179,7 +179,8 @@ fn handshake_restarts_after_a_peer_disconnects() {
     assert_eq!((before, after), (0, 1));
 }
 
-/// A start that waits for a peer can be cancelled.
+/// While the start of a run waits for a peer, it calls `cancelled` repeatedly. The start fails once `cancelled` returns
+/// `true`.
 #[test]
 fn waiting_start_can_be_cancelled() {
     // The listener accepts TCP connections, but sends nothing.

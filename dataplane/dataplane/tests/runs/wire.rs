@@ -48,7 +48,7 @@ fn full_disk_is_reported_and_every_packet_counted() {
     }
 }
 
-/// The report has the error of the input and the error of the output, in any order of their occurrence.
+/// The report contains both the input error and the output error, whichever occurs first.
 #[test]
 fn damaged_input_and_failed_output_are_both_reported() {
     for frames in [10, 20_000] {

@@ -148,13 +148,13 @@ pub(crate) fn multicast_rules<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Multicast)?;
     let mut pair = t.pair(QpType::Ud)?;
     let own = pair.b.gid.0;
-    t.log(format!("no group: {}", verb_result(pair.b.qp.attach_multicast(own, 0))));
-    t.log(format!("not in it: {}", verb_result(pair.b.qp.detach_multicast(GROUP, 0))));
+    t.log(format!("not a group address: {}", verb_result(pair.b.qp.attach_multicast(own, 0))));
+    t.log(format!("not a member of the group: {}", verb_result(pair.b.qp.detach_multicast(GROUP, 0))));
     let mut pair = t.pair(QpType::Rc)?;
     t.log(format!("connected: {}", verb_result(pair.b.qp.attach_multicast(GROUP, 0))));
     t.expect(
-        "no group: EINVAL
-         not in it: EINVAL
+        "not a group address: EINVAL
+         not a member of the group: EINVAL
          connected: EINVAL",
     )
 }

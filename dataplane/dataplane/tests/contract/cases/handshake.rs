@@ -130,9 +130,9 @@ pub(crate) fn over_tcp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     });
     let (passive, active) = (passive?, active?);
     t.log(format!("passive side {}, active side {}", passive.2, active.2));
-    t.log(format!("endpoints are equal: {}", (passive.0, passive.1) == (active.1, active.0)));
+    t.log(format!("each side has the other's endpoint: {}", (passive.0, passive.1) == (active.1, active.0)));
     t.expect(
         "passive side RTS, active side RTS
-         endpoints are equal: true",
+         each side has the other's endpoint: true",
     )
 }

@@ -103,7 +103,7 @@ pub(crate) fn deregistered<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// Binds a window to bytes 1,000 to 1,100 of endpoint b.
+/// Binds a window to bytes 1,000 to 1,099 of the memory of endpoint b.
 fn window<D: RawDevice>(
     t: &mut Trial<'_, D>,
     pair: &mut Pair<D>,
