@@ -184,7 +184,7 @@ const SHUT: Reason = Reason::own(9);
 impl Stage for Bridge {
     fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
         let (now, ageing) = (time(ctx), self.max_age());
-        // Flood copies are appended to the batch, after the packets that are in it now.
+        // Flood copies are appended to the batch. The loop visits only the packets that are in the batch now.
         for index in 0..batch.len() {
             let Some(mut packet) = batch.get_mut(index) else { return };
             match self.decide(&packet, now, ageing) {
@@ -397,8 +397,9 @@ impl Bridge {
         }
     }
 
-    /// Returns the drop reason of a refused frame. `reason` is `NOT_A_MEMBER` also for frames from a shut port, because
-    /// a shut port has no VLANs. This function gives probes and frames from a shut port their own reasons.
+    /// Returns the drop reason of a refused frame. For a frame from a shut port, `reason` is `NOT_A_MEMBER`, because a
+    /// shut port has no VLANs. This function returns `PROBE` for a probe, and `SHUT` for any other frame from a shut
+    /// port.
     #[cold]
     fn refuse(&self, ctx: &Ctx, packet: &Packet<'_>, reason: Reason) -> Reason {
         let Some(guard) = self.guard.as_ref().filter(|_| reason == NOT_A_MEMBER) else { return reason };

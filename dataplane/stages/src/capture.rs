@@ -39,10 +39,10 @@ use sink::{Sink, Tap};
 /// or its control group has.
 ///
 /// If writing fails, for example because the disk is full, the capture logs the error at once and stops writing. The
-/// run continues: packets still go to the next stage, and count as `missed`. A capture that rotates files later starts
-/// to write again, with a new file (see below). At the end of the run, the program reports the error, and its exit
-/// status is 1. The counter `taken` counts packets that a worker has copied into a buffer. The counter `lost` counts
-/// the packets that `taken` counts, but that may not be in the file because of the failure.
+/// run continues: packets still go to the next stage, and count as `missed`. If the capture rotates files, it writes
+/// again after a delay, to a new file (see below). At the end of the run, the program reports the error, and its exit
+/// status is 1. The counter `taken` counts packets that a worker has copied into a buffer. Of these packets, the
+/// counter `lost` counts the packets that may be missing from the file because of the failure.
 ///
 /// With `rotate_bytes` or `rotate_time`, the capture writes a sequence of complete files. Each name has a number and
 /// the UTC time of the first packet, as with Wireshark's `dumpcap`: `out_00001_20231114221320.pcapng`. `keep` limits
@@ -99,8 +99,8 @@ pub struct Capture {
     comment: Option<String>,
     /// The number of packets after which the capture ends. Default: no limit.
     max_packets: Option<u64>,
-    /// The maximum size of all files together, such as `"1GiB"`, including pcapng headers. The capture ends before a
-    /// packet would exceed this limit. Default: no limit.
+    /// The maximum size of all files together, such as `"1GiB"`, including pcapng headers and files that `keep` has
+    /// deleted. The capture ends before a packet would exceed this limit. Default: no limit.
     max_bytes: Option<Bytes>,
     /// The maximum size of one file in bytes: 4,096 or more. The capture starts a new file before a packet would exceed
     /// this limit. Default: no limit.
@@ -209,7 +209,7 @@ impl Stage for Capture {
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         if !(1..=65_536).contains(&self.buffers) {
             let problem = Problem::at("buffers", format!("{} is out of range", self.buffers));
-            return Err(problem.help("set `buffers` to 1 to 65536"));
+            return Err(problem.help("set `buffers` to a value from 1 to 65536"));
         }
         if let Some(comment) = self.comment.as_ref().filter(|comment| comment.len() > ring::COMMENT) {
             let problem = Problem::at("comment", format!("{} bytes is too long", comment.len()));

@@ -74,7 +74,7 @@ impl By {
         }
     }
 
-    /// Returns the index of the packet's class, or 0 if there are no classes.
+    /// Returns the index of the packet's class. With [`By::None`], all packets have the class 0.
     #[inline]
     fn class(self, meta: &Meta) -> usize {
         match self {

@@ -16,8 +16,8 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// Packets up to the MTU go to the next stage unchanged. Larger IPv6 packets, and larger IPv4 datagrams with the "don't
 /// fragment" flag, leave by the output `too_big`. Connect an `icmp_error` stage to this output to notify the sender.
 ///
-/// A larger packet may itself be a fragment of a datagram. If such a packet ends past 65,535 bytes, the maximum length
-/// of a datagram, the packet is dropped as `bad_length`.
+/// A larger packet may itself be a fragment of a datagram. If a part of such a packet would need a fragment offset
+/// above 65,528 bytes, the largest possible offset, the packet is dropped as `bad_length`.
 ///
 /// Each fragment takes its own buffer. A batch holds 256 packets, and one packet becomes up to `most` fragments.
 /// Therefore, `runtime.burst` must be at most 256 divided by `most`.
@@ -101,7 +101,7 @@ enum Verdict {
 
 impl Stage for Fragment {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        // New fragments are appended to the batch, after the packets that are in it now.
+        // New fragments are appended to the batch. The loop visits only the packets that are in the batch now.
         for index in 0..batch.len() {
             match self.verdict(batch, index) {
                 Verdict::Fits => {}
@@ -120,7 +120,8 @@ impl Stage for Fragment {
 
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         if !(2..=16).contains(&self.most) {
-            return Err(Problem::at("most", format!("{} is out of range", self.most)).help("set `most` to 2 to 16"));
+            return Err(Problem::at("most", format!("{} is out of range", self.most))
+                .help("set `most` to a value from 2 to 16"));
         }
         self.mtus = setup.ports().iter().map(|port| u32::from(port.mtu)).collect();
         self.reader = (self.source == Origin::Kernel).then(|| kernel::tables(setup).join());
@@ -175,7 +176,8 @@ impl Fragment {
         }
         let last = (end - payload - 1) / step * step;
         if usize::from(field & FRAGMENT_OFFSET) + last / 8 > usize::from(FRAGMENT_OFFSET) {
-            // The packet is a fragment whose end is past the maximum length of a datagram, 65,535 bytes (RFC 791).
+            // The packet is itself a fragment, and the offset of its last part does not fit in the header field. The
+            // datagram is then longer than 65,535 bytes, the maximum length (RFC 791).
             return Verdict::Refused(Reason::BadLength);
         }
         Verdict::Cut(Datagram { start, payload, end, step, field })
@@ -235,7 +237,7 @@ fn rewrite(datagram: &mut [u8], length: usize, field: u16) {
         ip.total_length.set(length as u16);
         ip.fragment.set(field);
     }
-    // The header was parsed before, so this cannot fail.
+    // The header was parsed before, so `write_checksum` cannot fail.
     let _ = write_checksum(datagram);
 }
 

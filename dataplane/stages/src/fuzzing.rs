@@ -34,7 +34,7 @@ pub fn routes(input: &[u8]) {
     route::fuzz(input);
 }
 
-/// Calls a function with the path of a file that contains these bytes.
+/// Calls `run` with the path of a file that contains `bytes`.
 pub(crate) fn with_file<T>(bytes: &[u8], run: impl FnOnce(&Path) -> T) -> T {
     let file = rustix::fs::memfd_create("input", MemfdFlags::CLOEXEC).expect("a file in memory");
     rustix::io::write(&file, bytes).expect("memory for the input");

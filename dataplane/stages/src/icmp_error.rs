@@ -36,10 +36,10 @@ use host_limit::HostLimit;
 /// address.
 ///
 /// Two rates limit the errors. `per_host` limits the errors to each IPv4 host and to each IPv6 network with a 64-bit
-/// prefix, so a host that causes many errors does not reduce the errors to other hosts. Errors above this rate are
-/// dropped as `host_rate_exceeded`. `per_second` limits the errors to all hosts together. Errors above this rate are
-/// dropped as `rate_exceeded`. With several workers, each worker gets an equal share of `per_second`. `per_host` is not
-/// divided, so each worker can send `per_host` errors per second to a host. A worker tracks 4,096 hosts. With more
+/// prefix. Errors above this rate are dropped as `host_rate_exceeded`. A host that causes many errors therefore does
+/// not reduce the errors to other hosts. `per_second` limits the errors to all hosts together. Errors above this rate
+/// are dropped as `rate_exceeded`. With several workers, each worker gets an equal share of `per_second`. `per_host` is
+/// not divided, so each worker can send `per_host` errors per second to a host. A worker tracks 4,096 hosts. With more
 /// hosts, a host may get more errors than `per_host` allows, up to `per_second`.
 ///
 /// ```toml
@@ -421,8 +421,8 @@ fn may_cause_error(packet: &Packet<'_>, kind: ErrorKind, hosts: Option<&Responde
     let Some(datagram) = packet.data().get(usize::from(meta.l3)..usize::from(meta.end)) else { return false };
     let message = packet.data().get(usize::from(meta.l4)..).and_then(|bytes| bytes.first());
     let message = message.filter(|_| meta.l4 != 0).copied();
-    // A multicast packet may cause a "too big" error (RFC 4443, section 2.4 e.3), because path MTU discovery needs this
-    // error.
+    // An IPv6 multicast packet may cause a "too big" error (RFC 4443, section 2.4 e.3), because path MTU discovery
+    // needs this error.
     let multicast_allowed = kind == ErrorKind::TooBig && flags.contains(MetaFlags::IPV6);
     if link.source.is_multicast() || link.destination.is_multicast() && !multicast_allowed {
         return false;

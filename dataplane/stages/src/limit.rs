@@ -66,8 +66,8 @@ pub struct Limit {
     /// The peak rate, in the unit (packets or bytes) of the committed rate, such as `"20kpps"` or `"25MB"`. At least
     /// the committed rate. Required with `trtcm`, not allowed otherwise.
     peak: Option<Amount>,
-    /// The burst size at the peak rate, in the unit of the rate. The minimum is the minimum of `burst`. Required with
-    /// `trtcm`, not allowed otherwise.
+    /// The burst size at the peak rate, in the unit of the rate. A size in bytes has the same minimum as `burst`.
+    /// Required with `trtcm`, not allowed otherwise.
     peak_burst: Option<Amount>,
     /// Whether the meter considers the colour that an earlier `limit` stage has set. The meter then never changes red
     /// to yellow or green, and never changes yellow to green. Default: `false`.
@@ -153,7 +153,8 @@ fn drop() -> Action {
     Action::Drop
 }
 
-/// The limit of a stage, for all workers together.
+/// The limit of a stage. The rates and the packet counts are for all workers together. Each worker has the full burst
+/// sizes.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 struct LimitRow {
     /// How the meter assigns colours.
@@ -162,19 +163,19 @@ struct LimitRow {
     unit: LimitUnit,
     /// The committed rate, in units per second.
     rate_per_s: u64,
-    /// The burst size of each worker.
+    /// The burst size, in units.
     burst: u64,
-    /// The excess burst size, with the mode `srtcm`.
+    /// The excess burst size in units, with the mode `srtcm`.
     excess_burst: Option<u64>,
     /// The peak rate in units per second, with the mode `trtcm`.
     peak_per_s: Option<u64>,
-    /// The burst size at the peak rate, with the mode `trtcm`.
+    /// The burst size at the peak rate in units, with the mode `trtcm`.
     peak_burst: Option<u64>,
     /// Packets within the limit.
     green: u64,
     /// Packets above the limit, but within the excess burst size or the peak rate.
     yellow: u64,
-    /// Packets above the limit.
+    /// Packets that are neither green nor yellow.
     red: u64,
 }
 

@@ -541,7 +541,7 @@ impl Neighbor {
         };
         if !(16..=16_384).contains(&parameters.most) {
             let problem = Problem::at("most", format!("{} is out of range", parameters.most));
-            return Err(problem.help("set `most` to 16 to 16384"));
+            return Err(problem.help("set `most` to a value from 16 to 16384"));
         }
         let second = Period::from_secs(1);
         check_period("reachable", parameters.reachable, second..=Period::from_secs(3600))?;

@@ -50,7 +50,7 @@ pub(crate) fn check_period(key: &str, period: Period, range: RangeInclusive<Peri
     if range.contains(&period) {
         return Ok(());
     }
-    let help = format!("set {key} to \"{}\" to \"{}\"", range.start(), range.end());
+    let help = format!("set {key} to a value from \"{}\" to \"{}\"", range.start(), range.end());
     Err(Problem::at(key, format!("{period} is out of range")).help(help))
 }
 
@@ -94,7 +94,7 @@ impl fmt::Display for Prefix {
 
 /// The TOML value of a parameter that is a number or a string.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "a number or a string")]
+#[serde(untagged, expecting = "the value must be a number or a string")]
 pub(crate) enum NumberOrText {
     Number(i64),
     Text(String),
@@ -252,7 +252,7 @@ mod tests {
             assert!(ports(wrong).contains("is not a port: write 80 or \"1024-65535\""), "{wrong}: {}", ports(wrong));
         }
         assert_eq!(ports("\"9-1\""), "`9-1` is not a range: did you mean 1-9?");
-        assert_eq!(ports("true"), "a number or a string");
+        assert_eq!(ports("true"), "the value must be a number or a string");
         for wrong in ["256", "-1", "\"tpc\""] {
             assert!(read::<Protocol>(wrong).unwrap_err().contains("is not a protocol: write tcp, udp"), "{wrong}");
         }

@@ -204,7 +204,7 @@ impl Stage for Reassemble {
         ];
         for (key, value, range) in given {
             if !range.contains(&value) {
-                let help = format!("set `{key}` to {} to {}", range.start(), range.end());
+                let help = format!("set `{key}` to a value from {} to {}", range.start(), range.end());
                 return Err(Problem::at(key, format!("{value} is out of range")).help(help));
             }
         }
@@ -212,7 +212,7 @@ impl Stage for Reassemble {
         if self.own {
             let hosts = Responder::new(&[], |_| true, None, None, setup);
             let problem = |_| {
-                let problem = Problem::at("own", "no port has an address");
+                let problem = Problem::at("own", "no port has an address, so no datagram is for this host");
                 problem.help("add addresses = [\"192.0.2.1/24\"] to a [[port]]")
             };
             self.hosts = Some(hosts.map_err(problem)?);

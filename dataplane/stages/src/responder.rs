@@ -119,8 +119,9 @@ impl Responder {
     }
 }
 
-/// Returns the broadcast addresses of the network of an address (RFC 1122, section 3.2.1.3). Their host part is all
-/// ones, or all zeros in the obsolete form. A network of two hosts has no broadcast address (RFC 3021).
+/// Returns the broadcast addresses of the network of an address (RFC 1122, section 3.2.1.3). The bits of the host part
+/// are all 1 in the usual form, and all 0 in the obsolete form. A network of two hosts has no broadcast address (RFC
+/// 3021).
 pub(super) fn broadcast_addresses(own: &IpNet) -> Option<[Ipv4Addr; 2]> {
     match own {
         IpNet::V4(own) => (own.prefix_len() < 31).then(|| [own.broadcast(), own.network()]),

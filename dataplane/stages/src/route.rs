@@ -61,7 +61,7 @@ use table::{RouteEntry, Routes, has_equal_cost_paths};
 /// reject leave by `unreachable` or `prohibited`. If a unicast frame has a destination MAC address other than the
 /// address of the port, the stage drops the frame as `not_for_us`. With `source = "kernel"`, these IP packets leave by
 /// `local`:
-/// - packets for this host, and multicast, broadcast and link-local packets;
+/// - packets for this host, and packets to multicast, broadcast and IPv6 link-local addresses;
 /// - packets that the kernel routes to an interface without a port;
 /// - packets in multicast and broadcast frames;
 /// - packets in frames with a VLAN tag.

@@ -89,7 +89,7 @@ impl Stage for Sample {
 
     fn info() -> StageInfo {
         StageInfo::new()
-            .keeps("its position, unless `seed` changes")
+            .keeps("the position of its next sample, unless `seed` changes")
             .outputs(&[("sample", "a copy of each selected packet")])
     }
 

@@ -165,7 +165,7 @@ impl Stage for Vlan {
 impl Vlan {
     fn prepare_push(&mut self) -> Result<(), Problem> {
         let Some(id) = self.id else {
-            return Err(Problem::at("id", "`push` needs a VLAN id").help("set `id` to a number from 1 to 4094"));
+            return Err(Problem::at("id", "`push` needs a VLAN id").help("set `id` to a number from 0 to 4094"));
         };
         check_id(id, "id")?;
         let pcp = self.pcp.unwrap_or(0);
@@ -386,7 +386,7 @@ mod tests {
     #[test]
     fn invalid_parameters_are_refused_with_their_key() {
         for (parameters, message) in [
-            ("op = 'push'", "id: `push` needs a VLAN id; help: set `id` to a number from 1 to 4094"),
+            ("op = 'push'", "id: `push` needs a VLAN id; help: set `id` to a number from 0 to 4094"),
             ("op = 'push'\nid = 4095", "id: 4095 is not a VLAN id; help: set a VLAN id from 0 to 4094"),
             ("op = 'push'\nid = 1\npcp = 8", "pcp: 8 is not a priority; help: set `pcp` to a number from 0 to 7"),
             (

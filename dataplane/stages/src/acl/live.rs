@@ -13,8 +13,8 @@ const GONE: u32 = 0;
 
 /// A rule set, with the hit counters of one worker.
 ///
-/// The counter of a rule has a slot. A rule of a later set with the same name has the same slot, so a worker that
-/// switches to a later set only copies its counters.
+/// The counter of a rule has a slot. If a later set has a rule with the same name, the counters of both rules have the
+/// same slot. A worker that switches to a later set therefore only copies its counters.
 pub(super) struct RuleSet {
     pub(super) rules: Arc<Rules>,
     /// The hits, by slot.
@@ -44,8 +44,8 @@ impl RuleSet {
         if other.version <= self.version {
             return self.take_hits(other);
         }
-        // The change is reverted. The later set has added the hits of removed rules to `GONE`, but this set still has
-        // these hits in the slots of the rules, so do not count these hits twice.
+        // The change is reverted. The later set has added the hits of removed rules to `GONE`. This set still has these
+        // hits in the slots of the rules, so subtract the hits from `GONE`.
         let kept: u64 = other.removed.iter().filter_map(|slot| self.hits.get(*slot as usize)).sum();
         let added: u64 = other.hits.iter().skip(self.hits.len()).sum();
         // This code runs on the worker, and there may be 100,000 rules, so do not search the list for each slot.
@@ -120,8 +120,7 @@ impl Latest {
         self.version += 1;
     }
 
-    /// Returns the latest rule set for a new stage that replaces the stage of this value. The new stage has the rules
-    /// `rules`.
+    /// Returns the value for the stage that replaces the stage of `self`. The new stage has the rules `rules`.
     fn successor(&self, rules: Rules) -> Self {
         let mut next = Self {
             rules: self.rules.clone(),
@@ -162,8 +161,8 @@ impl LiveRules {
         Self { latest: Mutex::new(latest), sets: Live::default(), reloads, refused }
     }
 
-    /// Returns the rules for a new stage that replaces the stage with these rules. Rules with the same name have the
-    /// same slot in both stages.
+    /// Returns the value for the stage that replaces the stage of `self`. The new stage has the rules `rules`. Rules
+    /// with the same name have the same slot in both stages.
     pub(super) fn successor(&self, rules: Rules) -> Self {
         let latest = lock(&self.latest).successor(rules);
         let (reloads, refused) = (AtomicU64::new(0), AtomicU64::new(0));

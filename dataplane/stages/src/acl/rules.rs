@@ -174,7 +174,7 @@ pub(super) const MAX_RULES: usize = 100_000;
 const MAX_FILE_BYTES: u64 = 32 << 20;
 /// Largest number of errors that are reported at once.
 const MAX_REPORTED: usize = 20;
-/// The maximum number of nested brackets in a rule file. A valid file nests three: the rules, a rule, and a list.
+/// The maximum number of nested brackets in a rule file. A valid file nests two: the list of rules, and a rule.
 const MAX_DEPTH: usize = 16;
 
 /// Names of the counters that do not belong to a rule.
@@ -302,7 +302,7 @@ fn parse(text: &str) -> (Vec<(usize, usize, RuleSpec)>, Vec<toml::de::Error>) {
 
 impl Rules {
     /// Compiles the rules of a config, followed by the rules of a file. If the previous rules `before` are given,
-    /// compiles only the rules that differ from them.
+    /// compiles only the rules that `before` does not contain.
     ///
     /// # Errors
     /// All errors of the rules, up to [`MAX_REPORTED`]. The list is never empty.

@@ -63,7 +63,8 @@ pub(super) struct LoopGuard {
     stage: String,
     ports: Vec<ProbedPort>,
     time: Period,
-    /// Whether this is the first worker. Only the first worker sends probes, and logs and counts that ports are shut.
+    /// Whether this is the first worker. Only the first worker sends probes, logs when a port is shut or opened, and
+    /// counts how often each port was shut.
     is_first: bool,
     /// The index in `ports` of the port that sends the next probe. Between two rounds of probes, the index is the
     /// number of ports.
@@ -159,7 +160,7 @@ impl LoopGuard {
         match shut {
             true => tracing::warn!(
                 "bridge `{stage}`: port `{name}` is shut, because it forms a loop with another port; help: remove the \
-                 loop, the port then opens after {time}"
+                 loop, and the port opens after {time}"
             ),
             false => tracing::warn!("bridge `{stage}`: port `{name}` is open again, because the loop is gone"),
         }

@@ -11,11 +11,11 @@ use dataplane_core::header::MacAddr;
 /// The MAC address and the VLAN id make a 60-bit key. The word stores the upper 46 bits of the key as a tag, the port
 /// in 7 bits, and the time of the last frame in 11 bits. The unit of time is four seconds. The bucket number is the
 /// lower 14 bits of the key, XORed with a hash of the tag. So the bucket number and the tag identify the key. The hash
-/// is random for each table and strongly universal: any two addresses that a host chooses share a bucket with a
-/// probability of 2^-14 (Dietzfelbinger, "Universal hashing and k-wise independent random variables via integer
-/// arithmetic without primes", 1996).
+/// is random for each table and strongly universal (Dietzfelbinger, "Universal hashing and k-wise independent random
+/// variables via integer arithmetic without primes", 1996). Any two addresses that a host chooses therefore share a
+/// bucket with a probability of 2^-14.
 ///
-/// One word holds a complete entry, so each load and store is atomic: after two concurrent stores, the entry is one of
+/// One word holds a complete entry, so each load and store is atomic. After two concurrent stores, the entry is one of
 /// the two stored entries. The exact-match table of `dataplane-tables` is not used, because only one thread can change
 /// it.
 pub(super) struct Table {
@@ -76,7 +76,8 @@ impl Table {
         (self.words.get(bucket..bucket + WAYS).unwrap_or_default(), tag)
     }
 
-    /// Returns the number of the bucket of a key, or the low bits of the key of an entry in a bucket.
+    /// Converts the low bits of a key to the number of its bucket, or the number of a bucket to the low bits of the
+    /// key. Both conversions XOR `bits` with the hash of the tag.
     #[inline]
     fn mix(&self, tag: u64, bits: u64) -> u64 {
         let [factor, summand] = self.seeds;

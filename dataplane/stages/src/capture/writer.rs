@@ -27,8 +27,8 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Returns the end of the last complete block in a file of `len` bytes, and the number of packets after the offset
-/// `from`, which must be the start of a block.
+/// Returns the end of the last complete block in a file of `len` bytes, and the number of packets in the complete
+/// blocks after the offset `from`. The offset must be the start of a block.
 pub(super) fn last_complete_block(file: impl Read + Seek, from: u64, len: u64) -> io::Result<(u64, u64)> {
     let mut file = io::BufReader::new(file);
     file.seek(io::SeekFrom::Start(from))?;

@@ -93,8 +93,8 @@ fn ip_broadcast_is_refused_because_no_netmask_is_known() {
     }
 }
 
-/// libpcap compiles the second expression to a program that reads words without a value, so the result would depend on old
-/// data.
+/// libpcap compiles `not geneve and not tcp` to a program that reads words before the program stores values there. The
+/// result would depend on old data.
 #[test]
 fn expression_whose_program_reads_unset_memory_is_refused() {
     let built = |expression: &str| Harness::from_toml::<Filter>(&format!("expression = \"{expression}\"")).err();

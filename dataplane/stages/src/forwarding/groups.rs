@@ -83,7 +83,7 @@ impl std::fmt::Debug for Groups {
 }
 
 impl Groups {
-    /// Returns the path of a flow, or `None` if there is no such group.
+    /// Returns the path of a flow, or `None` if the group does not exist.
     #[inline]
     pub(super) fn choose(&self, group: u32, flow_hash: u32) -> Option<Path> {
         let word = self.words.get(group as usize)?.load(Ordering::Acquire);
@@ -195,8 +195,8 @@ impl Writer {
                         Some(single) => singles.push(single),
                         None => {
                             self.free_blocks.push(number);
-                            // No reader has seen the paths of the new group, so their numbers need not wait for the
-                            // readers: epoch 0 is before every epoch of a reader.
+                            // No reader has seen the paths of the new group, so their numbers can be reused at once.
+                            // Epoch 0 is before every epoch of a reader.
                             singles.iter().for_each(|single| _ = self.release(*single, 0));
                             return None;
                         }

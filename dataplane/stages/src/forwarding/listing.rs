@@ -59,7 +59,8 @@ impl Listing {
     /// Adds a route, or changes its target.
     pub(super) fn set(&self, table: usize, prefix: IpNet, group: u32, target: &RouteTarget) {
         let mut routes = self.lock();
-        // A group that only other groups used keeps its old target until its number is reused.
+        // The known target may be old: if other groups still use a group when its last route is removed, its target
+        // stays here until the number of the group is reused.
         if routes.targets.get(&group).is_none_or(|known| **known != *target) {
             routes.targets.insert(group, Arc::new(target.clone()));
         }

@@ -1,8 +1,8 @@
 //! Tables of routes and neighbours that change while workers read them.
 //!
 //! One thread writes the tables ([`Writer`]). Each stage of each worker reads the tables through its own [`Reader`].
-//! Readers only load atomic words, so they never lock, wait or allocate. A lookup sees all earlier changes. A change
-//! never disturbs lookups of other entries. See `docs/router.md`.
+//! A lookup only loads atomic words, so a lookup never locks, waits or allocates. A lookup sees all earlier changes. A
+//! change never disturbs lookups of other entries. See `docs/router.md`.
 
 mod groups;
 mod listing;

@@ -3,8 +3,9 @@
 //!
 //! The table is a hash table of fixed size whose entries never move, so the slot of an entry serves as the number of a
 //! next hop. The hash of an entry selects a window of [`WINDOW`] adjacent slots, and the entry is in one of these
-//! slots. The writer stores the address before the word that marks the slot as used. A slot is reused for another next
-//! hop only when no reader can still read it. The same next hop can take its slot back at any time.
+//! slots. The writer stores the address before the word that marks the slot as used. The slot of a removed next hop is
+//! reused for another next hop only when no reader can still read the slot. The removed next hop itself can take its
+//! slot back at any time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -23,9 +24,9 @@ pub const MAX_NEIGHBORS: usize = 1 << 14;
 const SLOTS: usize = MAX_NEIGHBORS * 4;
 /// Number of slots in which an entry may lie.
 const WINDOW: usize = 32;
-/// The number of a removed next hop is reused for another next hop after this time plus the hold times of all stages,
-/// because a stage may hold packets with this number. A held packet leaves its stage only at the housekeeping after its
-/// hold time.
+/// The number of a removed next hop is reused for another next hop after this time plus the hold times of all stages.
+/// Until then, a stage may still hold packets with this number. A held packet leaves its stage only at the
+/// housekeeping after its hold time.
 const REUSE_MARGIN: Duration = Duration::from_secs(2);
 
 const MAC: u64 = (1 << 48) - 1;

@@ -36,7 +36,7 @@ pub enum NeighborState {
     Failed,
 }
 
-/// The neighbours of tables that change.
+/// The neighbours in tables that change during the run.
 pub struct NeighborTable {
     /// The tables.
     pub tables: Arc<Forwarding>,

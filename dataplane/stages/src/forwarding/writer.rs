@@ -24,7 +24,8 @@ const LINES_V4: usize = 1 << 18;
 /// bookkeeping, so all lines take 320 MiB.
 const LINES_V6: usize = 1 << 22;
 
-/// Destinations that are never forwarded, whatever a table contains: multicast, broadcast and link-local addresses.
+/// Destinations that are never forwarded, whatever a table contains: multicast, broadcast and IPv6 link-local
+/// addresses.
 const NEVER_FORWARDED: [&str; 4] = ["224.0.0.0/4", "255.255.255.255/32", "fe80::/10", "ff00::/8"];
 
 /// Writes routes and neighbours to its tables. Each set of tables has exactly one writer.
@@ -86,10 +87,10 @@ impl Writer {
             let views = TableViews { v4: created.v4.view(), v6: created.v6.view() };
             *entry = Some(created);
             for prefix in NEVER_FORWARDED.iter().filter_map(|text| text.parse().ok()) {
-                // A new table has room for these prefixes, so this cannot fail.
+                // A new table has room for these prefixes, so `write_route` cannot fail.
                 let _ = self.write_route(table, prefix, &RouteTarget::Special(RouteKind::Local));
             }
-            // Only the writer sets the views, and only once per table, so this cannot fail.
+            // Only the writer sets the views, and only once per table, so `set` cannot fail.
             let _ = shared.tables[table].set(views);
         }
         Ok(true)
@@ -101,8 +102,8 @@ impl Writer {
         tables.map(|table| table.v4.len() + table.v6.len() - NEVER_FORWARDED.len()).sum()
     }
 
-    /// Adds a route, or changes its target. Ignores routes to multicast, broadcast and link-local addresses, because
-    /// packets to these addresses are never forwarded.
+    /// Adds a route, or changes its target. Ignores routes to multicast, broadcast and IPv6 link-local addresses,
+    /// because packets to these addresses are never forwarded.
     ///
     /// # Errors
     /// The tables are full, or the table is not open. The prefix then keeps its old route.
@@ -170,7 +171,7 @@ impl Writer {
                 None => 0,
             };
             // The name of a path decides which flows take the path. These names have the same form as the names of
-            // paths from the config, so routes from the kernel and from the config choose the same paths.
+            // paths from the config. Routes from the kernel and from the config therefore choose the same paths.
             let port = self.port_names.get(usize::from(hop.port)).map_or("", String::as_str);
             let name = match hop.via {
                 Some(via) => format!("via {via} on {port}"),
@@ -218,7 +219,7 @@ impl Writer {
         }
     }
 
-    /// Sets the state of a neighbour, and the events that workers report for it. If `mark` is
+    /// Sets the state of a neighbour, and the events that workers report for this neighbour. If `mark` is
     /// [`Mark::Watched`], [`Forwarding::next_request`] returns the neighbour after a packet uses its entry.
     ///
     /// # Errors

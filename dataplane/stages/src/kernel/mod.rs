@@ -39,8 +39,8 @@ const OVERFLOW_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before a retry after a failure.
 const FAILURE_DELAY: Duration = Duration::from_secs(1);
 
-/// Returns the tables that mirror the kernel. All stages of a run share them. The first call registers the background
-/// task that mirrors the kernel's state.
+/// Returns the tables that mirror the kernel. All stages of a run share the tables. The first call registers the
+/// background task that mirrors the kernel's state.
 pub fn tables(setup: &mut Setup<'_>) -> Arc<Forwarding> {
     setup.common(|setup| {
         let (tables, writer) = Writer::for_ports(setup.ports(), setup.hold_time());

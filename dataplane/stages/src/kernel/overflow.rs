@@ -26,7 +26,7 @@ struct KernelTable {
 /// Finds the tables that overflow.
 #[derive(Debug, Default)]
 pub(super) struct Overflow {
-    /// The refused neighbours of each table at the last check.
+    /// The number of refused neighbours of each table at the last check, by the name of the table.
     refused: HashMap<String, u64>,
 }
 

@@ -283,7 +283,7 @@ impl State {
                 format!(
                     "the MAC address of the neighbour {} changed from {old} to {new}; the kernel accepts such changes \
                      from any host of the link, so a forged ARP message can interrupt traffic (only the first change is \
-                     logged); help: `ip neigh replace` with `nud permanent`, or source = \"resolve\"",
+                     logged); help: add a permanent entry with `ip neigh replace`, or use source = \"resolve\"",
                     neighbor.address
                 ),
             );
@@ -338,7 +338,7 @@ impl State {
                     self.tables.add(Count::Refused, 1);
                     self.warn(
                         "routes",
-                        format!("cannot set the route to {prefix}, so any older route to it stays in use: {refused}"),
+                        format!("cannot set the route to {prefix}: {refused}; an older route, if any, stays in use"),
                     );
                 }
             }

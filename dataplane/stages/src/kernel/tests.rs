@@ -33,8 +33,7 @@ fn start(mirror: Mirror) -> Result<Tasks> {
     Tasks::start(vec![TaskSpec { name: "mirror".to_owned(), task: Box::new(mirror), owner }], &RunStop::default())
 }
 
-/// Creates two ports, each on one interface of a veth pair. The peer interfaces `a1` and `b1` are in the same
-/// namespace.
+/// Creates two ports on the interfaces `a0` and `b0`, which are in one namespace with their veth peers `a1` and `b1`.
 fn two_ports() -> (Arc<Forwarding>, Box<Writer>, Vec<PortInfo>) {
     ip("link add a0 type veth peer name a1
         link add b0 type veth peer name b1

@@ -188,8 +188,10 @@ impl Assembly {
         let overlaps = before.is_some_and(|(_, until)| usize::from(*until) > start)
             || known.get(at).is_some_and(|(known, _)| usize::from(*known) < end);
         // Only the last fragment has no "more fragments" flag. Fragments conflict about the end of the datagram in
-        // three cases: a fragment with the flag reaches or exceeds the known end, two different fragments have no flag,
-        // or a fragment without the flag ends before another fragment.
+        // three cases:
+        // - A fragment with the flag reaches or exceeds the known end.
+        // - Two different fragments have no flag.
+        // - A fragment without the flag ends before another fragment.
         let beyond = match (piece.more, self.total) {
             (true, Some(total)) => end >= total,
             (true, None) => false,
@@ -272,7 +274,7 @@ impl Assembly {
                 ip.fragment.set(0);
                 ip.tos |= congested as u8;
             }
-            // The header was parsed before, so this cannot fail.
+            // The header was parsed before, so `write_checksum` cannot fail.
             let _ = write_checksum(datagram);
         }
         Ok(())

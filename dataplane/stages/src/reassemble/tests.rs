@@ -375,7 +375,7 @@ fn invalid_parameters_are_refused_with_their_key() {
     for (parameters, message) in [
         ("datagrams = 0", "datagrams: 0 is out of range"),
         ("largest = 1279", "largest: 1279 is out of range"),
-        ("timeout = \"61s\"", "timeout: 1m 1s is out of range; help: set timeout to \"1s\" to \"1m\""),
+        ("timeout = \"61s\"", "timeout: 1m 1s is out of range; help: set timeout to a value from \"1s\" to \"1m\""),
         ("per_source = 0", "per_source: 0 is out of range"),
         ("own = true", "own: no port has an address"),
     ] {

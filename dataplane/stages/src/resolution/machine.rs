@@ -1,7 +1,7 @@
 //! The state machine of neighbours: the states of RFC 4861, section 7.3, used for IPv6 and for ARP.
 //!
-//! The state machine has no clock and no ports. Its inputs are received messages and the current time. Its outputs are
-//! actions.
+//! The state machine reads no clock and sends no frames. Its inputs are the requests of workers, received messages and
+//! the current time. Its outputs are actions.
 
 use std::collections::HashMap;
 
@@ -32,8 +32,8 @@ pub(super) const FAILED_TIME: Millis = 3000;
 enum Limit {
     /// The first request for an unknown neighbour, if the request is sent at once.
     First,
-    /// The first request for an unknown neighbour, if the request had to wait, or if the MAC address in a received
-    /// message did not answer.
+    /// The first request for an unknown neighbour, in two cases: the request had to wait, or the MAC address in a
+    /// received message did not answer.
     Waiting,
     /// A repeated request for an unknown neighbour.
     Repeat,
@@ -216,7 +216,7 @@ impl StateMachine {
         }
     }
 
-    /// Handles timeouts. To be called several times a second.
+    /// Handles timeouts. The caller must call this function several times a second.
     pub(super) fn check_timeouts(&mut self, now: Millis, actions: &mut Vec<Action>) {
         self.full = [false; 2];
         let due = |(hop, entry): (&NextHop, &NeighborEntry)| (entry.until <= now).then_some((*hop, *entry));
@@ -293,7 +293,7 @@ impl StateMachine {
         self.ask_by_unicast(hop, (State::Doubted(mac, tries + 1), VERIFY_INTERVAL), mac, now, actions)
     }
 
-    /// Asks by unicast, and starts a state for a time, if the rate limit allows. Returns whether the neighbour is
+    /// Asks by unicast and sets `state` for the time `time`, if the rate limit allows. Returns whether the neighbour is
     /// asked.
     fn ask_by_unicast(
         &mut self,
@@ -357,9 +357,9 @@ impl StateMachine {
         actions.push(Action::Set(hop, resolved, mark));
     }
 
-    /// Makes room for one more neighbour. First evicts the oldest neighbours that never answered, and then the oldest
-    /// neighbours that are stale or do not answer any more. An unsolicited message evicts no stale neighbour that has
-    /// answered. Neighbours in use stay. Returns `false` if there is no room.
+    /// Makes room for one more neighbour. Evicts the oldest neighbours that never answered. If every neighbour has
+    /// answered, evicts the oldest neighbour that is stale or does not answer any more. An unsolicited message evicts
+    /// no stale neighbour that has answered. Neighbours in use stay. Returns `false` if there is no room.
     fn make_room(&mut self, unsolicited: bool, actions: &mut Vec<Action>) -> bool {
         if self.entries.len() < self.settings.most {
             return true;

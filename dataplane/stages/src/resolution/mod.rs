@@ -191,8 +191,8 @@ impl Resolution {
             }
         });
         if open.settings != settings {
-            // If the settings belong to the running pipeline, the change builds a new resolver for all stages.
-            // Otherwise two stages of the config disagree, and the problem is reported.
+            // If the existing resolver belongs to the running pipeline, a change has other settings, and builds a new
+            // resolver for all stages. Otherwise two stages of the config disagree, and the problem is reported.
             setup.renew_common::<Self>();
             let problem =
                 Problem::at("source", format!("stage `{}` resolves neighbours with other parameters", open.stage));
@@ -433,8 +433,8 @@ impl ResolverState {
         }
         for (number, (since, times)) in (0..=u8::MAX).zip(announced) {
             let (port, changed) = (&resolution.ports[usize::from(number)], &open.changed[usize::from(number)]);
-            // A new series of announcements starts only after the last series has ended, so a link that goes up and
-            // down repeatedly causes no flood of announcements.
+            // A new series of announcements starts only after the last series has ended. A link that goes up and down
+            // repeatedly therefore causes no flood of announcements.
             if *times == ANNOUNCEMENTS.len() && changed.swap(false, Ordering::Relaxed) {
                 (*since, *times) = (now, 0);
                 machines[usize::from(number)].forget_all(actions);

@@ -122,7 +122,7 @@ impl Paths {
         group
     }
 
-    /// Returns the number of the path that a flow takes, or `None` if there is no such group.
+    /// Returns the number of the path that a flow takes, or `None` if the group does not exist.
     #[inline]
     pub(super) fn number(&self, group: u32, flow_hash: u32) -> Option<u32> {
         let Group { first, mask, .. } = *self.groups.get(group as usize)?;
@@ -138,7 +138,7 @@ impl Paths {
         &self.groups
     }
 
-    /// Returns the path that a flow takes, or `None` if there is no such group.
+    /// Returns the path that a flow takes, or `None` if the group does not exist.
     #[inline]
     pub(super) fn choose(&self, group: u32, flow_hash: u32) -> Option<RoutePath> {
         match self.groups.get(group as usize)? {

@@ -105,7 +105,7 @@ struct Loader<'s, 'a> {
     setup: &'s mut Setup<'a>,
     paths: Paths,
     listed: Vec<ListedRoute>,
-    /// Port numbers by name. The map makes the lookup fast, because a file may name ports a million times.
+    /// Port numbers by name. The lookup must be fast, because a file may name ports a million times.
     ports: HashMap<String, u8>,
     /// Buffer for building the names of paths.
     name: String,
@@ -240,7 +240,7 @@ impl Loader<'_, '_> {
         let RouteSpec { prefix, via, port, weight, drop } = *spec;
         if !(1..=MAX_WEIGHT).contains(&weight) {
             let problem = Problem::at("weight", format!("a weight of {weight} is out of range"));
-            return Err(problem.help(format!("set 1 to {MAX_WEIGHT}")));
+            return Err(problem.help(format!("set a weight from 1 to {MAX_WEIGHT}")));
         }
         let path = if drop {
             if via.is_some() || port.is_some() {

@@ -283,7 +283,7 @@ fn every_bad_line_is_reported() {
     assert_eq!(lines[6], "routes.txt:7: `10.5.0.0/16 port`: `port` has no value");
     assert_eq!(
         lines[7],
-        "routes.txt:8: `10.6.0.0/16 port a weight 65`: a weight of 65 is out of range; help: set 1 to 64"
+        "routes.txt:8: `10.6.0.0/16 port a weight 65`: a weight of 65 is out of range; help: set a weight from 1 to 64"
     );
     assert_eq!(lines[8], "routes.txt:9: 10.0.0.0/8 on a is listed twice");
     assert!(lines[9].contains(":10: `10.8.0.0/16 drop port a`: a route with drop cannot have via or port"));
