@@ -109,9 +109,8 @@ impl VerbsChannel {
             Err(VerbError { errno: libc::EAGAIN | libc::EINTR, .. }) => return Ok(None),
             Err(error) => return Err(error),
         }
-        // SAFETY: every queue of a channel has a tag as its user context. The queue and its tag are valid here, because
-        // the destruction of the queue waits for the acknowledgement of this event, and the tag is freed after the
-        // queue.
+        // SAFETY: every queue of a channel has a tag as its user context. The queue and its tag are valid here: the
+        // destruction of the queue waits for the acknowledgement of this event, and the tag is freed after the queue.
         let tag: &CqTag = unsafe { &*tag.cast::<CqTag>() };
         let event = CqEvent { queue: tag.number, context: tag.context };
         let mut events = tag.events.lock().unwrap_or_else(PoisonError::into_inner);

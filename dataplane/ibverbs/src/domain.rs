@@ -122,8 +122,8 @@ impl VerbsPd {
         })))
     }
 
-    /// Keeps a region mapped as long as this domain exists. Every queue pair holds its domain, also if the destruction of
-    /// the queue pair waits for a completion queue. A parent domain holds the domain that it extends.
+    /// Keeps a region mapped as long as this domain exists. Every queue pair holds its domain, even while the
+    /// destruction of the queue pair waits for a completion queue. A parent domain holds the domain that it extends.
     pub(super) fn keep_mapped(&self, region: Arc<Region>) {
         let base = self.0.base.as_ref().unwrap_or(self);
         base.0.mapped.lock().unwrap_or_else(PoisonError::into_inner).push(region);

@@ -9,7 +9,7 @@
 //! - Many devices can match only whole fields, and refuse masks for single bits, prefixes and ranges.
 //!   [`FlowRule::partial_masks`](dataplane_core::verbs::FlowRule::partial_masks) lists the fields with such masks.
 //! - The creation of a rule needs `CAP_NET_RAW` in the initial user namespace.
-//! - The driver stores the tag in the completion field of the queue pair number. With
+//! - The driver stores the tag in the field of the completion that otherwise has the queue pair number. With
 //!   [`PollFields::FLOW_TAG`](dataplane_core::verbs::PollFields), the queue pair number of a receive is therefore not
 //!   valid. A frame that matched no rule with a tag has tag 0.
 

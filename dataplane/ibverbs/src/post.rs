@@ -1,4 +1,4 @@
-//! Posts lists of general requests and runs with `ibv_post_recv(3)` and `ibv_post_send(3)`. A run is a burst of
+//! Posts general requests and runs of packets with `ibv_post_recv(3)` and `ibv_post_send(3)`. A run is a burst of
 //! packets, each identified by the index of its packet buffer (slot).
 //!
 //! Some devices silently drop an invalid request, never complete it, or report a wrong result. This module refuses such

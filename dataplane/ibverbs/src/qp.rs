@@ -47,8 +47,8 @@ pub struct VerbsQp {
     pub(super) offload: Offload,
     /// The work queue to which receives of raw packets are posted, if the queue pair itself does not receive.
     pub(super) wq: Option<NonNull<ibv_wq>>,
-    /// A run (a burst of packets that the caller passes as slot indices) sends packets up to this length inline, in
-    /// bytes. 0: a run sends no packet inline. Only raw-packet queue pairs have a value above 0.
+    /// The maximum length in bytes of a packet that a run sends inline. A run is a burst of packets that the caller
+    /// passes as slot indices. 0: a run sends no packet inline. Only raw-packet queue pairs have a value above 0.
     pub(super) inline_runs: u32,
     pub(super) post_lists: PostLists,
     /// Makes this type not `Sync`, because a queue pair belongs to one worker.

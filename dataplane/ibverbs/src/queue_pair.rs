@@ -73,9 +73,9 @@ impl VerbsQp {
             )
     }
 
-    /// Called before a change of the attributes in `mask`. If the change sets the port or the partition key index, or
-    /// moves the queue pair to RTR, returns the maximum message size in bytes. Otherwise returns `None`. Also checks
-    /// the partition key index, because rxe (the kernel's software RoCE driver) does not check this index.
+    /// Returns the maximum message size in bytes after a change of the attributes in `mask`. Returns `None` if the port
+    /// is not known, or if the change neither sets the port or the partition key index nor moves the queue pair to RTR.
+    /// Also checks the partition key index, because rxe (the kernel's software RoCE driver) does not check this index.
     fn query_port(&self, attributes: &QpAttributes, mask: AttributeMask) -> Result<Option<u32>, VerbError> {
         let port = if mask.contains(AttributeMask::PORT) { attributes.port } else { self.port };
         let new_place = mask.intersects(AttributeMask::PORT | AttributeMask::PKEY_INDEX);

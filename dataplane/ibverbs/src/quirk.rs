@@ -51,8 +51,8 @@ pub(super) enum Quirk {
     BuilderLists,
     /// A receive that is posted in the state ERR is not flushed until the state is set to ERR again.
     SilentFlush,
-    /// The driver reports an invalidated key with the flag for valid checksums (`IP_CSUM_OK`), because the driver
-    /// passes the flag value of the kernel instead of the value in verbs.h.
+    /// The driver reports an invalidated key with the flag for valid checksums (`IP_CSUM_OK`). The cause is that the
+    /// driver passes the flag value of the kernel instead of the value in verbs.h.
     InvalidatedFlag,
     /// `ibv_start_poll` does not release its lock if the wall clock cannot be read immediately. The next poll then
     /// never returns.

@@ -535,8 +535,8 @@ mod tests {
         }
     }
 
-    /// A rule with `dont_trap` passes the frame on to the later parts of the same rule, which would deliver the frame
-    /// again.
+    /// A rule for several queues is split into parts. With `dont_trap`, each part would pass the frame on to the next
+    /// part, which would deliver the frame again.
     #[test]
     fn dont_trap_with_several_queues_needs_a_single_traffic_class() {
         let fake = Fake::new(|_| {});

@@ -2,8 +2,8 @@
 //!
 //! When a queue pair changes to ERR, the device flushes the posted requests, even without a link. The test posts a few
 //! receives, flushes the receives and polls their completions in a batch. Each receive must complete once and in order,
-//! and the completion queue must then be empty. The test repeats these steps a few times, each time with a new queue
-//! pair, because irdma refuses to use a queue pair again after a reset.
+//! and the completion queue must then be empty. The test repeats these steps a few times. Each time, the test creates a
+//! new queue pair, because irdma refuses to use a queue pair again after a reset.
 
 use std::sync::Arc;
 use std::thread;

@@ -969,7 +969,7 @@ fn type_2_bind_is_flushed_if_the_driver_may_hold_it() {
     }
 }
 
-/// A bind that is flushed leaves the window bound to the region of the bind before.
+/// A flushed bind leaves the window bound to the region of the previous bind.
 #[test]
 fn window_keeps_the_regions_of_all_posted_binds() {
     let (fake, context) = device(with_windows);

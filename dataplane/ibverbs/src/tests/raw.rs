@@ -126,8 +126,8 @@ fn self_test_passes_and_rss_is_granted() {
     assert_eq!(test.device.raw_caps().pacing, Some((10, 1000)));
 }
 
-/// Drivers on which some verbs behave differently than on mlx5 still pass the self-test of batch polling: efa never
-/// completes a receive without elements, and on irdma a queue pair that was reset never leaves ERR.
+/// Drivers on which some verbs behave differently than on mlx5 still pass the self-test of batch polling. On efa, a
+/// receive without elements never completes. On irdma, a queue pair that was reset never leaves ERR.
 #[test]
 fn self_test_passes_on_drivers_that_restrict_receives_and_resets() {
     for prepare in [Fake::ignores_empty_receives as fn(&Fake), Fake::keeps_reset_qps_in_err] {
