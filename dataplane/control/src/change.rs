@@ -126,10 +126,10 @@ pub struct ConfigMistake {
     pub level: String,
     /// The name of the config, or an override on the command line, such as `--set runtime.burst=32`.
     pub file: String,
-    /// The line, from 1. 0 for a mistake in a file that a stage reads: `file` is then the key that names
-    /// the file.
+    /// The line, counted from 1. For a mistake in a file that a stage reads, `line` is 0, and `file` is the config key
+    /// that names the file.
     pub line: usize,
-    /// The column in characters, from 1.
+    /// The column in characters, counted from 1.
     pub column: usize,
     /// The problem.
     pub message: String,
@@ -179,10 +179,10 @@ pub enum ChangeState {
     Reverted,
 }
 
-/// The result of [`Call::History`](crate::Call::History): the start of the program and the changes, at most the last
-/// 32, in the order of their numbers.
+/// The result of [`Call::History`](crate::Call::History).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct History {
-    /// The start of the program and the changes.
+    /// One row for the start of the program and one row for each change, in the order of their numbers. Contains at
+    /// most the last 32 rows.
     pub changes: Vec<HistoryRow>,
 }

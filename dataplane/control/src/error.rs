@@ -51,7 +51,7 @@ impl fmt::Display for Error {
             Self::NotRunning { others } => write!(f, "no running program of this user, but {others} of other users"),
             Self::Several(processes) => {
                 let processes: Vec<String> = processes.iter().map(u32::to_string).collect();
-                write!(f, "several programs are running: {}", processes.join(", "))
+                write!(f, "several programs of this user are running, with the process ids {}", processes.join(", "))
             }
             Self::Timeout(path, seconds) => {
                 let path = path.display();

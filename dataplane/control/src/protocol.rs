@@ -52,9 +52,10 @@ pub enum Call {
     Apply(Apply),
     /// Confirms the unconfirmed change, so that the change does not revert.
     Confirm {},
-    /// Reverts the unconfirmed change. Otherwise, changes the program to the config before the last change.
+    /// Reverts the unconfirmed change. If there is no unconfirmed change, changes the program to the config before the
+    /// last change.
     Rollback {},
-    /// Returns the start of the program and the changes, at most the last 32.
+    /// Returns the history: the start of the program and its changes. At most the last 32 rows are returned.
     History {},
     /// Reads the config file of the run and the files that the config names, and changes the program to this config.
     Reload {},

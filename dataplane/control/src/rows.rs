@@ -27,7 +27,7 @@ pub struct PortRow {
     pub rx_bytes: u64,
     /// Sent bytes, without preamble and frame check sequence.
     pub tx_bytes: u64,
-    /// Packets lost before they were received.
+    /// Packets that were lost before the program received them.
     pub rx_lost: u64,
     /// Receive requests that completed with an error.
     pub rx_errors: u64,
@@ -93,7 +93,7 @@ pub struct WorkerRow {
     pub tx: u64,
     /// Dropped packets.
     pub dropped: u64,
-    /// Packets that are inside the pipeline.
+    /// Packets that the worker has not yet sent, dropped or consumed.
     pub held: u64,
     /// The difference of the ledger, which must be 0.
     pub unaccounted: i64,
