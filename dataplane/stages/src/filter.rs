@@ -107,7 +107,8 @@ fn compile(expression: &str) -> Result<Program, Problem> {
         ))
     })?;
     let instructions = compiled.get_instructions();
-    // `Display` is the only access to the numbers of an instruction. It prints a line in the format of `tcpdump -ddd`.
+    // Only `Display` gives access to the numbers of an instruction. `Display` prints a line in the format of `tcpdump
+    // -ddd`.
     let lines: Vec<String> = instructions.iter().map(ToString::to_string).collect();
     Program::parse(&format!("{} {}", lines.len(), lines.join(" "))).map_err(|reason| {
         problem(reason).help(if expression.contains("protochain") {

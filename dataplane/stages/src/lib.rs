@@ -1,4 +1,4 @@
-//! The built-in stages. Their lookup tables are in the crate [`dataplane_tables`].
+//! The built-in stages. The crate [`dataplane_tables`] contains the lookup tables of the stages.
 
 pub mod acl;
 pub mod arp;

@@ -109,7 +109,7 @@ impl Parse {
             return batch.set_plain();
         }
         for mut packet in batch.iter_mut_from(plain_packets) {
-            // For the usual header layout, all offsets are constants.
+            // For the usual header layout (see `dissect_usual`), all offsets are constants.
             if let Some(found) = dissect_usual(packet.data()) {
                 self.apply::<HASH>(&mut packet, &found);
                 continue;
@@ -146,7 +146,8 @@ impl Parse {
     }
 }
 
-/// Parses a frame with the usual header layout. Returns `None` if the layout differs or the checksum is wrong.
+/// Parses a frame with the usual header layout: untagged, IPv4 without options, and TCP or UDP. Returns `None` if the
+/// layout differs or the checksum is wrong.
 #[inline(always)]
 fn find_usual<const VERIFY: bool, const HASH: bool>(head: Head<'_, USUAL_HEADERS_LEN>) -> Option<()> {
     let found = dissect_head(head.bytes, head.len.into())?;

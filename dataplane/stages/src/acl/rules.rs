@@ -276,8 +276,8 @@ fn parse(text: &str) -> (Vec<(usize, usize, RuleSpec)>, Vec<toml::de::Error>) {
     };
     let (table, mut errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
-        // These are TOML syntax errors. A syntax error may cause further errors in the values, so errors in the values
-        // are not reported.
+        // The text has TOML syntax errors. A syntax error may cause further errors in the values, so errors in the
+        // values are not reported.
         errors.truncate(MAX_REPORTED);
         return (Vec::new(), errors);
     }
@@ -340,7 +340,7 @@ impl Rules {
             );
             return Err(vec![problem.help("aggregate the rules by prefix")]);
         }
-        // Adds the place of the rule, in the config or in the file, to a problem.
+        // Adds the position of the rule, in the config or in the file, to a problem.
         let at = |rule: usize, problem: Problem| match (rule.checked_sub(own.len()), file) {
             (Some(place), Some(file)) => {
                 let (place, start) = starts.get(place).copied().unwrap_or_default();

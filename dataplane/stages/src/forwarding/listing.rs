@@ -23,7 +23,7 @@ pub struct RouteHop {
 /// The target of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RouteTarget {
-    /// A route without paths. The kind defines what happens to packets.
+    /// A route without paths. The kind defines the action for packets.
     Special(RouteKind),
     /// One or more paths.
     Paths(Vec<RouteHop>),

@@ -16,8 +16,8 @@ const CONGESTED: u8 = 1 << 3;
 /// The bit for Not-ECT ("not ECN-capable transport").
 const INCAPABLE: u8 = 1;
 
-/// The fields that identify a datagram. They are equal in all its fragments, and differ from the fields of every other
-/// datagram in transit.
+/// The fields that identify a datagram. The fields are equal in all fragments of the datagram, and differ from the
+/// fields of every other datagram in transit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) source: [u8; 16],
@@ -143,8 +143,7 @@ pub(super) fn strip_atomic(packet: &mut Packet<'_>) -> bool {
     true
 }
 
-/// A datagram in reassembly. Its memory holds the headers of the first fragment, as received, followed by the
-/// payload.
+/// A datagram in reassembly. `memory` holds the headers of the first fragment, as received, followed by the payload.
 #[derive(Debug)]
 pub(super) struct Assembly {
     memory: Box<[u8]>,

@@ -1,7 +1,7 @@
 //! The state machine of neighbours: the states of RFC 4861, section 7.3, used for IPv6 and for ARP.
 //!
-//! The state machine reads no clock and sends no frames. Its inputs are the requests of workers, received messages and
-//! the current time. Its outputs are actions.
+//! The state machine reads no clock and sends no frames. The inputs are the requests of workers, received messages and
+//! the current time. The outputs are actions.
 
 use std::collections::HashMap;
 

@@ -22,11 +22,11 @@ pub(super) struct RoutePath {
     pub(super) next_hop: u32,
     /// The egress port.
     pub(super) egress: u8,
-    /// What happens to packets on the path.
+    /// The action for packets on the path.
     pub(super) action: PathAction,
 }
 
-/// What happens to packets on a path.
+/// The action for packets on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PathAction {
     Forward,

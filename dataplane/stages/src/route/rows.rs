@@ -18,7 +18,7 @@ pub(super) struct RouteRow {
     pub(super) prefix: String,
     /// The number of the routing table. 0 is the main table. The other tables are tables of VRFs.
     pub(super) table: usize,
-    /// What happens to the packets.
+    /// The action for the packets.
     pub(super) action: RouteAction,
     /// The paths of forwarded packets. Several paths share the flows by their weights.
     pub(super) paths: Vec<PathRow>,
@@ -35,7 +35,7 @@ pub(super) struct PathRow {
     pub(super) weight: u16,
 }
 
-/// What happens to the packets of a route.
+/// The action for the packets of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RouteAction {

@@ -69,7 +69,7 @@ pub(super) struct Routes {
     pub(super) listed: Box<[(IpNet, u32)]>,
 }
 
-/// A path of a prefix, and where it was written.
+/// A path of a prefix, and the source of the route.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ListedRoute {
     prefix: IpNet,
@@ -80,7 +80,7 @@ struct ListedRoute {
     weight: u16,
 }
 
-/// The place where a route was written.
+/// The source of a route.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RouteSource {
     /// The entry of the table with this index.
@@ -235,7 +235,7 @@ impl Loader<'_, '_> {
         Ok(port)
     }
 
-    /// Adds a route. A returned problem names the key of the bad field, but not the place of the route.
+    /// Adds a route. A returned problem names the key of the bad field, but not the entry or the line of the route.
     fn add(&mut self, spec: &RouteSpec<'_>, source: RouteSource) -> Result<(), Problem> {
         let RouteSpec { prefix, via, port, weight, drop } = *spec;
         if !(1..=MAX_WEIGHT).contains(&weight) {

@@ -412,7 +412,7 @@ proptest! {
     }
 }
 
-/// Builds a frame with the usual header layout. About one of thirty frames has a martian source address. About one of
+/// Builds an untagged frame with IPv4 and UDP. About one of thirty frames has a martian source address. About one of
 /// thirty frames has a destination MAC address other than the MAC address of the port.
 fn usual_frame((to, odd): (usize, u8)) -> Vec<u8> {
     let to_mac = if odd == 1 { [2, 0, 0, 0, 0, 99] } else { [2, 0, 0, 0, 0, 10] };
