@@ -32,7 +32,7 @@ pub(super) fn probe(device: &impl Device, context: &Context) -> ProbeResult {
     let all = CqSpec { depth: 1, fields: PollFields::all(), flags: CqFlags::all(), ..CqSpec::default() };
     let queue = device.create_cq(&all, None);
     // If batch polling is not reliable, the queue above uses the classic poll interface, which lacks all extended
-    // features. Its reasons for missing features then name that interface, not the device. A second queue uses the
+    // features. The reasons for missing features then name that interface, not the device. A second queue uses the
     // extended interface and polls one completion at a time, so its reasons come from the device.
     let single = device.create_cq(&CqSpec { api: CqApi::ExtendedSingle, ..all }, None).map(|(_, granted)| granted).ok();
     for capability in Capability::ALL {

@@ -380,7 +380,7 @@ impl VerbsCq {
     }
 
     /// Polls completions if the queue does not support batch polling, if the queue has receive information, or if a
-    /// cursor has left copied completions.
+    /// cursor has left copied completions. Returns an error if this thread must not poll the queue.
     #[inline(never)]
     fn poll_run_slow(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError> {
         run.clear();

@@ -501,7 +501,7 @@ mod tests {
     }
 
     /// mlx5 places a rule into its last table if the first header of the rule selects multicast. Every other rule would
-    /// then apply before this rule, whatever its priority.
+    /// then apply before this rule, whatever the priorities of the rules are.
     #[test]
     fn multicast_rule_keeps_its_priority_on_mlx5() {
         let group = EthernetMatch { dst: [1, 0x80, 0xc2, 0, 0, 0xe].into(), ..EthernetMatch::default() };

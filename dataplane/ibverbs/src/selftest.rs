@@ -38,7 +38,7 @@ const ROUNDS: u64 = 4;
 /// A working device flushes requests immediately. Completions that do not arrive within this time count as lost.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The objects of the test. They are dropped in this order.
+/// The objects of the test, which are dropped in this order.
 struct Bench {
     cq: VerbsCq,
     mr: VerbsMr,

@@ -14,7 +14,7 @@ use dataplane_core::verbs::{FlowCounters, FlowError, FlowLimits, FlowRule};
 #[derive(Debug)]
 pub(crate) struct Flow {
     flow: NonNull<ibv_flow>,
-    /// The counters that the rule uses. They must outlive the rule.
+    /// The counters that the rule uses. The counters must outlive the rule.
     count: Option<Arc<dyn FlowCounters>>,
 }
 
