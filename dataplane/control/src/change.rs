@@ -50,8 +50,8 @@ pub struct Operation {
     pub hitless: bool,
     /// The reason why the operation is hitless, or why it needs a restart.
     pub why: String,
-    /// What happens to the state of a stage that the operation removes, replaces, renews or connects without a restart.
-    /// Otherwise `None`.
+    /// The effect of the operation on the state of a stage. `None` unless the operation removes, replaces, renews or
+    /// connects a stage without a restart.
     pub state: Option<String>,
 }
 

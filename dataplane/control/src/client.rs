@@ -84,7 +84,7 @@ impl Client {
         let address = socket::address(path).map_err(Error::Path)?;
         let open = || -> io::Result<UnixStream> {
             let stream = socket::unix(SocketFlags::empty())?;
-            // The limit also applies to a wait for a place in the queue of connections.
+            // The time limit also applies to `connect`, which waits while the queue of new connections is full.
             set_timeouts(&stream, TIMEOUT)?;
             connect(&stream, &address)?;
             Ok(stream.into())
