@@ -125,7 +125,7 @@ fn attempt<D: Device>(device: &D, attr: &ibv_device_attr_ex, cq: &D::Cq, capabil
     }
 }
 
-/// Formats the error of a test, followed by the remedy if a remedy is known.
+/// Formats the error of a failed attempt, followed by the remedy if a remedy is known.
 fn hint(error: VerbError) -> String {
     match error.remedy() {
         Some(remedy) => format!("{error}; help: {remedy}"),

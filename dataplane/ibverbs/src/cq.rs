@@ -275,8 +275,8 @@ impl CqNegotiator<'_> {
             }
         };
         // The driver accepted the queue after the last feature was removed, so that feature caused the refusal. The
-        // driver may still support the features that were removed earlier. The most important of these features comes
-        // first, because a driver may refuse two features only together.
+        // driver may still support the features that were removed earlier. The most important of these features is
+        // tried first, because a driver may refuse two features only together.
         let last_given_up = given_up.pop();
         for (feature, error) in given_up.into_iter().rev() {
             features.push(feature);

@@ -95,7 +95,8 @@ impl VerbsPd {
         })
     }
 
-    /// Returns a parent domain of this domain without a thread domain, so drivers lock the objects of the parent domain.
+    /// Returns a parent domain that extends this domain and has no thread domain. Drivers therefore lock the objects of
+    /// the parent domain.
     pub(super) fn alloc_parent(&self) -> Result<Self, VerbError> {
         match self.is_parent() {
             true => Err(VerbError::new("ibv_alloc_parent_domain", libc::EINVAL)),

@@ -140,7 +140,7 @@ unsafe fn read(cq: *mut ibv_cq_ex, handle: &CqHandle, mut fields: PollFields, wr
         } else if has(PollFields::IMM) && values.flags.contains(WcFlags::WITH_IMM) {
             values.imm = ffi::ibv_wc_read_imm_data(cq).unwrap_or(0);
         }
-        // With a flow tag, the driver stores the tag in the field of the QP number.
+        // If the queue reports flow tags, the field of the QP number contains the flow tag of a received packet.
         if has(PollFields::FLOW_TAG) && WcOpcode::from_raw(values.opcode).is_receive() {
             fields -= PollFields::QP_NUM;
         } else if has(PollFields::QP_NUM) {

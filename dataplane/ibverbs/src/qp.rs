@@ -163,8 +163,8 @@ impl VerbsQp {
             recv_sges: if srq.is_some() { 0 } else { recv_sges.max(caps.recv_sges) },
             inline: attr.cap.max_inline_data.max(caps.inline),
         };
-        // Signal only the sends of runs, which lanes post. A program that posts single requests sets the flags itself,
-        // and its completion queue may have no space for more completions.
+        // If the driver refuses unsignalled sends, signal the sends of runs, which lanes post. All other sends keep the
+        // flags of the program, because its completion queue may have no space for more completions.
         let signals_runs = context.quirks.why(Quirk::UnsignalledSends).is_some();
         let run_flags = if signals_runs { SendFlags::SIGNALED } else { SendFlags::empty() };
         let state = Arc::new(AtomicU32::new(QpState::Reset.raw()));

@@ -24,8 +24,8 @@ use dataplane_core::verbs::{
 
 impl VerbsQp {
     /// Queries the queue pair. For a raw-packet queue pair, returns only the stored state and the stored port, and does
-    /// not call the driver. A call would bring no news, because the mlx5 driver also returns a stored state. If only
-    /// the receive queue has failed, a query even fails on mlx5, and the kernel logs a warning.
+    /// not call the driver. A call would return nothing new, because the mlx5 driver also returns a stored state. If
+    /// only the receive queue has failed, a query fails on mlx5, and the kernel logs a warning.
     fn query_attributes(&self) -> Result<QpAttributes, VerbError> {
         if self.kind == QpType::RawPacket {
             let known = self.state.load(Ordering::Relaxed);

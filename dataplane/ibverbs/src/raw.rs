@@ -1,7 +1,7 @@
 //! Receive and send offloads of raw-packet queue pairs: the capabilities of a device, the flags of queues, and the rate
 //! limit.
 //!
-//! mlx5 reports no checksum verdict for IPv6 packets and for fragments.
+//! mlx5 reports a checksum verdict neither for IPv6 packets nor for fragments.
 //!
 //! These features have not been tested on hardware, because no test device supports them.
 #![allow(unsafe_code)]
