@@ -35,12 +35,13 @@ pub struct Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Call {
-    /// Describes the program and the supported versions and requests. The program answers `hello` for every version.
+    /// Describes the program and the supported versions and requests. The program answers `hello` whatever the version
+    /// of the request is.
     Hello {},
     /// Returns the statistics of the run. The part `recent` covers the time since the previous answer on this
     /// connection.
     Stats {},
-    /// Returns some rows of a list. The program has the lists in [`LISTS`], and the tables that stages have.
+    /// Returns some rows of a list. The program has the lists in [`LISTS`], and the tables of its stages.
     Show(Show),
     /// Returns the row of a table that applies to a key, such as the route for an address.
     Get(Get),
@@ -87,7 +88,7 @@ pub struct Get {
     pub what: String,
     /// The key, such as an IP address.
     pub key: String,
-    /// The stage. Default: the first stage with such a table.
+    /// The stage. Default: the first stage that has this table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<String>,
 }

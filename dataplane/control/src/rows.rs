@@ -31,7 +31,8 @@ pub struct PortRow {
     pub rx_lost: u64,
     /// Receive requests that completed with an error.
     pub rx_errors: u64,
-    /// Packets dropped because the send queue was full, or because sending failed.
+    /// Packets that were dropped instead of sent: the send queue was full, sending failed, the packet was too long, or
+    /// no peer was connected.
     pub tx_dropped: u64,
 }
 
@@ -95,7 +96,7 @@ pub struct WorkerRow {
     pub dropped: u64,
     /// Packets that the worker has not yet sent, dropped or consumed.
     pub held: u64,
-    /// The difference of the ledger, which must be 0.
+    /// The difference between the two sides of the ledger, which must be 0.
     pub unaccounted: i64,
     /// The error that stopped the worker.
     pub error: Option<String>,
