@@ -120,7 +120,8 @@ impl Latest {
         self.version += 1;
     }
 
-    /// Returns the value for the stage that replaces the stage of `self`. The new stage has the rules `rules`.
+    /// Returns the latest rule set and the slots for a new stage that has the rules `rules` and replaces the stage of
+    /// `self`.
     fn successor(&self, rules: Rules) -> Self {
         let mut next = Self {
             rules: self.rules.clone(),
@@ -161,8 +162,8 @@ impl LiveRules {
         Self { latest: Mutex::new(latest), sets: Live::default(), reloads, refused }
     }
 
-    /// Returns the value for the stage that replaces the stage of `self`. The new stage has the rules `rules`. Rules
-    /// with the same name have the same slot in both stages.
+    /// Returns the shared rules of a new stage that has the rules `rules` and replaces the stage of `self`. Rules with
+    /// the same name have the same slot in both stages.
     pub(super) fn successor(&self, rules: Rules) -> Self {
         let latest = lock(&self.latest).successor(rules);
         let (reloads, refused) = (AtomicU64::new(0), AtomicU64::new(0));

@@ -1,4 +1,4 @@
-//! The list of routes and neighbours for readers that are not workers.
+//! The list of routes for readers that are not workers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! IPv6 neighbor discovery (RFC 4861): answers solicitations, and extracts the information about neighbors from
+//! IPv6 neighbor discovery (RFC 4861): answers solicitations, and extracts the information about neighbours from
 //! messages.
 
 use std::net::IpAddr;

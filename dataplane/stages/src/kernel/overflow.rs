@@ -2,7 +2,7 @@
 //!
 //! All network namespaces of a host share the kernel's two neighbour tables, one for ARP and one for IPv6. The setting
 //! `gc_thresh3` limits the number of their entries (`arp(7)`). While a table is full, the kernel resolves no new
-//! neighbour, so the packets to that neighbour have no MAC address.
+//! neighbour, so packets to that neighbour cannot be sent.
 
 use std::collections::HashMap;
 use std::io;

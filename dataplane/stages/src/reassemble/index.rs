@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::assembly::Key;
 
-/// The neighbors of a slot in a list. [`NONE`] marks the ends of a list.
+/// The slots before and after a slot in a list. [`NONE`] marks the ends of a list.
 #[derive(Clone, Copy, Debug)]
 struct Link {
     before: u16,

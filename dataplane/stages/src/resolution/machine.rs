@@ -10,7 +10,7 @@ use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::NextHop;
 use dataplane_tables::bucket::TokenBucket;
 
-/// Milliseconds since the start.
+/// Milliseconds since the start of the resolver.
 type Millis = u64;
 
 /// How long an answer is awaited, in milliseconds (RFC 4861, section 10: RETRANS_TIMER).

@@ -391,7 +391,7 @@ impl ResolverState {
         Some(Self { resolution, machines, actions: Vec::new(), last_timeout_check: 0, announced })
     }
 
-    /// Runs one step of the resolver, `now` milliseconds after the start.
+    /// Runs one step of the resolver, `now` milliseconds after the start of the resolver.
     fn step(&mut self, now: u64) {
         let Self { resolution, machines, actions, last_timeout_check, announced } = self;
         let Some(open) = resolution.open.get() else { return };
