@@ -7,8 +7,8 @@ use dataplane::error::VerbError;
 use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, MessageSharedQueue};
 use dataplane::units::QpNum;
 use dataplane::verbs::{
-    Access, CqSpec, Destination, Device, PollFields, QpAttributes, QpCaps, QpSpec, QpState, QpType, RecvRequest,
-    SendFlags, SendOp, SendRequest, SrqSpec,
+    Access, CqSpec, Destination, Device, PollFields, QpCaps, QpSpec, QpType, RecvRequest, SendFlags, SendOp,
+    SendRequest, SrqSpec,
 };
 
 use crate::Result;
@@ -157,16 +157,6 @@ impl<D: Device> Endpoint<D> {
             }
         }
         Ok(())
-    }
-
-    /// Moves the queue pairs back to the state before [`Endpoint::connect`], so that another peer can connect. The
-    /// addresses stay the same.
-    pub(crate) fn disconnect(&mut self) -> Result<()> {
-        for pair in &mut self.pairs {
-            modify(pair, "ibv_modify_qp (to RESET)", QpAttributes::to(QpState::Reset))?;
-            pair.to = None;
-        }
-        self.initialise()
     }
 
     /// Returns the number of queue pairs.

@@ -124,20 +124,20 @@ fn run_both_sides(plan: &Plan, until: Instant) -> Vec<Result<Report>> {
 }
 
 fn run_server<D: Device>(device: &D, plan: &Plan, listener: &Listener, until: Instant) -> Result<Report> {
-    let mut end = Endpoint::new(device, plan)?;
     let mut last = None;
-    let (connection, remote) = loop {
+    let (end, connection, remote) = loop {
+        // Each peer gets new queue pairs. On some devices, such as irdma, a queue pair cannot be reset and used again.
+        let mut end = Endpoint::new(device, plan)?;
         let (connection, from) = listener.accept(until).map_err(|fault| match fault {
             Fault::NoPeer(_) => Fault::NoPeer(last.take()),
             other => other,
         })?;
         match exchange_as_server(&mut end, connection, until.min(Instant::now() + STEP_TIMEOUT)) {
-            Ok(peer) => break peer,
+            Ok((connection, remote)) => break (end, connection, remote),
             Err(why) => {
                 let why = format!("the address exchange with {from} failed: {why}");
                 log(&why);
                 last = Some(why);
-                end.disconnect()?;
             }
         }
     };
@@ -185,4 +185,46 @@ fn run<D: Device>(
         connection.finish(until);
     }
     Report::new(plan, role, end.device(), end.addresses()[0], remote, outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::address::Address;
+
+    /// Connects to the server, and ends the exchange with a wrong message. Returns the address that the server sent.
+    fn fail_exchange(server: SocketAddr, until: Instant) -> Address {
+        let mut connection = ExchangeConnection::connect(&[server], until, |_| {}).unwrap();
+        let own = Address { lid: 0, qpn: 7, psn: 1, gid: "fe80::1".parse().unwrap() };
+        connection.send_addresses(&[own], until).unwrap();
+        let [address] = connection.receive_addresses(1, until).unwrap()[..] else { panic!("one address") };
+        connection.send_addresses(&[own], until).unwrap();
+        address
+    }
+
+    #[test]
+    fn server_has_new_queue_pairs_for_each_client() {
+        let args = Args::parse_from(["pingpong", "--device", SOFT, "--iterations", "10", "--check"]);
+        let plan = args.plan().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        let (a, b) = LoopbackLink::pair();
+        let device = |name, last, link| {
+            let spec = SoftSpec { mac: [2, 0, 0, 0, 0, last], ..SoftSpec::new(name, LinkSpec::Loopback(link)) };
+            SoftDevice::new(spec).unwrap()
+        };
+        let (server, client) = (device("soft0", 1, a), device("soft1", 2, b));
+        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = listener.address().unwrap();
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| run_server(&server, &plan, &listener, until));
+            let first = fail_exchange(address, until);
+            let second = fail_exchange(address, until);
+            assert_ne!(first.qpn, second.qpn, "the server used a queue pair again");
+            let report = run_client(&client, &plan, &[address], until).unwrap();
+            assert_eq!(report.failure, None);
+            assert_eq!(serving.join().unwrap().unwrap().failure, None);
+        });
+    }
 }
