@@ -41,7 +41,7 @@ pub(super) fn probe(device: &impl Device, context: &Context) -> ProbeResult {
             (Ok((_, granted)), _) if CQ_CAPABILITIES.contains(&capability) => {
                 cq_capability(granted, single.as_ref(), capability)
             }
-            (Ok((cq, _)), _) => attempt(device, attr, cq, capability),
+            (Ok((cq, _)), _) => attempt(device, context, cq, capability),
         };
         match tried {
             Ok(()) => probed.capabilities.has.push(capability),
@@ -77,8 +77,8 @@ fn cq_capability(granted: &CqGranted, single: Option<&CqGranted>, capability: Ca
     Err(why.unwrap_or("the device refused it").to_owned())
 }
 
-fn attempt<D: Device>(device: &D, attr: &ibv_device_attr_ex, cq: &D::Cq, capability: Capability) -> Result<(), String> {
-    let (basic, raw) = (&attr.orig_attr, raw::reported_caps(attr));
+fn attempt<D: Device>(device: &D, context: &Context, cq: &D::Cq, capability: Capability) -> Result<(), String> {
+    let (basic, raw) = (&context.limits.attr.orig_attr, raw::caps(context));
     let reported_if = |has: bool, what: &str| if has { Ok(()) } else { Err(format!("the device reports no {what}")) };
     let describe = |error: VerbError| hint(error);
     let pd = device.alloc_pd().map_err(describe)?;

@@ -50,7 +50,12 @@ pub(super) fn reported_caps(attr: &ibv_device_attr_ex) -> RawPacketCaps {
 
 /// Returns the capabilities of a device, with the limits of its driver.
 pub(super) fn caps(context: &Context) -> RawPacketCaps {
-    RawPacketCaps { flow: flow::limits(&context.driver), ..reported_caps(&context.limits.attr) }
+    let reported = reported_caps(&context.limits.attr);
+    // mlx4 refuses an indirection table unless the numbers of its work queues are consecutive, and the first number is a
+    // multiple of the table size (`mlx4_ib_create_rwq_ind_table`). A program cannot choose these numbers, and a table
+    // that repeats its queues is always refused.
+    let rss = reported.rss.filter(|_| context.driver != "mlx4");
+    RawPacketCaps { flow: flow::limits(&context.driver), rss, ..reported }
 }
 
 /// Returns the flags of a work queue: `enum ibv_wq_flags`.

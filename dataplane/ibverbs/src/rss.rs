@@ -429,7 +429,7 @@ impl RssGroup {
         caps: &RawPacketCaps,
     ) -> Result<Self, RawError> {
         let Some(rss_caps) = &caps.rss else {
-            return Err(RawError::lacks("RSS for raw packets", "use one receive queue"));
+            return Err(RawError::lacks("RSS for raw packets", "set workers = 1 in [runtime]"));
         };
         let size = table_size(wqs.len(), rss_caps)?;
         check_fields(rss.fields, rss_caps)?;

@@ -515,6 +515,18 @@ fn raw_settings_are_checked_before_a_queue_is_created() {
     }
 }
 
+/// mlx4 reports RSS, but refuses every indirection table that repeats its work queues.
+#[test]
+fn mlx4_has_no_rss_for_several_workers() {
+    use dataplane_core::verbs::Capability::Rss;
+    let test = test_device_of("mlx4", 0, |_| {});
+    assert!(!test.device.capabilities().has.contains(&Rss));
+    let error = test.device.check_raw(&RawSpec::default(), 2).unwrap_err().to_string();
+    assert!(error.ends_with("does not support RSS for raw packets; help: set workers = 1 in [runtime]"), "{error}");
+    assert_eq!(test.fake.calls(), []);
+    test.device.check_raw(&RawSpec::default(), 1).unwrap();
+}
+
 /// If the queue pair was created with inline sends, `post_send_run` sends frames inline that fit within the inline
 /// size.
 #[test]

@@ -120,7 +120,7 @@ impl RawSpec {
         if queues == 1 {
             self.receive.check_single_queue()?;
         } else if caps.rss.is_none() {
-            return Err(RawError::lacks("RSS for raw packets", "use one receive queue"));
+            return Err(RawError::lacks("RSS for raw packets", "set workers = 1 in [runtime]"));
         }
         self.rules.iter().try_for_each(|rule| caps.flow.check(rule, queues))?;
         Ok(())
