@@ -546,5 +546,11 @@ fn completed_sends_of_a_partly_accepted_batch_need_no_restart() {
         t.lane.housekeep(&mut t.pool).unwrap();
     }
     assert_eq!((t.lane.sending(), t.lane.counters().tx, t.lane.counters().recoveries), (0, 1, 0));
+    // The deadline of a second batch starts with this batch.
+    (0..2).for_each(|_| assert!(batch.push_bytes(&[0; 60], Stamp::NONE, &mut t.pool)));
+    test.fake.refuse_at("ibv_post_send", libc::ENOMEM, Some(1));
+    t.lane.transmit(&mut t.pool, &mut batch);
+    t.lane.housekeep(&mut t.pool).unwrap();
+    assert_eq!((t.lane.sending(), t.lane.counters().recoveries), (1, 0));
     assert!(t.lane.is_connected());
 }

@@ -231,7 +231,7 @@ impl<D: Device> DataPath<D> {
         if taken < n {
             return self.keep_accepted(pool, batch, taken);
         }
-        // The last send of a run is signalled. Its completion covers all earlier sends.
+        // The last send of a run is signalled (on efa, every send). Its completion covers all earlier sends.
         self.unsignalled_since = None;
         self.in_flight.extend(&run, stamps);
         batch.forget();

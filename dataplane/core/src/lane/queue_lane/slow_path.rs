@@ -112,6 +112,10 @@ impl<D: Device> DataPath<D> {
     /// packets.
     #[cold]
     pub(super) fn keep_accepted(&mut self, pool: &mut Pool, batch: &mut Batch, taken: usize) {
+        // On a device that signals every send, such as efa, the unsignalled sends of an earlier batch may have completed.
+        if self.in_flight.len() == 0 {
+            self.unsignalled_since = None;
+        }
         if taken > 0 {
             self.unsignalled_since.get_or_insert_with(Instant::now);
         }
