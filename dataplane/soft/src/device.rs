@@ -142,6 +142,7 @@ impl SoftDevice {
             profile: spec.profile,
             limits,
             faults: spec.faults,
+            refused_change: spec.refused_change,
             clock: spec.clock.clone(),
             port: spec.port.clone(),
             mtu: spec.mtu,
@@ -241,7 +242,7 @@ unsafe impl Device for SoftDevice {
     }
 
     fn checks_every_key(&self) -> bool {
-        true
+        self.0.spec.checks_every_key
     }
 
     fn port(&self, port: u8) -> Result<PortAttributes, VerbError> {

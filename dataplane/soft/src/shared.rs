@@ -12,7 +12,7 @@ use crate::status::Status;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::VerbError;
 use dataplane_core::units::Gid;
-use dataplane_core::verbs::{Capabilities, Capability, EventKind, Path};
+use dataplane_core::verbs::{Capabilities, Capability, EventKind, Path, QpState};
 
 /// The state that all objects of a device share. The link is in [`OpenDevice`](super::open_device::OpenDevice).
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub(super) struct Shared {
     pub(super) profile: Profile,
     pub(super) limits: SoftLimits,
     pub(super) faults: FaultSpec,
+    /// The state change that the device refuses.
+    pub(super) refused_change: Option<(QpState, QpState)>,
     pub(super) clock: HostClock,
     pub(super) port: PortSpec,
     /// The largest payload of a frame or datagram, in bytes.

@@ -8,7 +8,7 @@ use crate::profile::{Profile, SoftLimits};
 use crate::status::link_local;
 use dataplane_core::clock::HostClock;
 use dataplane_core::units::Gid;
-use dataplane_core::verbs::{Capability, RssSpec};
+use dataplane_core::verbs::{Capability, QpState, RssSpec};
 
 /// The description of a software device with one port.
 #[derive(Clone, Debug)]
@@ -40,6 +40,12 @@ pub struct SoftSpec {
     pub faults: FaultSpec,
     /// The capabilities that the device does not offer, although its profile and link support them.
     pub refuse: Vec<Capability>,
+    /// A change of the state of RC, UC and UD queue pairs that the device refuses with `EINVAL`: the old state and the
+    /// new state. For example, some drivers refuse the change from RTS to SQD.
+    pub refused_change: Option<(QpState, QpState)>,
+    /// The result of [`Device::checks_every_key`](dataplane_core::verbs::Device::checks_every_key). The device checks
+    /// every key even if this field is `false`.
+    pub checks_every_key: bool,
     /// The distribution of frames over queues.
     pub rss: RssSpec,
     /// Whether the wall-clock timestamps of completions are the arrival times of frames. An AF_XDP link timestamps
@@ -67,6 +73,8 @@ impl SoftSpec {
             wall_ahead: 0,
             faults: FaultSpec::default(),
             refuse: Vec::new(),
+            refused_change: None,
+            checks_every_key: true,
             rss: RssSpec::STANDARD,
             stamped: false,
             limits: SoftLimits::default(),

@@ -7,9 +7,12 @@ use std::time::{Duration, Instant};
 use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, MessageSharedQueue, poll};
 use dataplane::units::{Gid, QpNum};
 use dataplane::verbs::{
-    Access, AttributeMask, Completion, CqSpec, Destination, Device, Path, PollFields, PostError, QpAttributes, QpCaps,
-    QpSpec, QpState, QpType, RecvRequest, Remote, SendApi, SendFlags, SendOp, SendRequest, Sge, WcFlags, WcStatus,
+    Access, AttributeMask, Completion, CqSpec, Destination, Device, GidKind, Path, PollFields, PostError, QpAttributes,
+    QpCaps, QpSpec, QpState, QpType, RecvRequest, Remote, SendApi, SendFlags, SendOp, SendRequest, Sge, WcFlags,
+    WcStatus,
 };
+
+use crate::differences::BedProperties;
 
 /// The maximum wait for a completion. The value is large because a kernel in an emulated machine is slow. A passing
 /// case never waits this long.
@@ -48,6 +51,19 @@ pub(crate) struct TestBed<D: Device> {
     pub(crate) b: D,
     /// The index (in the GID table of the port) of the GID that the endpoints use.
     pub(crate) gid_index: u32,
+}
+
+impl<D: Device> TestBed<D> {
+    /// Returns the properties that decide which differences from the standard apply.
+    pub(crate) fn properties(&self) -> Outcome<BedProperties> {
+        let gid = self.a.gids(1)?.into_iter().find(|entry| entry.index == self.gid_index);
+        Ok(BedProperties {
+            profile: self.profile,
+            kernel: self.kernel,
+            roce_v2: gid.is_some_and(|entry| entry.kind == GidKind::RoceV2),
+            checks_every_key: self.a.checks_every_key(),
+        })
+    }
 }
 
 /// The reason why a case ends early.
@@ -241,7 +257,18 @@ impl<D: Device> Endpoint<D> {
 
     pub(crate) fn set_state(&mut self, state: QpState) -> Outcome {
         let (attributes, mask) = QpAttributes::to(state);
-        Ok(self.qp.modify(&attributes, mask)?)
+        match state {
+            QpState::Sqd => self.enter_sqd(&attributes, mask),
+            _ => Ok(self.qp.modify(&attributes, mask)?),
+        }
+    }
+
+    /// Moves the queue pair from RTS to SQD. Skips the case if the device does not support SQD, as some drivers.
+    pub(crate) fn enter_sqd(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Outcome {
+        self.qp.modify(attributes, mask).map_err(|refused| match refused.errno {
+            libc::EINVAL => Stop::Skip("state SQD".to_owned(), refused.errno),
+            _ => refused.into(),
+        })
     }
 
     /// Returns the state that the device reports.

@@ -27,12 +27,44 @@ enum AppliesTo {
     /// The rxe driver of Linux 6.1, and the software device with the rxe profile.
     Rxe,
     /// The rxe driver of Linux 6.1 only. The software device does not reproduce the difference.
-    Kernel,
+    KernelRxe,
     /// The software device with the rxe profile only.
     SoftAsRxe,
+    /// Every device of the kernel, because the provider `verbs` or the common code of the kernel differs.
+    Verbs,
+    /// Every device of the kernel whose endpoints use RoCE v2.
+    RoceV2,
+    /// Devices for which [`Device::checks_every_key`](dataplane::verbs::Device::checks_every_key) returns `false`.
+    UncheckedKeys,
 }
 
-use AppliesTo::{Kernel, Rxe, SoftAsRxe};
+use AppliesTo::{KernelRxe, RoceV2, Rxe, SoftAsRxe, UncheckedKeys, Verbs};
+
+/// The properties of a test bed that decide which differences apply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BedProperties {
+    pub(crate) profile: Profile,
+    /// Whether the devices are kernel devices.
+    pub(crate) kernel: bool,
+    /// Whether the endpoints use GIDs of RoCE v2.
+    pub(crate) roce_v2: bool,
+    /// See [`Device::checks_every_key`](dataplane::verbs::Device::checks_every_key).
+    pub(crate) checks_every_key: bool,
+}
+
+impl AppliesTo {
+    fn matches(self, bed: BedProperties) -> bool {
+        let is_rxe = bed.profile == Profile::Rxe;
+        match self {
+            Rxe => is_rxe,
+            KernelRxe => is_rxe && bed.kernel,
+            SoftAsRxe => is_rxe && !bed.kernel,
+            Verbs => bed.kernel,
+            RoceV2 => bed.kernel && bed.roce_v2,
+            UncheckedKeys => !bed.checks_every_key,
+        }
+    }
+}
 
 const NO_EVENT: &str = "rxe raises no queue pair event except SQ_DRAINED";
 const LOCAL_MEMORY: &str = "rxe reports local memory errors as a malformed request: LOC_QP_OP_ERR";
@@ -40,11 +72,15 @@ const NO_LENGTH_ERROR: &str =
     "rxe has no length error: it reports a message that is too long for its receive as a malformed request";
 const NO_SQE: &str = "rxe has no state SQE: the queue pair goes to ERR";
 const ALIGNMENT_CHECKED: &str = "rxe's library checks the address when the atomic is posted";
+const READ_NOT_POSTED: &str =
+    "on rxe the read would never complete, so Dataplane's provider `verbs` refuses the read on every device";
 const TOO_LONG_NOT_POSTED: &str =
-    "rxe reports success and sends nothing, so Dataplane's provider `verbs` refuses the send";
+    "rxe reports success and sends nothing, so Dataplane's provider `verbs` refuses the send on every device";
 const TOO_LONG_NOT_SENT: &str = "rxe reports success and sends nothing";
-const HOP_LIMIT_OF_ROUTE: &str = "for RoCE, the kernel takes the hop limit from the route to the peer";
+const HOP_LIMIT_OF_ROUTE: &str = "for RoCE v2, the kernel takes the hop limit from the route to the peer";
 const NO_PARENT_DOMAIN: &str = "rxe has no parent domains";
+const FOREIGN_MEMORY_NOT_POSTED: &str =
+    "if the library of a device may not check a key, Dataplane posts only elements inside buffers of the domain";
 const FOREIGN_HANDLE_NOT_POSTED: &str = "Dataplane's provider `verbs` checks the protection domain of the handle";
 
 const DIFFERENCES: &[Difference] = &[
@@ -139,24 +175,38 @@ const DIFFERENCES: &[Difference] = &[
     },
     Difference {
         cases: &["statuses.rc_read_max_rd_atomic_0"],
-        applies_to: Kernel,
+        applies_to: Verbs,
         standard: "posted: ok",
         instead: "posted: EINVAL after 0",
-        reason: "on rxe the read would never complete, so Dataplane's provider `verbs` refuses the read",
+        reason: READ_NOT_POSTED,
     },
     Difference {
         cases: &["statuses.rc_read_max_rd_atomic_0"],
-        applies_to: Rxe,
+        applies_to: SoftAsRxe,
         standard: "a send 1 LOC_QP_OP_ERR",
         instead: "",
         reason: "on rxe the read never completes",
     },
     Difference {
         cases: &["statuses.rc_read_max_rd_atomic_0"],
-        applies_to: Rxe,
+        applies_to: Verbs,
+        standard: "a send 1 LOC_QP_OP_ERR",
+        instead: "",
+        reason: READ_NOT_POSTED,
+    },
+    Difference {
+        cases: &["statuses.rc_read_max_rd_atomic_0"],
+        applies_to: SoftAsRxe,
         standard: "a ERR, b RTS",
         instead: "a RTS, b RTS",
         reason: "on rxe the read never completes",
+    },
+    Difference {
+        cases: &["statuses.rc_read_max_rd_atomic_0"],
+        applies_to: Verbs,
+        standard: "a ERR, b RTS",
+        instead: "a RTS, b RTS",
+        reason: READ_NOT_POSTED,
     },
     Difference {
         cases: &["statuses.rc_send_with_invalidate_bad_rkey"],
@@ -167,14 +217,14 @@ const DIFFERENCES: &[Difference] = &[
     },
     Difference {
         cases: &["statuses.ud_too_long"],
-        applies_to: Kernel,
+        applies_to: Verbs,
         standard: "posted: ok",
         instead: "posted: EINVAL after 0",
         reason: TOO_LONG_NOT_POSTED,
     },
     Difference {
         cases: &["statuses.ud_too_long"],
-        applies_to: Kernel,
+        applies_to: Verbs,
         standard: "a send 1 LOC_LEN_ERR",
         instead: "",
         reason: TOO_LONG_NOT_POSTED,
@@ -188,14 +238,21 @@ const DIFFERENCES: &[Difference] = &[
     },
     Difference {
         cases: &["statuses.ud_too_long"],
-        applies_to: Rxe,
+        applies_to: SoftAsRxe,
         standard: "a SQE, b RTS",
         instead: "a RTS, b RTS",
         reason: TOO_LONG_NOT_SENT,
     },
     Difference {
+        cases: &["statuses.ud_too_long"],
+        applies_to: Verbs,
+        standard: "a SQE, b RTS",
+        instead: "a RTS, b RTS",
+        reason: TOO_LONG_NOT_POSTED,
+    },
+    Difference {
         cases: &["states.uc_table"],
-        applies_to: Kernel,
+        applies_to: Verbs,
         standard: "tried more than 300 state changes",
         instead: "SQD>SQD with AttributeMask(STATE | ACCESS_FLAGS | PKEY_INDEX | AV): allowed by the table, got EINVAL
                   tried more than 300 state changes",
@@ -274,17 +331,24 @@ const DIFFERENCES: &[Difference] = &[
     },
     Difference {
         cases: &["completions.refused_capabilities_are_listed"],
-        applies_to: Kernel,
+        applies_to: KernelRxe,
         standard: "tag_matching",
         instead: "cvlan extended_cq flow_tag ignore_overrun single_threaded tag_matching",
         reason: "extended CQs of rxe's library are broken before libibverbs 59, so classic CQs are used",
     },
     Difference {
         cases: &["completions.overrun"],
-        applies_to: Rxe,
+        applies_to: SoftAsRxe,
         standard: "queue can be polled: false",
         instead: "queue can be polled: true",
         reason: "rxe drops completions that do not fit, raises an event, and continues",
+    },
+    Difference {
+        cases: &["completions.overrun"],
+        applies_to: Verbs,
+        standard: "queue can be polled: false",
+        instead: "queue can be polled: true",
+        reason: "the libraries of rxe and mlx5 report an overrun only as an event",
     },
     Difference {
         cases: &[
@@ -293,14 +357,14 @@ const DIFFERENCES: &[Difference] = &[
             "rdma_core.test_mw_type1",
             "rdma_core.test_mw_type2",
         ],
-        applies_to: Kernel,
+        applies_to: KernelRxe,
         standard: "a send 3 REM_ACCESS_ERR",
         instead: "a send 3 RDMA_WRITE",
         reason: "rxe checks accesses through a window against the bounds of the region, not of the window",
     },
     Difference {
         cases: &["datagrams.own_qkey"],
-        applies_to: Kernel,
+        applies_to: KernelRxe,
         standard: "b receive 1 RECV 50 bytes GRH",
         instead: "",
         reason: "if the top bit of the request's Q_Key is set, the device must send the Q_Key of the queue pair, but \
@@ -308,21 +372,21 @@ const DIFFERENCES: &[Difference] = &[
     },
     Difference {
         cases: &["datagrams.own_qkey"],
-        applies_to: Kernel,
+        applies_to: KernelRxe,
         standard: "b receive 2 RECV 50 bytes GRH",
         instead: "b receive 1 RECV 50 bytes GRH",
         reason: "the peer drops the first datagram, so the second datagram takes the first receive",
     },
     Difference {
         cases: &["datagrams.handle_of_another_domain"],
-        applies_to: Kernel,
+        applies_to: Verbs,
         standard: "posted: ok",
         instead: "posted: EINVAL after 0",
         reason: FOREIGN_HANDLE_NOT_POSTED,
     },
     Difference {
         cases: &["datagrams.handle_of_another_domain"],
-        applies_to: Kernel,
+        applies_to: Verbs,
         standard: "a send 1 LOC_QP_OP_ERR",
         instead: "",
         reason: FOREIGN_HANDLE_NOT_POSTED,
@@ -378,45 +442,73 @@ const DIFFERENCES: &[Difference] = &[
     },
     Difference {
         cases: &["handshake.defaults"],
-        applies_to: Kernel,
+        applies_to: RoceV2,
         standard: "hop limit 255",
         instead: "hop limit 64",
         reason: HOP_LIMIT_OF_ROUTE,
     },
     Difference {
         cases: &["handshake.defaults"],
-        applies_to: Kernel,
+        applies_to: RoceV2,
         standard: "hop limit 255",
         instead: "hop limit 64",
         reason: HOP_LIMIT_OF_ROUTE,
     },
     Difference {
         cases: &["handshake.parameters"],
-        applies_to: Kernel,
+        applies_to: RoceV2,
         standard: "hop limit 17",
         instead: "hop limit 64",
         reason: HOP_LIMIT_OF_ROUTE,
     },
     Difference {
         cases: &["handshake.parameters"],
-        applies_to: Kernel,
+        applies_to: RoceV2,
         standard: "hop limit 17",
         instead: "hop limit 64",
         reason: HOP_LIMIT_OF_ROUTE,
     },
     Difference {
         cases: &["handshake.parameters"],
-        applies_to: Kernel,
+        applies_to: KernelRxe,
         standard: "sl 5",
         instead: "sl 0",
         reason: "rxe does not store the service level of a path",
     },
     Difference {
         cases: &["handshake.parameters"],
-        applies_to: Kernel,
+        applies_to: KernelRxe,
         standard: "sl 5",
         instead: "sl 0",
         reason: "rxe does not store the service level of a path",
+    },
+    Difference {
+        cases: &["statuses.rc_send_of_another_domain", "statuses.rc_send_out_of_bounds", "memory.deregistered"],
+        applies_to: UncheckedKeys,
+        standard: "posted: ok",
+        instead: "posted: EFAULT after 0",
+        reason: FOREIGN_MEMORY_NOT_POSTED,
+    },
+    Difference {
+        cases: &["statuses.rc_send_of_another_domain", "statuses.rc_send_out_of_bounds"],
+        applies_to: UncheckedKeys,
+        standard: "a send 1 LOC_PROT_ERR",
+        instead: "",
+        reason: FOREIGN_MEMORY_NOT_POSTED,
+    },
+    Difference {
+        cases: &["statuses.rc_send_of_another_domain", "statuses.rc_send_out_of_bounds"],
+        applies_to: UncheckedKeys,
+        standard: "a ERR, b RTS",
+        instead: "a RTS, b RTS",
+        reason: FOREIGN_MEMORY_NOT_POSTED,
+    },
+    Difference {
+        cases: &["memory.deregistered"],
+        applies_to: UncheckedKeys,
+        standard: "a send 2 LOC_PROT_ERR",
+        instead: "",
+        reason: FOREIGN_MEMORY_NOT_POSTED,
     },
 ];
 
@@ -425,18 +517,11 @@ const DIFFERENCES: &[Difference] = &[
 ///
 /// # Errors
 /// Returns an error if `standard` does not have the line that a difference replaces.
-pub(crate) fn apply(case: &str, profile: Profile, kernel: bool, standard: &[String]) -> Result<Vec<String>, String> {
+pub(crate) fn apply(case: &str, bed: BedProperties, standard: &[String]) -> Result<Vec<String>, String> {
     let mut lines: Vec<Option<String>> = standard.iter().cloned().map(Some).collect();
     let mut instead: Vec<Vec<String>> = vec![Vec::new(); lines.len()];
-    for it in DIFFERENCES.iter().filter(|it| it.cases.contains(&case)) {
-        let applies = match it.applies_to {
-            Rxe => profile == Profile::Rxe,
-            Kernel => kernel,
-            SoftAsRxe => profile == Profile::Rxe && !kernel,
-        };
-        if !applies {
-            continue;
-        }
+    let is_case = |it: &&Difference| it.cases.contains(&case) && it.applies_to.matches(bed);
+    for it in DIFFERENCES.iter().filter(is_case) {
         // Several lines may be equal. Each difference replaces the first equal line that is not replaced yet, so a
         // difference that is listed twice replaces two lines.
         let at = lines.iter().position(|line| line.as_deref() == Some(it.standard));
@@ -462,4 +547,25 @@ pub(crate) fn check_names(cases: &[&str]) {
             );
         }
     }
+}
+
+/// Checks that a real NIC, which follows the standard, must not reproduce the defects of rxe.
+pub(crate) fn check_other_nics() {
+    let nic = BedProperties { profile: Profile::Spec, kernel: true, roce_v2: false, checks_every_key: true };
+    let rxe = BedProperties { profile: Profile::Rxe, roce_v2: true, ..nic };
+    for (case, line) in [
+        ("memory.window_1_bounds", "a send 3 REM_ACCESS_ERR"),
+        ("rdma_core.test_mw_type2", "a send 3 REM_ACCESS_ERR"),
+        ("completions.refused_capabilities_are_listed", "tag_matching"),
+        ("datagrams.own_qkey", "b receive 1 RECV 50 bytes GRH\nb receive 2 RECV 50 bytes GRH"),
+    ] {
+        let standard: Vec<String> = line.lines().map(str::to_owned).collect();
+        assert_eq!(apply(case, nic, &standard), Ok(standard.clone()), "{case}");
+        assert_ne!(apply(case, rxe, &standard), Ok(standard), "{case}");
+    }
+    // The kernel takes the hop limit from the route only for RoCE v2.
+    let limits = ["hop limit 255".to_owned(), "hop limit 255".to_owned()];
+    assert_eq!(apply("handshake.defaults", nic, &limits), Ok(limits.to_vec()));
+    let v2 = apply("handshake.defaults", BedProperties { roce_v2: true, ..nic }, &limits);
+    assert_eq!(v2, Ok(vec!["hop limit 64".to_owned(); 2]));
 }

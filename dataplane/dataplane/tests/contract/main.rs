@@ -6,7 +6,8 @@
 //! fails if the log differs from the standard in a line that is not listed, or if a listed difference does not occur.
 //!
 //! The suite runs on the software device with both of its profiles: `Spec` (the standard) and `Rxe` (the behaviour of
-//! rxe, the kernel's software RoCE driver). With `--include-ignored`, the suite also runs on real rxe devices: `rxe0`
+//! rxe, the kernel's software RoCE driver). A further bed (`soft::unchecked`) is a software device with two properties of
+//! real NICs: its library may not check a key, and it refuses the change from RTS to SQD. With `--include-ignored`, the suite also runs on real rxe devices: `rxe0`
 //! and `rxe1`, which are connected to each other, and `rxe2`, which loops back to itself. `tools/vm/check-contract`
 //! runs the suite in a VM with these devices. `tools/nic-day` runs the suite on the devices of a real NIC.
 //!
@@ -27,7 +28,7 @@ use std::process::ExitCode;
 use bed::{Connection, EndpointSpec, Outcome, Pair, PairCq, Profile, Stop, TestBed};
 use dataplane::clock::HostClock;
 use dataplane::soft::{self, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
-use dataplane::verbs::{Capability, QpType, RawDevice};
+use dataplane::verbs::{Capability, QpState, QpType, RawDevice};
 use libtest_mimic::{Arguments, Completion, Failed};
 
 /// A running case.
@@ -106,7 +107,7 @@ impl<D: RawDevice> Trial<'_, D> {
         self.checked = true;
         let standard: Vec<String> =
             standard.lines().map(|line| line.trim().to_owned()).filter(|it| !it.is_empty()).collect();
-        let wanted = differences::apply(self.case, self.bed.profile, self.bed.kernel, &standard).map_err(Stop::Fail)?;
+        let wanted = differences::apply(self.case, self.bed.properties()?, &standard).map_err(Stop::Fail)?;
         if self.log == wanted {
             return Ok(());
         }
@@ -178,10 +179,18 @@ fn main() -> ExitCode {
         differences::check_names(&cases::all::<SoftDevice>().iter().map(|(case, _)| *case).collect::<Vec<_>>());
         Ok(Completion::Completed)
     };
-    let mut tests: Vec<Test> = vec![("differences_name_existing_cases".to_owned(), Box::new(names))];
+    let other_nics = || {
+        differences::check_other_nics();
+        Ok(Completion::Completed)
+    };
+    let mut tests: Vec<Test> = vec![
+        ("differences_name_existing_cases".to_owned(), Box::new(names)),
+        ("other_nics_need_no_defect_of_rxe".to_owned(), Box::new(other_nics)),
+    ];
     tests.extend(tests_of("soft::cable", |name| soft(name, Profile::Spec), skips::SOFT));
     tests.extend(tests_of("soft::rxe_profile", |name| soft(name, Profile::Rxe), skips::RXE));
     tests.extend(tests_of("soft::alone", |name| soft_alone(name, Profile::Spec), skips::SOFT_ALONE));
+    tests.extend(tests_of("soft::unchecked", soft_unchecked, skips::SOFT_UNCHECKED));
     // Compare endpoints on two devices with endpoints on one device: the results must be equal.
     for (name, profile) in [("soft::fuzz", Profile::Spec), ("soft::fuzz_rxe_profile", Profile::Rxe)] {
         tests.push(fuzz_test(name, move || (soft("two devices", profile), soft_alone("one device", profile)), 1000));
@@ -198,15 +207,29 @@ fn main() -> ExitCode {
 
 /// Returns a test bed with two software devices that are connected by a loopback cable.
 fn soft(name: &'static str, profile: Profile) -> TestBed<SoftDevice> {
+    soft_with(name, profile, |_| {})
+}
+
+/// Returns a test bed with two software devices that do not check every key, and refuse the change from RTS to SQD.
+fn soft_unchecked(name: &'static str) -> TestBed<SoftDevice> {
+    soft_with(name, Profile::Spec, |spec| {
+        spec.checks_every_key = false;
+        spec.refused_change = Some((QpState::Rts, QpState::Sqd));
+    })
+}
+
+/// Returns a test bed with two connected software devices. `change` changes the description of each device.
+fn soft_with(name: &'static str, profile: Profile, change: fn(&mut SoftSpec)) -> TestBed<SoftDevice> {
     let (a, b) = LoopbackLink::pair();
     let device = |name: &str, last: u8, link| {
         let soft_profile = if profile == Profile::Spec { soft::Profile::Spec } else { soft::Profile::Rxe };
-        let spec = SoftSpec {
+        let mut spec = SoftSpec {
             mac: [2, 0, 0, 0, 0, last],
             clock: HostClock::new(),
             profile: soft_profile,
             ..SoftSpec::new(name, LinkSpec::Loopback(link))
         };
+        change(&mut spec);
         SoftDevice::new(spec).expect("a software device")
     };
     TestBed { name, profile, kernel: false, a: device("soft0", 1, a), b: device("soft1", 2, b), gid_index: 0 }

@@ -3,16 +3,16 @@
 
 use super::*;
 use dataplane::ibverbs::{VerbsDevice, VerbsProvider};
-use dataplane::verbs::Provider;
+use dataplane::verbs::{Device, GidKind, Provider};
 
 /// The environment variable. Its value is `DEVICE[,DEVICE[,GID_INDEX]]`. If the value names only one device, this
-/// device loops back to itself.
+/// device loops back to itself. Without a GID index, the endpoints use the first GID of RoCE v2, or GID 0.
 const VARIABLE: &str = "DATAPLANE_NIC";
 
 struct Named {
     a: String,
     b: String,
-    gid_index: u32,
+    gid_index: Option<u32>,
     /// Whether the driver is rxe, whose differences from the standard are known.
     is_rxe: bool,
 }
@@ -22,7 +22,7 @@ fn named() -> Option<Named> {
     let mut parts = value.split(',').map(str::trim);
     let a = parts.next().filter(|name| !name.is_empty())?.to_owned();
     let b = parts.next().filter(|name| !name.is_empty()).unwrap_or(&a).to_owned();
-    let gid_index = parts.next().and_then(|index| index.parse().ok()).unwrap_or(0);
+    let gid_index = parts.next().and_then(|index| index.parse().ok());
     let driver = std::fs::read_link(format!("/sys/class/infiniband/{a}/device/driver"));
     let is_rxe = driver.is_err() && std::path::Path::new(&format!("/sys/class/infiniband/{a}/parent")).exists();
     Some(Named { a, b, gid_index, is_rxe })
@@ -33,6 +33,11 @@ fn bed(name: &'static str) -> TestBed<VerbsDevice> {
     let open = |name: &str| VerbsProvider.open(name).expect("a device that can be opened");
     let a_device = open(&a);
     let b_device = if a == b { a_device.clone() } else { open(&b) };
+    let first_v2 = || {
+        let gids = a_device.gids(1).expect("the GIDs of the port");
+        gids.iter().find(|entry| entry.kind == GidKind::RoceV2).map_or(0, |entry| entry.index)
+    };
+    let gid_index = gid_index.unwrap_or_else(first_v2);
     let profile = if is_rxe { Profile::Rxe } else { Profile::Spec };
     TestBed { name, profile, kernel: true, a: a_device, b: b_device, gid_index }
 }

@@ -319,6 +319,9 @@ impl Qp {
     fn check(&self, to: &QpAttributes, from: QpState, state: QpState, mask: AttributeMask) -> Result<(), i32> {
         let (device, limits) = (&self.shared.device, self.shared.device.limits);
         check_transition(self.kind(), from, state, mask).map_err(|_| libc::EINVAL)?;
+        if device.refused_change == Some((from, state)) {
+            return Err(libc::EINVAL);
+        }
         let max_rd_atomic = u32::from(limits.max_rd_atomic);
         let path_is_good = |path: &Path| device.is_valid_path(path) && !(path.global && is_multicast(path.gid));
         let known = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;

@@ -233,7 +233,7 @@ pub(crate) fn sqd_holds_sends<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let (attributes, mask) = dataplane::verbs::QpAttributes::to(QpState::Sqd);
     let notify = dataplane::verbs::AttributeMask::EN_SQD_ASYNC_NOTIFY;
     let attributes = dataplane::verbs::QpAttributes { notify_drained: true, ..attributes };
-    pair.a.qp.modify(&attributes, mask | notify)?;
+    pair.a.enter_sqd(&attributes, mask | notify)?;
     let event = t.bed.a.wait_async_event(crate::bed::COMPLETION_TIMEOUT);
     t.log(format!("{:?}", event.map(|event| (event.kind, event.element == pair.a.qp.number().0))));
     pair.a.send(1, 0..20)?;

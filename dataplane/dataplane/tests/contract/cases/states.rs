@@ -36,7 +36,7 @@ pub(crate) fn drain<D: RawDevice>(end: &mut Endpoint<D>) -> Outcome {
     while device.wait_async_event(std::time::Duration::ZERO).is_some() {}
     let (attributes, mask) = QpAttributes::to(QpState::Sqd);
     let attributes = QpAttributes { notify_drained: true, ..attributes };
-    end.qp.modify(&attributes, mask | AttributeMask::EN_SQD_ASYNC_NOTIFY)?;
+    end.enter_sqd(&attributes, mask | AttributeMask::EN_SQD_ASYNC_NOTIFY)?;
     let begin = std::time::Instant::now();
     while begin.elapsed() < crate::bed::COMPLETION_TIMEOUT {
         let event = device.wait_async_event(crate::bed::COMPLETION_TIMEOUT);

@@ -717,6 +717,8 @@ mod spec {
         pub wall_ahead: i64,
         pub faults: FaultSpec,
         pub refuse: Vec<Capability>,
+        pub refused_change: Option<(QpState, QpState)>,
+        pub checks_every_key: bool,
         pub rss: RssSpec,
         pub stamped: bool,
         pub limits: SoftLimits,
