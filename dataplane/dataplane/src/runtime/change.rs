@@ -371,15 +371,11 @@ impl RunState {
         let plan = self.current().plan.clone();
         let report = |(plan, port): (&PortPlan, &Arc<dyn PortDevice>)| {
             let device_counters = port.counters();
-            // A port that is not an input receives no packets, so it has no losses. Do not count losses on a reliable
-            // connection, because the peer sends lost packets again.
-            let can_lose = plan.input && plan.config.qp != Qp::Rc;
-            let losses = PortReport::LOSSES.iter().filter(|_| can_lose).filter_map(|name| device_counters.get(*name));
             PortReport {
                 name: plan.config.name.clone(),
                 device: port.describe(),
                 link_up: port.is_link_up(),
-                rx_lost: losses.sum(),
+                rx_lost: rx_lost(plan, &device_counters),
                 tx_lost: device_counters.get("tx_lost").copied().unwrap_or_default(),
                 device_counters,
                 clocks: port.clocks(),
@@ -875,6 +871,14 @@ impl RunState {
     }
 }
 
+/// Returns the packets that a port has lost before the pipeline, from the counters of its device.
+fn rx_lost(plan: &PortPlan, counters: &BTreeMap<String, u64>) -> u64 {
+    // A port that is not an input receives no packets, so it has no losses. Do not count losses on a reliable
+    // connection, because the peer sends lost packets again.
+    let can_lose = plan.input && plan.config.qp != Qp::Rc;
+    PortReport::LOSSES.iter().filter(|_| can_lose).filter_map(|name| counters.get(*name)).sum()
+}
+
 /// Returns the stages that continue and whose files must be read again: all with `all`, otherwise only if a file has
 /// changed.
 fn due_files(assembly: &mut Assembly, all: bool) -> BTreeSet<String> {
@@ -918,4 +922,23 @@ fn mistake(record: Record) -> ConfigMistake {
     let Record { level, file, line, column, message, help } = record;
     let level = if level == Level::Error { "error" } else { "warning" };
     ConfigMistake { level: level.to_owned(), file, line, column, message, help }
+}
+
+#[cfg(feature = "ibverbs")]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::raw::tests::plan;
+
+    #[test]
+    fn packets_without_a_receive_are_lost_unless_the_peer_sends_them_again() {
+        let counters = BTreeMap::from([("rx_out_of_buffer".to_owned(), 16), ("rx_unmatched".to_owned(), 5)]);
+        let connection = "connection = { listen = '127.0.0.1:1' }";
+        let lost = |keys: &str, input| rx_lost(&plan(keys, input), &counters);
+        assert_eq!(lost("", true), 16);
+        assert_eq!(lost("", false), 0);
+        assert_eq!(lost(&format!("qp = 'ud'\n{connection}"), true), 16);
+        assert_eq!(lost(&format!("qp = 'rc'\n{connection}"), true), 0);
+        assert_eq!(rx_lost(&plan("", true), &BTreeMap::new()), 0);
+    }
 }

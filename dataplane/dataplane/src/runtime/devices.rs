@@ -1,6 +1,8 @@
 //! Opens the devices of the ports of a plan.
 
 use std::collections::BTreeMap;
+#[cfg(feature = "ibverbs")]
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -110,7 +112,7 @@ pub(crate) fn open(
             #[cfg(feature = "ibverbs")]
             {
                 let (device, watch) = open_devices.open(&port.config.device, clock, stamps, stop)?;
-                let (device, provider) = verbs::provider(device, port, lanes)?;
+                let (device, provider) = verbs::provider(device, &watch, port, lanes, Path::new("/sys"))?;
                 Arc::new(OpenPort::open(device, watch, provider, port, start_exchange)?)
             }
             #[cfg(not(feature = "ibverbs"))]
@@ -339,10 +341,17 @@ impl<D: Device> PortDevice for OpenPort<D> {
 /// Devices of libibverbs.
 #[cfg(feature = "ibverbs")]
 mod verbs {
-    use super::{Arc, BTreeMap, Device, HostClock, PortPlan, ProviderParts, Qp, Result, RunStop, Stamping, Watch};
+    use super::{
+        Arc, BTreeMap, Device, Duration, HostClock, Path, PortPlan, ProviderParts, Qp, Result, RunStop, Stamping, Watch,
+    };
+    use crate::runtime::hw_counters::OutOfBuffer;
     use crate::runtime::raw;
     use dataplane_core::verbs::{Capability, Provider as _};
     use dataplane_ibverbs::{VerbsDevice, VerbsProvider};
+
+    /// The interval between two reads of the counter of lost packets. The counter has 32 bits, and at 200 million lost
+    /// packets per second, these bits wrap around after 21 seconds.
+    const COUNTER_INTERVAL: Duration = Duration::from_secs(10);
 
     /// The open devices. Ports on the same device share the device and its event thread.
     #[derive(Default)]
@@ -366,11 +375,14 @@ mod verbs {
         }
     }
 
-    /// Returns the device with the settings of the port, and the [`ProviderParts`] of the port.
+    /// Returns the device with the settings of the port, and the [`ProviderParts`] of the port. `watch` is the event
+    /// thread of the device, and `sysfs` is the folder at which sysfs is mounted.
     pub(super) fn provider(
         device: VerbsDevice,
+        watch: &Watch,
         plan: &PortPlan,
         workers: usize,
+        sysfs: &Path,
     ) -> Result<(VerbsDevice, ProviderParts<VerbsDevice>)> {
         let port = &plan.config;
         // Prepare nothing if the device does not support raw packets. Creating the queue pair then returns an error
@@ -382,7 +394,17 @@ mod verbs {
         };
         let computes_checksums = raw.computes_checksums;
         let what = format!("{} port {}", port.device, port.device_port);
-        let counters = Box::new(move |_: &VerbsDevice| raw.counted());
+        let lost = OutOfBuffer::open(sysfs, &port.device, port.device_port).map(Arc::new);
+        if let Some(lost) = lost.clone() {
+            watch.every(COUNTER_INTERVAL, move || {
+                lost.lost();
+            });
+        }
+        let counters = Box::new(move |_: &VerbsDevice| {
+            let mut counters = raw.counted();
+            counters.extend(lost.iter().map(|lost| ("rx_out_of_buffer".to_owned(), lost.lost())));
+            counters
+        });
         let (why, finish) = (|_: &VerbsDevice| None, |_: &VerbsDevice| Vec::new());
         Ok((device, ProviderParts { what, detail: |_| None, counters, computes_checksums, why, finish }))
     }

@@ -10,6 +10,8 @@ mod control;
 mod devices;
 mod difference;
 mod follow;
+#[cfg(feature = "ibverbs")]
+mod hw_counters;
 mod idle;
 mod memory;
 mod offload;

@@ -185,7 +185,7 @@ fn tunnel(headers: &config::Match) -> Option<TunnelMatch> {
 
 #[cfg(feature = "ibverbs")]
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::config::{Diagnostics, Source};
     use dataplane_ibverbs::encode_flow_rule;

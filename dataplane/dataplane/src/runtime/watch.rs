@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::runtime::follow::ClockFollower;
 use dataplane_core::clock::{ClockReport, Clocks, HostClock};
@@ -35,6 +35,13 @@ const MAX_COUNTED: usize = 1024;
 /// changed.
 type OnPort = (u8, Box<dyn FnMut(EventKind) + Send>);
 
+/// A function that the thread calls again and again.
+struct Recurring {
+    interval: Duration,
+    last: Instant,
+    act: Box<dyn FnMut() + Send>,
+}
+
 /// The event thread of a device. Dropping this value ends the thread.
 pub(crate) struct Watch {
     shared: Arc<Shared>,
@@ -47,6 +54,7 @@ struct Shared {
     lines: Mutex<VecDeque<String>>,
     alarms: Arc<Alarms>,
     on_port: Mutex<Vec<OnPort>>,
+    recurring: Mutex<Vec<Recurring>>,
     follow: Mutex<ClockFollower>,
     /// The panics of the thread and of the functions of `on_port`.
     failures: Mutex<Vec<String>>,
@@ -59,6 +67,15 @@ impl Shared {
 
     fn follow(&self) -> MutexGuard<'_, ClockFollower> {
         self.follow.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls the recurring functions that are due.
+    fn call_due(&self) {
+        let mut recurring = self.recurring.lock().unwrap_or_else(PoisonError::into_inner);
+        for it in recurring.iter_mut().filter(|it| it.last.elapsed() >= it.interval) {
+            it.last = Instant::now();
+            self.guard("a recurring function of the device", &mut it.act);
+        }
     }
 
     /// Runs a part of the thread. Logs and records a panic of this part. Returns `None` after a panic.
@@ -112,6 +129,7 @@ impl Watch {
             lines: Mutex::default(),
             alarms: Arc::default(),
             on_port: Mutex::default(),
+            recurring: Mutex::default(),
             follow: Mutex::new(follow),
             failures: Mutex::default(),
         });
@@ -141,6 +159,14 @@ impl Watch {
     /// panics, the thread reports the panic, and calls the function again at the next event.
     pub(crate) fn on_port(&self, port: u8, act: impl FnMut(EventKind) + Send + 'static) {
         self.shared.ports().push((port, Box::new(act)));
+    }
+
+    /// Registers a function that the thread calls once in each interval. The thread checks about ten times a second
+    /// whether a function is due, and calls no function any more after a removal of the device.
+    #[cfg(any(feature = "ibverbs", test))]
+    pub(crate) fn every(&self, interval: Duration, act: impl FnMut() + Send + 'static) {
+        let recurring = Recurring { interval, last: Instant::now(), act: Box::new(act) };
+        self.shared.recurring.lock().unwrap_or_else(PoisonError::into_inner).push(recurring);
     }
 
     /// Returns the alarms that the lanes of the device check.
@@ -179,6 +205,7 @@ fn listen<D: Device>(device: &D, shared: &Shared) {
     while !shared.stop.load(Ordering::Relaxed) {
         let until_due = shared.follow().until_due(STOP_CHECK_INTERVAL);
         let event = device.wait_async_event(until_due);
+        shared.call_due();
         if !event.is_some_and(|event| event.kind == EventKind::DeviceFatal) {
             shared.follow().step(device, &mut |line, times| {
                 if should_log(times) {
@@ -262,6 +289,18 @@ mod tests {
                 "the device failed permanently (IBV_EVENT_DEVICE_FATAL)"
             ]
         );
+    }
+
+    #[test]
+    fn recurring_function_is_called_again_and_again() {
+        let (sender, receiver) = mpsc::channel();
+        let watch = Watch::start(device(), &HostClock::new(), Stamping::Device, &RunStop::default()).unwrap();
+        watch.every(Duration::from_millis(1), move || {
+            let _ = sender.send(());
+        });
+        for _ in 0..3 {
+            assert_eq!(receiver.recv_timeout(Duration::from_secs(30)), Ok(()));
+        }
     }
 
     #[test]
