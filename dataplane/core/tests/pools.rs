@@ -79,12 +79,12 @@ fn graph_refuses_another_pool() {
     let (mut own, mut other) = (pool(), pool());
     let mut graph = graph(&own);
     assert!(graph.entry(0).push_bytes(&[0; 60], Stamp::NONE, &mut own));
-    let message = "the packets of this batch belong to another pool";
+    let message = "the graph was created for another pool";
     panics(message, || graph.walk(&CTX, &mut other, &mut NoObserver));
     panics(message, || graph.release(&CTX, &mut other, &mut NoObserver));
     panics(message, || graph.drop_held(&mut other));
     graph.walk(&CTX, &mut own, &mut NoObserver);
-    panics(message, || graph.outbox(0).free_into(&mut other));
+    panics("the packets of this batch belong to another pool", || graph.outbox(0).free_into(&mut other));
     graph.outbox(0).free_into(&mut own);
     assert_eq!((own.available(), other.available()), (SLOTS, SLOTS));
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::clock::{ClockSource, Timebase};
 use crate::units::{Nanos, Ticks};
 
-/// The system clock. It is the time stamp counter (TSC) of the processor, or `CLOCK_MONOTONIC` if there is no usable
-/// TSC. In a test, it can be a virtual clock that the test advances.
+/// The system clock: the time stamp counter (TSC) of the processor, or `CLOCK_MONOTONIC` if there is no usable TSC. In
+/// a test, the system clock can be a virtual clock that the test advances.
 #[derive(Clone, Debug)]
 pub struct HostClock(HostClockKind);
 

@@ -48,7 +48,7 @@ pub struct Mapping {
     pub nanos: Nanos,
     /// The maximum error of `nanos` at the reference point.
     pub error: Nanos,
-    /// The maximum error of the slope, in parts per billion.
+    /// The maximum error of the rate (the slope of the mapping), in parts per billion.
     pub rate_ppb: u64,
     /// A number that changes when the synchronization starts over, for example after a jump of the counter. Stamps of
     /// different epochs must not be compared.
@@ -79,8 +79,8 @@ impl Mapping {
         (Ticks(self.ticks.0.wrapping_add(ticks)), Nanos(self.nanos.0.wrapping_add(nanos)))
     }
 
-    /// Returns the time at which the counter showed `ticks`. This time must not be after `now`. It must also be less
-    /// than one counter period before `now`, because the counter then repeats its values.
+    /// Returns the time at which the counter showed `ticks`. This time must not be after `now`, and must be less than
+    /// one counter period before `now`. After one period, the counter repeats its values.
     pub fn host(&self, ticks: Ticks, now: Nanos) -> Nanos {
         let (latest, when) = self.at(now);
         let age = latest.0.wrapping_sub(ticks.0) & self.timebase.mask;

@@ -51,8 +51,7 @@ impl fmt::Display for ClockSource {
 }
 
 /// A time of the system clock in nanoseconds, and the clock that took the original timestamp. Both values are packed
-/// into 64 bits.
-/// Comparing or subtracting stamps of different sources returns `None`.
+/// into 64 bits. Comparing or subtracting stamps of different sources returns `None`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Stamp(u64);
 
@@ -61,7 +60,7 @@ impl Stamp {
     const SOURCE_BITS: u32 = 3;
     const SOURCE: u64 = (1 << Self::SOURCE_BITS) - 1;
 
-    /// No stamp was taken.
+    /// The value for a missing stamp.
     pub const NONE: Self = Self(0);
 
     /// Creates a stamp. [`ClockSource::Mixed`] gives [`Stamp::NONE`].

@@ -122,7 +122,7 @@ pub struct ClockReport {
     pub drift_ppb: i64,
     /// The maximum error of a stamp at the time of the latest step, in nanoseconds.
     pub error_ns: u64,
-    /// The number of steps.
+    /// The number of synchronization steps. Each step compares the clock with the system clock.
     pub steps: u64,
     /// The number of steps in which the clock could not be read, or only inaccurately.
     pub missed: u64,

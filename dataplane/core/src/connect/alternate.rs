@@ -2,7 +2,7 @@
 //! connection to the alternate path. The fields correspond to `alt_ah_attr`, `alt_pkey_index`, `alt_port_num`,
 //! `alt_timeout` and `path_mig_state` of `ibv_modify_qp(3)`.
 //!
-//! Alternate paths exist only on InfiniBand, not on RoCE. Not tested on hardware.
+//! Alternate paths exist only on InfiniBand, not on RoCE. This code was not tested on hardware.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

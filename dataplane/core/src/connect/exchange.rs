@@ -126,8 +126,11 @@ pub struct Exchanged {
     /// Number of connections that were refused before this peer.
     pub refused: u64,
     wire: Wire,
+    /// The token of the local HELLO. The READY of the peer must have this token.
     own: u64,
+    /// The token of the peer's HELLO, for the local READY.
     answer: u64,
+    /// Whether the local side is the listener.
     listened: bool,
 }
 
@@ -197,7 +200,9 @@ pub struct Listener {
 struct Candidate {
     wire: Wire,
     address: SocketAddr,
+    /// The deadline of the current step.
     end: Instant,
+    /// The token of the local HELLO. The READY of the client must have this token.
     own: u64,
     /// The token and the endpoints that were received.
     received: Option<(u64, Vec<QueuePairEndpoint>)>,

@@ -4,8 +4,8 @@
 
 /// A one's complement sum. Add the pieces of the data in order. Every piece except the last must have an even length.
 ///
-/// The sum of 16-bit words does not depend on their byte order (RFC 1071, section 2 B). The words are therefore added
-/// in memory order, and the byte order is converted once at the end.
+/// If the two bytes of every word are swapped, the result is the sum with its two bytes swapped (RFC 1071, section
+/// 2 B). The words are therefore added in memory order, and only the sum is converted, once at the end.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum(u64);
 
@@ -83,9 +83,9 @@ impl Sum {
 #[inline]
 pub fn header_checksum_ok(header: &[u8; 20]) -> bool {
     // One's complement addition is addition modulo 65,535. Modulo 65,535, the numbers 2^16, 2^32, 2^48 and 2^64 equal
-    // 1. The 16-bit words inside a 64-bit word can therefore be added together, and a carry out of 64 bits is added as
-    // 1. The sum of a header with a correct checksum is a multiple of 65,535. Only a header of zeros has the sum 0,
-    // which must be excluded.
+    // 1. A 64-bit word therefore equals the sum of its four 16-bit words. The code adds whole 64-bit words, and adds a
+    // carry out of 64 bits as 1. The sum of a header with a correct checksum is a multiple of 65,535. Only a header of
+    // zeros has the sum 0, which must be excluded.
     let (words, tail) = header.as_chunks::<8>();
     let [first, second] = [words[0], words[1]].map(u64::from_ne_bytes);
     let tail = tail.first_chunk().map_or(0, |tail| u32::from_ne_bytes(*tail));

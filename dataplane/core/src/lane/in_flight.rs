@@ -25,6 +25,7 @@ struct Span {
     /// The sequence number of the first send after the span.
     end: u64,
     stamp: Stamp,
+    /// The total length of the sends, in bytes.
     bytes: u32,
 }
 
@@ -153,7 +154,7 @@ impl InFlight {
         bytes
     }
 
-    /// Marks the sends of the oldest span up to sequence number `to` as completed. Returns the sequence number of the
+    /// Marks the sends of the oldest span before sequence number `to` as completed. Returns the sequence number of the
     /// first of these sends, and a span of only these sends.
     #[inline(always)]
     fn complete_span(&mut self, to: u64) -> (u64, Span) {
@@ -191,7 +192,7 @@ impl InFlight {
     }
 }
 
-/// A guard whose drop marks the sends up to sequence number `to` as completed.
+/// A guard whose drop marks all sends before sequence number `to` as completed.
 struct Rest<'a> {
     in_flight: &'a mut InFlight,
     to: u64,

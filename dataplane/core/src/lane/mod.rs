@@ -2,8 +2,8 @@
 //!
 //! A lane tracks whether the program or the device owns each slot (packet buffer). The lane posts receives in advance
 //! and refills the receive queue. The lane posts sends in runs (several requests with one call) and requests a
-//! completion only for the last send of a run. When that send completes, the lane reclaims the slots of all sends up to
-//! it. After a failure, the device completes all outstanding requests with a flush error, and the lane reclaims their
+//! completion only for the last send of a run. When the last send completes, the lane reclaims the slots of the whole
+//! run. After a failure, the device completes all outstanding requests with a flush error, and the lane reclaims their
 //! slots. The code is generic over the traits of [`crate::verbs`] and runs on every provider (implementation of these
 //! traits).
 //!
@@ -58,8 +58,8 @@ pub struct LaneCounters {
     pub stale: u64,
     /// Number of queue pair resets after an error or after a restart of the peer.
     pub recoveries: u64,
-    /// Number of times that the lane created all its queues again, because a completion queue was lost or a reset
-    /// failed.
+    /// Number of times that the lane created all its queues again, because a completion queue or the reset of the queue
+    /// pair failed.
     pub rebuilds: u64,
     /// Requests that a queue pair did not complete in time. Resetting or destroying the queue pair returned their
     /// slots.
@@ -79,7 +79,7 @@ pub trait Lane: Send {
     /// Receives up to `limit` packets into the batch. Returns the number of received packets.
     ///
     /// # Errors
-    /// Fails if the completion queue is lost and cannot be recreated.
+    /// Fails if the completion queue has failed and cannot be created again.
     fn receive(&mut self, pool: &mut Pool, batch: &mut Batch, limit: usize) -> Result<usize, VerbError>;
 
     /// Posts the packets of the batch for sending and leaves the batch empty. The lane drops and counts packets that it
@@ -89,7 +89,7 @@ pub trait Lane: Send {
     /// Returns the slots of completed sends to the pool.
     ///
     /// # Errors
-    /// Fails if the completion queue is lost and cannot be recreated.
+    /// Fails if the completion queue has failed and cannot be created again.
     fn reap(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<(), VerbError>;
 
     /// Posts free slots to the receive queue until the queue is full. Also resets a queue pair that an error has
@@ -103,10 +103,10 @@ pub trait Lane: Send {
     fn is_connected(&self) -> bool;
 
     /// Does the housekeeping of the lane: handles asynchronous device events, and restarts the connection if the peer
-    /// restarted. The worker calls this once per few hundred loops.
+    /// restarted. The worker calls this method once in a few hundred loops.
     ///
     /// # Errors
-    /// Fails if the device is gone, or if a lost queue cannot be recreated.
+    /// Fails if the device is gone, or if a failed queue cannot be created again.
     fn housekeep(&mut self, pool: &mut Pool) -> Result<(), VerbError>;
 
     /// Moves the queue pair to the error state, so that all outstanding requests are flushed.
@@ -118,7 +118,7 @@ pub trait Lane: Send {
     /// Gives the slots of flushed requests back to the pool. Returns the number of slots that the device still owns.
     ///
     /// # Errors
-    /// Fails if a completion queue is lost. A lane that stops does not recreate its queues.
+    /// Fails if a completion queue has failed. A lane that stops does not create its queues again.
     fn drain(&mut self, pool: &mut Pool) -> Result<usize, VerbError>;
 
     /// Resets the queue pair and returns the slots of all outstanding requests to the pool. If the reset fails, the
@@ -141,7 +141,7 @@ pub trait Lane: Send {
     /// Returns the number of packets in the send queue whose slots are not yet reclaimed.
     fn sending(&self) -> usize;
 
-    /// Returns whether no more packets will arrive, because the packet source (such as a capture file) has ended.
+    /// Returns `true` if no more packets will arrive, because the packet source (such as a capture file) has ended.
     fn source_ended(&self) -> bool;
 
     /// Returns the counters.

@@ -45,7 +45,7 @@ impl<'lane, D: Device> LaneQueuePair<'lane, D> {
         self.0.modify(attributes, mask)
     }
 
-    /// Sets the destination of all sends. Only queue pairs for unreliable datagrams support this.
+    /// Sets the destination of all sends. Only queue pairs for unreliable datagrams support this method.
     ///
     /// # Errors
     /// See [`QueuePair::bind_peer`].
@@ -54,7 +54,7 @@ impl<'lane, D: Device> LaneQueuePair<'lane, D> {
     }
 }
 
-/// The connection setup of a lane. It moves the queue pair from RESET to RTS at the start and again after every reset.
+/// The connection setup of a lane, which moves the queue pair from RESET to RTS at the start and after every reset.
 pub trait Wiring<D: Device>: fmt::Debug + Send {
     /// Moves the queue pair from RESET to INIT. From INIT on, receives may be posted.
     ///
@@ -62,8 +62,8 @@ pub trait Wiring<D: Device>: fmt::Debug + Send {
     /// Fails like `ibv_modify_qp(3)`.
     fn initialise(&mut self, qp: &mut LaneQueuePair<'_, D>) -> Result<(), VerbError>;
 
-    /// Moves the queue pair from INIT to RTS if the peer is ready. Returns `false` if the peer is not ready yet. The
-    /// caller must then try again later.
+    /// Moves the queue pair from INIT to RTS if the peer is ready. If the peer is not ready yet, returns `false`, and
+    /// the caller must try again later.
     ///
     /// # Errors
     /// Fails like `ibv_modify_qp(3)`.
@@ -73,7 +73,7 @@ pub trait Wiring<D: Device>: fmt::Debug + Send {
     fn is_stale(&self) -> bool;
 
     /// Returns the number of bytes that the device writes in front of each received packet. For unreliable datagrams,
-    /// this is the length of the global route header.
+    /// the number is the length of the global route header.
     fn prefix(&self) -> u16;
 
     /// Returns the maximum length of a packet on this connection. The lane drops and counts longer packets. `u16::MAX`

@@ -22,9 +22,9 @@ pub const BATCH: usize = 256;
 pub struct Batch<Unsized: ?Sized = [()]> {
     pub(super) memory: SlotMemory,
     /// Number of packets, at most [`BATCH`]. In `labels` and `copies`, the entries from index `len` on are always
-    /// `NEXT`. In the remaining arrays, these entries have no meaning.
+    /// `NEXT` (no label). In the remaining arrays, these entries have no meaning.
     len: usize,
-    /// Index of the port that received the packets. All packets in the graph at one time come from the same port.
+    /// Index of the port that received the packets. Each batch in the graph has packets from only one port.
     pub(super) ingress: u8,
     /// Whether the current stage has held the packets before, and whether their maximum holding time has passed.
     pub(super) wait: Wait,

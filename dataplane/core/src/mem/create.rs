@@ -8,10 +8,10 @@ use crate::mem::packet::Packet;
 use crate::mem::pool::{Pool, SlotState};
 
 impl Batch {
-    /// Takes up to `wanted` slots (packet buffers) from the pool for packets that a stage generates. Takes fewer slots
+    /// Takes up to `wanted` spare slots (packet buffers) from the pool for packets that a stage adds. Takes fewer slots
     /// if the pool has fewer free slots or the batch has less space.
     pub(crate) fn take_spares(&mut self, wanted: usize, pool: &mut Pool) {
-        // `spares` is empty here and its capacity is a full batch, so this does not allocate.
+        // `spares` is empty here and has the capacity of a full batch, so the call below does not allocate.
         let wanted = wanted.min(self.space());
         self.spares.extend_from_slice(pool.take_new(wanted));
     }
@@ -25,8 +25,8 @@ impl Batch {
     /// Appends a new packet that is the concatenation of two byte ranges of the packet at `index`. The new packet gets
     /// a copy of that packet's metadata and stamp.
     ///
-    /// Returns `None` if the packet or a range does not exist, no slot is left, or the result is longer than a slot. A
-    /// stage that calls this method must declare the number of new packets with `Contract::splits`.
+    /// Returns `None` if the packet or a range does not exist, no spare slot is left, or the new packet does not fit
+    /// into a slot. A stage that calls this method must declare the number of new packets with `Contract::splits`.
     pub fn split_from(&mut self, index: usize, parts: [std::ops::Range<usize>; 2]) -> Option<Packet<'_>> {
         let (from, at, layout) = (*self.descs().get(index)?, self.len(), self.memory.layout);
         let within = |part: &std::ops::Range<usize>| part.start <= part.end && part.end <= usize::from(from.len);
@@ -53,7 +53,7 @@ impl Batch {
 
     /// Appends a new packet with these bytes and default metadata.
     ///
-    /// Returns `None` if no slot is left or the bytes do not fit into a slot. A stage that calls this method must
+    /// Returns `None` if no spare slot is left or the bytes do not fit into a slot. A stage that calls this method must
     /// declare the number of new packets with `Contract::splits` or `Generator::max_generated`.
     pub fn generate(&mut self, bytes: &[u8]) -> Option<Packet<'_>> {
         let (at, layout) = (self.len(), self.memory.layout);

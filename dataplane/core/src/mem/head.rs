@@ -60,7 +60,7 @@ pub struct Head<'b, const N: usize> {
     pub len: u16,
     /// Metadata that earlier stages wrote.
     pub meta: &'b mut Meta,
-    #[expect(dead_code, reason = "it holds the discriminant of `Option<Head>`")]
+    #[expect(dead_code, reason = "this field holds the discriminant of `Option<Head>`")]
     niche: OptionNiche,
 }
 

@@ -148,7 +148,7 @@ impl<'b> Packet<'b> {
     }
 
     /// Adds `bytes` bytes in front of the packet and adjusts the offsets in the metadata. Returns the new bytes. The
-    /// caller must write all of them. Returns `None` and changes nothing if the headroom is too small.
+    /// caller must write all new bytes. Returns `None` and changes nothing if the headroom is too small.
     #[inline]
     pub fn prepend(&mut self, bytes: usize) -> Option<&mut [u8]> {
         let by = u16::try_from(bytes).ok().filter(|by| *by <= self.desc().offset)?;
@@ -179,8 +179,8 @@ impl<'b> Packet<'b> {
         meta.end = meta.end.min(len);
     }
 
-    /// Adds `bytes` bytes at the end of the packet. Returns the new bytes. The caller must write all of them. Returns
-    /// `None` if the tailroom is too small.
+    /// Adds `bytes` bytes at the end of the packet. Returns the new bytes. The caller must write all new bytes. Returns
+    /// `None` and changes nothing if the tailroom is too small.
     #[inline]
     pub fn append(&mut self, bytes: usize) -> Option<&mut [u8]> {
         if bytes > self.tailroom() {
@@ -282,15 +282,15 @@ impl<'b> Packet<'b> {
         self.set_label(CONSUMED);
     }
 
-    /// Holds the packet in the stage. The stage must declare the maximum holding time with `Contract::holds`. In a
-    /// later housekeeping pass, the stage gets the packet again, together with other held packets of the same port. If
-    /// the stage cannot hold more packets, the packet is dropped as `queue_full`.
+    /// Holds the packet in the stage. The stage must declare the maximum holding time with `Contract::holds`. After a
+    /// later housekeeping, the stage gets the packet again, together with other held packets that arrived on the same
+    /// port. If the stage cannot hold more packets, the packet is dropped as `queue_full`.
     #[inline]
     pub fn hold(&mut self) {
         self.set_label(HELD);
     }
 
-    /// Returns whether this stage has held the packet before.
+    /// Returns whether this stage has held the packet before, and whether the maximum holding time has passed.
     #[inline]
     pub fn wait(&self) -> Wait {
         // SAFETY: as for `memory`.

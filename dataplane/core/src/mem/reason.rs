@@ -57,7 +57,7 @@ reasons! {
     TooLong = "too_long",
     /// No stage chose an outgoing port.
     NoPort = "no_port",
-    /// The config routes the packet to a drop.
+    /// The config sends the packet to `drop`.
     Requested = "requested",
     /// The send queue was full.
     TxFull = "tx_full",
@@ -69,7 +69,7 @@ reasons! {
     Undeclared = "undeclared_output",
     /// The stage already holds its maximum number of packets.
     QueueFull = "queue_full",
-    /// The worker stopped before the packet was processed.
+    /// A stage held the packet when the worker stopped, or when a change removed the stage.
     Stopped = "stopped",
 }
 

@@ -1,7 +1,7 @@
 //! The receive information of packets: what the device found out about a frame.
 //!
-//! The information is in the last bytes of the packet's slot, where no packet reaches. It therefore needs no copies when
-//! packets move between batches. A pool keeps the information only if a stage needs it.
+//! The information is in the last bytes of the packet's slot, where no packet reaches. A move of a packet to another
+//! batch therefore needs no copy of the information. A pool keeps the information only if a stage needs it.
 
 use std::ptr::NonNull;
 
@@ -94,7 +94,8 @@ impl Pool {
         self.memory.keeps_received
     }
 
-    /// Stores the receive information of received packets. Packets beyond the end of `infos` have none.
+    /// Stores the receive information of received packets. If `infos` is shorter than `descs`, the remaining packets
+    /// get [`RecvInfo::NONE`].
     #[inline(never)]
     pub(crate) fn set_received(&mut self, descs: &[Desc], infos: &[RecvInfo]) {
         self.moved_descs(descs, SlotState::Batched, SlotState::Batched);
@@ -104,7 +105,7 @@ impl Pool {
     }
 
     /// Takes up to `most` free slots for packets that no device received, and removes the receive information of earlier
-    /// packets from them.
+    /// packets from these slots.
     #[inline]
     pub(super) fn take_new(&mut self, most: usize) -> &[u32] {
         let taken = self.take(most, SlotState::Batched).len();

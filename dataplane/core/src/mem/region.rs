@@ -49,7 +49,7 @@ impl PageKind {
         }
     }
 
-    /// Returns a shell command or an action that makes `bytes` available in these pages.
+    /// Returns a shell command or an action that makes `bytes` bytes available in pages of this kind.
     fn remedy(self, bytes: usize, node: Option<NumaNode>) -> String {
         match self {
             Self::Huge1G | Self::Huge2M => {

@@ -99,7 +99,7 @@ pub struct Contract {
     pub exit: Exit,
     /// The receive information that the stage reads.
     pub receives: RecvFields,
-    /// Whether the stage computes the checksums of every packet that leaves it.
+    /// Whether the stage computes the checksums of every packet that leaves the stage.
     pub computes_checksums: bool,
     /// Whether the stage neither reads nor changes checksums.
     pub ignores_checksums: bool,
@@ -193,8 +193,8 @@ impl Contract {
         Self { receives, ..self }
     }
 
-    /// Declares that the stage computes the IPv4, TCP and UDP checksums of every packet that leaves it. If the devices
-    /// of all ports that send these packets compute checksums, the run calls [`Stage::leave_checksums`].
+    /// Declares that the stage computes the IPv4, TCP and UDP checksums of every packet that leaves the stage. If the
+    /// devices of all ports that send these packets compute checksums, the run calls [`Stage::leave_checksums`].
     ///
     /// [`Stage::leave_checksums`]: super::Stage::leave_checksums
     #[must_use]
@@ -202,8 +202,8 @@ impl Contract {
         Self { computes_checksums: true, ..self }
     }
 
-    /// Declares that the stage neither reads nor changes checksums, so the checksums of its packets may be wrong until
-    /// a device computes them.
+    /// Declares that the stage neither reads nor changes checksums. The checksums of its packets may therefore be wrong
+    /// until a device computes the checksums.
     #[must_use]
     pub const fn ignores_checksums(self) -> Self {
         Self { ignores_checksums: true, ..self }

@@ -33,7 +33,7 @@ impl Facts {
                 Self::EGRESS => "an egress port",
                 Self::NEXT_HOP => "a next hop",
                 Self::COLOUR => "a colour",
-                Self::STAMP => "a receive time stamp",
+                Self::STAMP => "a receive timestamp",
                 _ => "a flow hash",
             })
             .collect();

@@ -130,8 +130,7 @@ struct Node {
     watch: Option<DropWatch>,
 }
 
-/// The stage that observes the drops of a node's stage (the observed stage), with the names of the drop reasons and
-/// outputs of the observed stage.
+/// The observation of the drops of a stage (the observed stage) by another stage (the observing stage).
 struct DropWatch {
     /// Index of the observing stage.
     by: usize,
@@ -194,7 +193,8 @@ pub struct Graph {
     nodes: Box<[Node]>,
     outboxes: Box<[Box<Batch>]>,
     burst: usize,
-    /// The stage whose housekeeping or generation is in progress.
+    /// Index of the stage that [`Graph::tick`], [`Graph::visit`], [`Graph::take_over`] or the generation of packets is
+    /// calling now.
     housekeeping: Option<usize>,
 }
 
@@ -230,7 +230,7 @@ impl Graph {
     /// Checks that the graph was created for this pool.
     #[inline]
     fn check_pool(&self, pool: &Pool) {
-        assert!(Arc::ptr_eq(&self.region, pool.region()), "the packets of this batch belong to another pool");
+        assert!(Arc::ptr_eq(&self.region, pool.region()), "the graph was created for another pool");
     }
 
     /// Returns the maximum number of packets that may enter the graph at a time.
@@ -283,7 +283,7 @@ impl Graph {
         self.nodes.iter_mut().map(|node| (node.name.as_str(), &mut node.stage))
     }
 
-    /// Calls `visit` for each stage between two batches, in the order of the pipeline.
+    /// Calls `visit` for each stage, in the order of the pipeline. The worker calls this method between two batches.
     pub fn visit(&mut self, mut visit: impl FnMut(&dyn Stage)) {
         for (place, node) in self.nodes.iter().enumerate() {
             self.housekeeping = Some(place);
@@ -361,7 +361,7 @@ impl Graph {
 
     /// Takes over the work of `earlier`, the graph that this graph replaces on its worker:
     ///
-    /// - Moves each stage that continues to this graph.
+    /// - Moves each continuing stage to this graph ([`Succession::moves`]).
     /// - Lets each replaced stage hand its state over to the new stage ([`Stage::adopt`]).
     /// - Moves the packets that these stages hold. Drops and counts the packets that other stages of `earlier` hold.
     ///
@@ -404,7 +404,8 @@ impl Graph {
         self.nodes.iter_mut().map(|node| std::mem::take(&mut node.counters))
     }
 
-    /// Drops all held packets, because the worker stops.
+    /// Drops all held packets, because the worker stops, or because another graph replaces this graph. The drop reason
+    /// is [`Reason::Stopped`].
     ///
     /// # Panics
     /// Panics if `pool` is not the pool that the graph was created for.

@@ -55,8 +55,8 @@ pub struct LiveReader<T> {
     /// Until the publishing side empties the ring again, the reader hands back at most three values:
     ///
     /// 1. The value that the reader was handing back while the publishing side emptied the ring.
-    /// 2. The current value, when the reader takes the value that was in `next` while the ring was emptied.
-    /// 3. The current value, when the reader takes the value that the publishing side adds to `next`.
+    /// 2. The value that the reader replaces by the value that was in `next` while the ring was emptied.
+    /// 3. The value that the reader replaces by the value that the publishing side then adds to `next`.
     old: Producer<Box<T>>,
 }
 
@@ -201,7 +201,7 @@ mod tests {
         // The reader is interrupted after it has taken value 1 and before it hands back value 0.
         let taken = reader.next.0.take().unwrap();
         live.publish(|_| values[2].clone());
-        // The publishing side empties the queue and is interrupted before it adds value 3. The reader goes on.
+        // The publishing side empties the ring and is interrupted before it adds value 3. The reader goes on.
         assert!(!live.readers()[0].as_mut().unwrap().collect());
         reader.hand_back(taken);
         reader.refresh();

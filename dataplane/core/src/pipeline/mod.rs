@@ -61,9 +61,9 @@ pub trait Stage: Any + Send {
         let _ = ctx;
     }
 
-    /// Loads tables and looks up ports. This method runs once, before the stage processes its first packet. The stage
-    /// is prepared before the run, or for a change of the running pipeline. This method runs on a control thread, never
-    /// on a worker. This method must not access devices.
+    /// Loads tables and looks up ports. This method runs once for each instance of a stage, before the instance
+    /// processes its first packet: before the run, or for a change of the running pipeline. This method runs on a
+    /// control thread, never on a worker. This method must not access devices.
     ///
     /// # Errors
     /// Fails if a parameter is not valid. The problem names the position of the parameter in the config.
@@ -73,9 +73,9 @@ pub trait Stage: Any + Send {
     }
 
     /// Takes over the state of `earlier`, the stage that this stage replaces. Both stages have the same name and kind,
-    /// but usually other parameters. The method `downcast` returns `earlier` with its type. If a stage
-    /// does not implement this method, its state is lost. [`StageInfo::keeps`] declares the state that this method
-    /// keeps, and `dataplane plan` prints the declaration.
+    /// but usually different parameters. The method `downcast` returns `earlier` with its type. If a kind of stage does
+    /// not implement this method, the state of `earlier` is lost. [`StageInfo::keeps`] declares the state that this
+    /// method keeps, and `dataplane plan` prints the declaration.
     ///
     /// This method runs on the worker between two batches. It must not allocate, free memory, lock, wait, or panic.
     /// Exchange large values with `std::mem::swap`. If the change is reverted, the program calls `adopt` of the earlier
@@ -84,7 +84,7 @@ pub trait Stage: Any + Send {
         let _ = earlier;
     }
 
-    /// Returns the outputs and drop reasons of the kind of stage.
+    /// Returns the outputs and drop reasons that all stages of this kind have.
     fn info() -> StageInfo
     where
         Self: Sized,
@@ -104,8 +104,8 @@ pub trait Stage: Any + Send {
     /// a stage with [`Contract::computes_checksums`].
     fn leave_checksums(&mut self) {}
 
-    /// Reports the counters that the stage itself keeps, such as the hits of each rule. The name of each counter must
-    /// be different.
+    /// Reports the counters that the stage itself keeps, such as the hits of each rule. No two counters of a stage may
+    /// have the same name.
     ///
     /// This method runs on the worker between two batches, when a snapshot of the run is taken, and once after the run.
     /// It must not allocate, lock, wait, or panic. The names must stay the same, in the same order, until
@@ -120,8 +120,8 @@ pub trait Stage: Any + Send {
         0
     }
 
-    /// Describes the content of the stage's tables for a packet that the stage is about to process. Only `dataplane
-    /// explain` calls this method, without a device.
+    /// Describes the table entries that apply to a packet, which the stage is about to process. Returns `None` if there
+    /// is nothing to describe. Only `dataplane explain` calls this method, without a device.
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
         let _ = packet;
         None

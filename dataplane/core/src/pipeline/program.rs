@@ -142,7 +142,7 @@ impl Program {
     /// that the device sets on every packet. Returns the index and the problem of each stage that lacks a fact.
     pub fn check(&self, source: Facts) -> Vec<(usize, Problem)> {
         // For each stage: the facts that are known on all paths to the stage, and one of these paths for the error
-        // message. This path is the last visited path that lacks a fact of the paths visited before.
+        // message: the path that was visited last among the paths that removed a fact from the known facts.
         let mut known: Vec<Option<(Facts, Vec<usize>)>> = vec![None; self.nodes.len()];
         known[0] = Some((source, Vec::new()));
         let mut problems = Vec::new();
@@ -262,8 +262,8 @@ impl Program {
     }
 }
 
-/// Adds a stage that sends packets to a port. `has` is whether these packets have computed checksums. `all` stays
-/// `true` only if this is so for every stage of the port. `None`: no stage sends packets to the port yet.
+/// Adds a stage that sends packets to a port. `has` is whether these packets have computed checksums. `all` is `true`
+/// if the packets of all added stages have computed checksums, and `None` if no stage was added yet.
 fn join(all: &mut Option<bool>, has: bool) {
     *all = Some(all.unwrap_or(true) && has);
 }

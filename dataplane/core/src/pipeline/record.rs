@@ -42,8 +42,8 @@ impl StageRecord {
     }
 }
 
-/// The properties of a file that change when its content changes: device, inode, size, and the times of the last change
-/// in nanoseconds.
+/// The properties of a file that change when its content changes: device, inode, size, and the times of the last status
+/// change and of the last modification, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint([i128; 5]);
 

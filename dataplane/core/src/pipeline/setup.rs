@@ -327,7 +327,7 @@ impl<'a> Setup<'a> {
     }
 
     /// Registers a check of requirements on other stages. The check runs after all stages of all workers are prepared.
-    /// Its problem is reported for this stage.
+    /// If the check fails, the program reports the problem for this stage.
     pub fn check_later(&mut self, check: impl FnOnce() -> Result<(), Problem> + Send + 'static) {
         self.services.checks.push((self.stage.clone(), Box::new(check)));
     }
@@ -546,8 +546,8 @@ impl Resources {
         }
     }
 
-    /// Moves the objects of a stage to the objects of replaced stages, because the stage cannot continue. The stage is
-    /// then prepared again, and can use these objects ([`Setup::earlier`]).
+    /// Marks a stage as replaced instead of continuing: moves the objects of the stage to the objects of replaced
+    /// stages. The new instances of the stage can then use these objects during preparation ([`Setup::earlier`]).
     pub fn release(&mut self, stage: &str) {
         let moved: Vec<_> = self.shared.extract_if(|(owner, _), _| owner == stage).collect();
         self.earlier.extend(moved);
@@ -557,8 +557,8 @@ impl Resources {
         }
     }
 
-    /// Returns the types of the common objects that stages of both pipelines use, but not the same stages. `renews` has
-    /// the types that are already known. The result does not contain these types.
+    /// Returns the types of the common objects that both pipelines use, but with different sets of stages. `before` has
+    /// the objects of the earlier pipeline. The result does not contain the types in `renews`, which are already known.
     pub fn changed_commons(&self, before: &Self, renews: &BTreeSet<TypeId>) -> BTreeSet<TypeId> {
         let users = |resources: &Self, kind: TypeId| {
             let users = resources.records.iter().filter(|(_, record)| record.commons.contains(&kind));
@@ -607,8 +607,8 @@ impl Resources {
     }
 
     /// Returns `true` if a running stage with this record can continue in the new pipeline: the results of
-    /// [`Setup::wants`], the next hops and the common objects are the same as for the running stage. Does not check
-    /// files. Call this method after the preparation of all stages before this stage.
+    /// [`Setup::wants`] and the number of next hops are as in the record, and no common object of the stage is in
+    /// `renews`. Does not check files. Call this method after the preparation of all stages before this stage.
     pub fn suits(&self, record: &StageRecord, renews: &BTreeSet<TypeId>) -> bool {
         let hops = self.next_hops.hops.len();
         record.wanted.iter().all(|(facts, wanted)| self.wanted.intersects(*facts) == *wanted)

@@ -10,8 +10,8 @@ use serde_json::value::{RawValue, to_raw_value};
 /// A table that `dataplane show` and other programs can list while the pipeline runs, such as the routes of a stage.
 /// Register the table with [`Setup::table`], and declare it with [`StageInfo::tables`].
 ///
-/// A control thread calls the methods of this trait. Workers never call them. The methods may allocate, but must not
-/// wait for a worker, and must not hold a lock that a worker needs.
+/// A control thread, never a worker, calls the methods of this trait. The methods may allocate, but must not wait for a
+/// worker, and must not hold a lock that a worker needs.
 ///
 /// [`Setup::table`]: super::Setup::table
 /// [`StageInfo::tables`]: super::StageInfo::tables
@@ -51,8 +51,8 @@ pub struct TableQuery<'a> {
 }
 
 impl<'a> TableQuery<'a> {
-    /// Creates a query for at most `limit` rows after a position. `counters` has the counters of the stage by name, for
-    /// a table that needs them.
+    /// Creates a query for at most `limit` rows after a position. `counters` has the counters of the stage by name, if
+    /// the table needs counters ([`Table::needs_counters`]).
     pub fn new(after: Option<&'a str>, limit: usize, counters: &'a BTreeMap<String, u64>) -> Self {
         Self { after, limit, counters }
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// Work on a separate thread during the run, such as following a file or the routes of the kernel.
-/// Register a task with [`Setup::task`].
+/// Work on a separate thread during the run, such as following a file or the routes of the kernel. Register a task with
+/// [`Setup::task`].
 ///
 /// A task never runs on a worker, so a task may allocate, lock, wait and do input and output. A task hands data to the
 /// stages with [`Live`].

@@ -70,7 +70,7 @@ pub struct PortReport {
     pub stale: u64,
     /// How often a queue pair was reset after an error, or because its peer restarted.
     pub recoveries: u64,
-    /// How often a lane created all its queues again, because a completion queue was lost or a reset failed.
+    /// How often a lane created all its queues again, because a completion queue or the reset of a queue pair failed.
     pub rebuilds: u64,
     /// Requests whose completion did not arrive in time.
     pub abandoned: u64,

@@ -286,8 +286,8 @@ pub unsafe trait ProtectionDomain: Clone + Send + Sync + 'static {
     /// `EOPNOTSUPP`: the device does not support windows of this kind.
     fn alloc_mw(&self, kind: MwKind) -> Result<Self::Mw, VerbError>;
 
-    /// Creates an address handle: `ibv_create_ah(3)`. Creation may resolve addresses and block, so it must not run in
-    /// the worker loop.
+    /// Creates an address handle: `ibv_create_ah(3)`. The call may resolve addresses and block, so the worker loop must
+    /// not make this call.
     ///
     /// # Errors
     /// `EINVAL`: the port or the source address does not exist. `EHOSTUNREACH`, `ETIMEDOUT`: the peer cannot be
@@ -416,8 +416,8 @@ pub unsafe trait CompletionQueue: Send {
     /// Resizes the queue to at least `depth` entries, and returns the new depth: `ibv_resize_cq(3)`.
     ///
     /// # Errors
-    /// `EINVAL`: above the device's limit, or below the number of queued completions. `EOPNOTSUPP`: the device cannot
-    /// resize queues.
+    /// `EINVAL`: a depth above the device's limit, or below the number of queued completions. `EOPNOTSUPP`: the device
+    /// cannot resize queues.
     fn resize(&mut self, depth: u32) -> Result<u32, VerbError>;
 
     /// Moderates completion events: `ibv_modify_cq(3)`. An armed queue raises an event after `count` completions, or
@@ -460,7 +460,7 @@ pub unsafe trait SharedReceiveQueue: Clone + Send {
     /// A `limit` of 0 disarms the limit. `ibv_modify_srq(3)`.
     ///
     /// # Errors
-    /// `EINVAL`: above the queue's depth.
+    /// `EINVAL`: a limit above the queue's depth.
     fn arm_limit(&mut self, limit: u32) -> Result<(), VerbError>;
 
     /// Returns the armed limit: `ibv_query_srq(3)`. 0: no limit is armed, or the event was already raised.
@@ -472,7 +472,7 @@ pub unsafe trait SharedReceiveQueue: Clone + Send {
     /// Resizes the queue to hold at least `depth` receives: `ibv_modify_srq(3)`.
     ///
     /// # Errors
-    /// `EINVAL`: above the device's limit. `EOPNOTSUPP`: the device cannot resize shared receive queues.
+    /// `EINVAL`: a depth above the device's limit. `EOPNOTSUPP`: the device cannot resize shared receive queues.
     fn resize(&mut self, depth: u32) -> Result<(), VerbError>;
 }
 
@@ -593,7 +593,8 @@ pub unsafe trait QueuePair: Send {
     /// See [`PostError`].
     fn bind_mw(&mut self, mw: &mut Self::Mw, bind: &MwBind<'_, Self::Mr>) -> Result<(), PostError>;
 
-    /// Destroys the queue pair: `ibv_destroy_qp(3)`. Dropping the queue pair does the same, but can only log a failure.
+    /// Destroys the queue pair: `ibv_destroy_qp(3)`. The drop of a queue pair also destroys it, but can only log a
+    /// failure.
     ///
     /// # Errors
     /// After an error, the device still has the queue pair and all requests that were posted to it. `EBUSY`: another

@@ -106,7 +106,8 @@ pub struct Destination<'a, A> {
     pub ah: &'a A,
     /// The peer's queue pair.
     pub qp: QpNum,
-    /// The Q_Key of the peer's queue pair. If the top bit is set, the sender's own Q_Key is sent instead.
+    /// The Q_Key of the peer's queue pair. If the top bit is set, the device sends the Q_Key of the sending queue pair
+    /// instead.
     pub qkey: u32,
 }
 

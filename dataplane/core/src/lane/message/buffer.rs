@@ -9,9 +9,10 @@ use crate::units::{Lkey, Rkey};
 use crate::verbs::{Device, MemoryRegion, Remote, Sge};
 
 /// Registered memory that programs access only by copying bytes. A device may write to the memory at any time. Clones
-/// refer to the same buffer and can be used in other threads. The registration ends when the last clone is dropped. If the
-/// library of the device may access memory without a check of the key ([`Device::checks_every_key`]), the memory stays
-/// mapped until the domain and all its objects are dropped.
+/// refer to the same buffer and can be used in other threads. The registration ends when the last clone is dropped. If
+/// [`Device::checks_every_key`] is `false`, the library of the device (such as libmlx5) may access the memory even
+/// after the end of the registration. The memory then stays mapped until the protection domain and all its objects are
+/// dropped.
 pub struct Buffer<D: Device>(Arc<Memory<D>>);
 
 impl<D: Device> Clone for Buffer<D> {

@@ -1,11 +1,11 @@
 //! Messages: the verbs API without `unsafe`.
 //!
-//! A lane (one worker's queues on one port) moves packets in buffers to which safe code has references. A lane may
-//! therefore post only buffers that it owns. This module restricts access to the memory instead. A [`Buffer`] is
-//! registered memory to which no code ever gets a reference. All copies are atomic, one byte at a time, so a device, a
-//! peer or another thread may access the memory at the same time. Safe code may therefore post any request, even with
-//! wrong keys and addresses. The device then reports the error. Use this module in programs that exchange messages and
-//! in tests of devices.
+//! A lane (one worker's queues on one port) moves packets in buffers to which safe code has references. A lane is safe
+//! because of a rule about requests: the lane posts only buffers that it owns. This module is safe because of a rule
+//! about memory: a [`Buffer`] is registered memory to which no code ever gets a reference. All copies are atomic, one
+//! byte at a time, so a device, a peer or another thread may access the memory at the same time. Safe code may
+//! therefore post any request, even with wrong keys and addresses. The device then reports the error. Use this module
+//! in programs that exchange messages and in tests of devices.
 //!
 //! Why this is sound:
 //!
@@ -15,10 +15,11 @@
 //! - The registration owns the region that contains the buffer, so the registration ends before the memory is freed.
 //! - For an inline send, the verbs library reads the bytes itself and does not check the key. This module first finds
 //!   these bytes in its buffers and passes a copy to the library.
-//! - The libraries of some devices access further memory without a check of the key. For example, libmlx5 copies a short
-//!   message from the completion to the buffer when the program polls, and copies the first bytes of a raw packet when
-//!   the program posts the packet. For these devices ([`Device::checks_every_key`]), this module accepts only addresses
-//!   inside buffers, and the memory of dropped buffers stays mapped as long as the protection domain exists.
+//! - The libraries of some devices also access the memory of other requests themselves, without a check of the key. For
+//!   example, libmlx5 copies a short message from the completion to the buffer when the program polls, and copies the
+//!   first bytes of a raw packet when the program posts the packet. For these devices, [`Device::checks_every_key`] is
+//!   `false`. This module then accepts only addresses inside buffers, and the memory of dropped buffers stays mapped as
+//!   long as the protection domain exists.
 //!
 //! The protection domain, the registrations and the inner queue pair are private. With them, safe code could register
 //! other memory in the domain, or replace the queue pair.

@@ -2,8 +2,8 @@
 //! pool. Refilling posts free buffers to the receive queue.
 //!
 //! The data path only moves buffers and counts packets. It does not change the state of the queue pair. If a completion
-//! queue is lost, the data path returns an error. If a completion has an error, the data path sets the flag
-//! `has_error`. [`Recovery`](super::recovery::Recovery) then handles the error.
+//! queue fails, the data path returns an error. If a completion has an error, the data path sets the flag `has_error`.
+//! [`Recovery`](super::recovery::Recovery) then handles the error.
 
 use std::sync::Arc;
 use std::time::Instant;

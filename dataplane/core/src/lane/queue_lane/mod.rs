@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `data_path` | receive, transmit, reap and refill: everything that runs per burst |
 //! | `slow_path` | the rare cases of the data path |
-//! | `recovery` | the state of the queue pair: errors, resets, lost queues, the connection |
+//! | `recovery` | the state of the queue pair: errors, resets, failed completion queues, the connection |
 //! | `queues` | the queue pair, the completion queues and the channel |
 //!
 //! [`QueueLane`] calls recovery only if the data path fails or reports an error, or if the queue pair is not live. A
@@ -80,8 +80,8 @@ pub fn open<D: Device>(
 
 /// A lane on the queue pair and completion queues of one device.
 ///
-/// `INFO` is whether the pool keeps the receive information of packets. It is a constant of the type, so that other lanes
-/// do not check it for each burst.
+/// `INFO` is whether the pool keeps the receive information of packets. `INFO` is a constant of the type, so no code
+/// checks the value for each burst.
 struct QueueLane<D: Device, const INFO: bool> {
     // Declared first: the queues must be dropped before the protection domain and the device.
     data: DataPath<D>,
@@ -89,8 +89,8 @@ struct QueueLane<D: Device, const INFO: bool> {
 }
 
 impl<D: Device, const INFO: bool> QueueLane<D, INFO> {
-    /// Reaps completed sends, or recreates the queues. This is a separate function to keep [`Lane::reap`] small,
-    /// because that method usually has nothing to do.
+    /// Reaps completed sends. If the completion queue has failed, creates the queues again. This function is separate
+    /// to keep [`Lane::reap`] small, because [`Lane::reap`] usually has nothing to do.
     #[inline(never)]
     fn reap_some(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<(), VerbError> {
         match self.data.reap(pool, latency) {

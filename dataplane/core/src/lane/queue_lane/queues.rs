@@ -12,7 +12,7 @@ use crate::verbs::{
 /// then reads a short frame together with its request, instead of in a second read.
 const INLINE: u32 = 64;
 
-/// The queues of a lane. All of them are recreated together when a completion queue is lost.
+/// The queues of a lane. If a completion queue fails, the lane creates all queues again.
 pub(super) struct Queues<D: Device> {
     // Declared first: the queue pair must be dropped before the completion queues that it reports to.
     pub(super) qp: QpOf<D>,

@@ -1,4 +1,4 @@
-//! Recovery of a lane: handles errors, resets, lost queues, and the connection to the peer.
+//! Recovery of a lane: handles errors, resets, failed completion queues, and the connection to the peer.
 //!
 //! Recovery owns the state of the queue pair. It stops and restarts the [`DataPath`] and reclaims the buffers that a
 //! stopped queue pair does not return. While packets flow without errors, only a few cheap checks of this module run.
@@ -153,13 +153,13 @@ impl<D: Device> Recovery<D> {
         if std::mem::take(&mut data.was_flushed) {
             return true;
         }
-        // If the query fails, assume that the queue pair is lost.
+        // If the query fails, assume that the queue pair has stopped.
         let state = data.queues.qp.query().map_or(QpState::Err, |attributes| attributes.state);
         !matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
     }
 
-    /// Moves the queue pair to ERR, so that all outstanding requests are flushed. This function also changes a queue
-    /// pair that is already in ERR, because maybe only the send queue or only the receive queue has failed.
+    /// Moves the queue pair to ERR, so that all outstanding requests are flushed. This function also sets ERR if the
+    /// queue pair reports ERR already, because maybe only the send queue or only the receive queue has failed.
     #[cold]
     fn fail(&mut self, data: &mut DataPath<D>) {
         let (attributes, mask) = QpAttributes::to(QpState::Err);
@@ -185,9 +185,9 @@ impl<D: Device> Recovery<D> {
         batch.free_into(pool);
     }
 
-    /// Checks whether the flush deadline of a stopped queue pair has passed. Call this function before both completion
-    /// queues are polled. If one of these polls returns a request, the deadline starts again: the request may have
-    /// completed in time, while the thread was descheduled and could not poll.
+    /// Checks whether the flush deadline of a stopped queue pair has passed. Call this function before the polls of the
+    /// two completion queues. If one of these polls returns a completion, the deadline starts again: the request may
+    /// have completed in time, while the thread was descheduled and could not poll.
     #[inline]
     pub(super) fn check_deadline(&mut self, data: &DataPath<D>) {
         if let Phase::Failed { since, .. } = self.phase {
@@ -238,8 +238,8 @@ impl<D: Device> Recovery<D> {
         self.connect(data, pool)
     }
 
-    /// Recreates all queues because a completion queue is lost or the queue pair cannot be reset. Fails if the device is
-    /// gone or refuses to destroy the old queue pair.
+    /// Creates all queues again, because a completion queue has failed or the queue pair cannot be reset. `lost` is the
+    /// error of the failed queue. Fails if the device is gone or refuses to destroy the old queue pair.
     #[cold]
     pub(super) fn rebuild(
         &mut self,

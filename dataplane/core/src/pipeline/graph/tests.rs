@@ -6,7 +6,8 @@ use crate::mem::{PageKind, Region, RegionSpec, SlotLayout, SlotState};
 use crate::pipeline::{Contract, DropObserver, Generator, NodeSpec};
 use crate::units::Nanos;
 
-/// A stage that drops, consumes or passes on a packet, or sends it to an output, depending on the first byte.
+/// A stage that drops, consumes or passes on a packet, or sends the packet to an output, depending on the first byte of
+/// the packet.
 struct Sort;
 
 const OUT: Edge = Edge::new(0);
@@ -139,7 +140,8 @@ fn stage_cannot_observe_its_own_drops() {
     Program::new(vec![sort(Target::Port(0), Some(0))]);
 }
 
-/// A stage that requests copies and uses an output. It declares neither the copies nor the output.
+/// A stage that requests copies and sends packets to the output 9. The contract of the stage does not declare the
+/// copies, and the stage has no output 9.
 struct Undeclaring;
 
 impl Stage for Undeclaring {
