@@ -133,7 +133,7 @@ impl RawCqe {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome {
     pub(super) status: WcStatus,
-    /// The fields of `values` that hold for this completion.
+    /// The fields of `values` that are valid for this completion.
     pub(super) fields: PollFields,
     pub(super) values: CompletionValues,
 }
@@ -148,7 +148,7 @@ impl Outcome {
     }
 }
 
-/// The fields that hold for every completion.
+/// The fields that are valid for every completion.
 const ALWAYS: PollFields = PollFields::QP_NUM.union(PollFields::TIMESTAMP).union(PollFields::WALLCLOCK);
 
 /// Returns the device-specific code of a status: the syndrome that an mlx5 device reports (`MLX5_CQE_SYNDROME_*` of

@@ -1,5 +1,5 @@
-//! The part of a completion queue that only its worker accesses. A poll also receives frames on the queue pairs that
-//! report to the queue.
+//! The part of a completion queue that only its worker accesses. A poll also takes frames from the link, and fills the
+//! posted receives of the queue pairs that report to the queue.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,8 @@ use dataplane_core::verbs::{
 #[derive(Clone, Debug)]
 pub(super) struct Attached {
     pub(super) qp: Arc<QpShared>,
-    /// The state of a raw-packet queue pair. `None` for other queue pairs, which exchange messages on the fabric.
+    /// The state of a raw-packet queue pair. `None` for connections and datagrams, which use the fabric (a shared state
+    /// machine).
     pub(super) core: Option<Arc<ThreadCell<QpCore>>>,
     /// Whether the queue pair's receives complete in this completion queue.
     pub(super) receives: bool,

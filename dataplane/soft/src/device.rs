@@ -226,8 +226,8 @@ impl SoftDevice {
     }
 }
 
-// SAFETY: every protection domain gets its own number. A key is valid only in the protection domain with this number. The
-// device checks the key of every access.
+// SAFETY: `alloc_pd` gives every protection domain a new identity, which only the parent domains of this domain share.
+// A key is valid only for this identity. The device checks the key of every access.
 unsafe impl Device for SoftDevice {
     type Pd = SoftPd;
     type Cq = SoftCq;

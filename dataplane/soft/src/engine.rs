@@ -86,8 +86,8 @@ pub(super) struct CopyingQp {
     depth: u64,
     /// The number of sends posted since RESET.
     posted: u64,
-    /// Sends that were posted in state SQD (send queue drain), and sends that wait for the rate limit. The device
-    /// processes them in RTS, when the rate limit admits them.
+    /// Sends that were posted in state SQD (send queue drained), and sends that wait for the rate limit. The device
+    /// processes these sends in RTS, when the rate limit admits them.
     deferred: VecDeque<DeferredSend>,
     /// Sends whose frames are queued at the wire for a batched system call. Every post transmits these frames before
     /// the post returns.
@@ -257,7 +257,7 @@ impl CopyingQp {
         self.sending.as_mut()?.pacer.as_mut()
     }
 
-    /// Returns the oldest deferred send, if the rate limit admits it now.
+    /// Removes and returns the oldest deferred send, if the rate limit admits this send now.
     fn pop_admitted(&mut self) -> Option<DeferredSend> {
         let bytes = request(self.deferred.front()?).bytes();
         let admitted = self.pacer().is_none_or(|pacer| pacer.admits(bytes as usize));
@@ -684,7 +684,7 @@ impl CopyingQp {
         Ok(sent)
     }
 
-    /// Sends the gathered bytes as the segments of a TCP stream. Returns the state of the last segment.
+    /// Sends the gathered bytes as the segments of a TCP stream. Returns whether the last segment was sent or waits.
     fn send_segments(&mut self, shared: &QpShared, cq: &mut CqCore, tso: (&[u8], u16)) -> Result<Sent, Failure> {
         let (header, mss) = tso;
         let segments = self.scratch.len().div_ceil(usize::from(mss));

@@ -6,9 +6,9 @@ use dataplane_core::clock::{ClockSource, HostClock, Timebase};
 use dataplane_core::units::{Nanos, Ticks};
 use dataplane_core::verbs::WcStatus;
 
-/// The faults to inject, and their probabilities. A probability is a number from 0 to 1 per frame, packet or request.
-/// On raw-packet queue pairs, faults such as loss apply to frames. On connections and datagrams, these faults apply to
-/// packets, and a corrupt packet is lost because its checksum is wrong.
+/// The faults to inject, and their probabilities. A probability is a number from 0 to 1 per frame, request or poll. On
+/// raw-packet queue pairs, faults such as loss apply to frames. On connections and datagrams, these faults apply to
+/// packets of the connection or datagram, and a corrupt packet is lost because its checksum is wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FaultSpec {
     /// The seed of the random numbers.
@@ -157,7 +157,7 @@ const MAX_IDLE_POLLS: u8 = 4;
 /// The maximum number of delayed frames.
 const MAX_DELAYED: usize = 1 << 14;
 
-/// A unit of transfer on a wire: a frame, or a packet of a fabric.
+/// A unit of transfer on a wire: a frame of a raw-packet queue pair, or a packet of a connection or datagram.
 pub(super) trait Corruptible: Clone {
     /// Flips a random bit. Returns `false` if the receiver would detect the corruption and drop the unit.
     fn flip_bit(&mut self, random: &mut Random) -> bool;
@@ -211,7 +211,8 @@ impl PostFaults {
     }
 }
 
-/// The fault state of a raw-packet queue pair, or of the receive direction of a device on a fabric.
+/// The fault state of a raw-packet queue pair, or of all packets that a device receives on its connections and
+/// datagram queue pairs.
 #[derive(Debug)]
 pub(super) struct Faults<T> {
     spec: FaultSpec,

@@ -6,13 +6,14 @@
 //! packets during a post, and receives packets during a poll of a completion queue.
 //!
 //! The device has two separate implementations. Raw packets use the fast path (`raw`), which processes whole runs of
-//! packets (the packets of one post or poll). The fast path itself takes no lock and allocates nothing. Some links do,
-//! for example a pcap link locks its capture file. A raw-packet queue pair either copies frames (`engine`, `deliver`)
-//! or is zero-copy (`zero_copy`). Connections and datagrams use a state machine behind one lock. All devices on one
-//! [`LoopbackLink`] share this state machine (`fabric`).
+//! packets (the packets of one post or poll). The fast path itself takes no lock and allocates nothing, but some links
+//! lock or allocate. For example, a pcap link locks its capture file. A raw-packet queue pair either copies frames
+//! (`engine`, `deliver`) or is zero-copy (`zero_copy`). Connections and datagrams use a state machine behind one lock.
+//! All devices on one [`LoopbackLink`] share this state machine (`fabric`).
 //!
-//! Raw-packet queue pairs and the core of completion queues (`cq_core`) import each other. A post adds completions to
-//! the queue, and a poll of the queue receives on the queue pairs. No other files of the crate import each other.
+//! Raw-packet queue pairs and the core of completion queues (`cq_core`) import each other: a post adds completions to
+//! the queue, and a poll of the queue fills the posted receives of the queue pairs. No other files of the crate import
+//! each other.
 //!
 //! - [`SoftSpec`] describes a device, and [`LinkSpec`] describes its wire.
 //! - A completion queue and its raw-packet queue pairs belong to the thread that first polls the completion queue.
@@ -23,7 +24,7 @@
 //! - Where the standard and rxe (the kernel's software RoCE driver) differ, [`Profile`] selects the behaviour.
 //! - On a zero-copy link the kernel owns the posted slots (packet buffers). A send completes when the kernel returns
 //!   its slot. Such a link accepts only runs of slots (`post_recv_run`, `post_send_run`). Requests with scatter/gather
-//!   elements fail with `EOPNOTSUPP`. Slots must be bound again after RESET.
+//!   elements fail with `EOPNOTSUPP`. After RESET, call `bind_slots` again before you post slots.
 //! - A raw frame that is longer than its posted receive completes that receive with
 //!   [`WcStatus::LocLenErr`](dataplane_core::verbs::WcStatus), and the queue pair continues. A datagram that is longer
 //!   than its receive moves the queue pair to ERR.

@@ -344,7 +344,7 @@ impl RemoteMemory {
 }
 
 /// Copies a frame to a slice of the same length. Most frames have 32 to 128 bytes. For these lengths, the function
-/// copies the first and the last 32 or 64 bytes, which may overlap. This needs no call of `memcpy`.
+/// copies the first and the last 32 or 64 bytes, which may overlap, and does not call `memcpy`.
 #[inline]
 pub(super) fn copy(to: &mut [u8], frame: &[u8]) {
     match frame.len() {

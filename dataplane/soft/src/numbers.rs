@@ -1,4 +1,5 @@
-//! The numbers of devices and queues, which programs see, and the identities of objects.
+//! The numbers by which programs refer to devices and queues, such as the number of a queue pair, and the identities of
+//! objects, which only this crate uses.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,7 @@ const FIRST_NUMBER: u32 = 0x11;
 /// The last number of a device or a queue. The numbers of queue pairs have 24 bits.
 const LAST_NUMBER: u32 = 0xff_ffff;
 
-/// A generator of the numbers of devices and queues.
+/// A generator of numbers for devices and queues.
 #[derive(Debug)]
 pub(super) struct Numbers(Mutex<NumberState>);
 

@@ -1,5 +1,5 @@
-//! The profile of a software device: whether the device behaves like the standard or like rxe (the kernel's software
-//! RoCE driver) in the cases where the two differ. Also the limits of the device.
+//! The profile and the limits of a software device. The profile selects whether the device behaves like the standard or
+//! like rxe (the kernel's software RoCE driver) in the cases where the two differ.
 
 /// The model for a software device in the cases where the standard and rxe (the kernel's software RoCE driver) differ.
 /// Raw packets behave the same in all profiles, because rxe does not support raw packets.

@@ -33,9 +33,10 @@ use dataplane_core::verbs::{
 pub struct SoftQp {
     device: Arc<OpenDevice>,
     pub(super) shared: Arc<QpShared>,
-    /// The state of a raw-packet queue pair. `None` for other queue pairs, which exchange messages on the fabric.
+    /// The state of a raw-packet queue pair. `None` for connections and datagrams, which use the fabric.
     core: Option<Arc<ThreadCell<QpCore>>>,
-    /// The state on the fabric. `None` for a raw-packet queue pair.
+    /// The state on the fabric (the shared state machine of connections and datagrams). `None` for a raw-packet queue
+    /// pair.
     connection: Option<Connection>,
     send_cq: Arc<CqShared>,
     recv_cq: Arc<CqShared>,

@@ -1,8 +1,9 @@
 //! A cell for state that one thread owns and accesses without a lock.
 //!
 //! A queue pair and its completion queues change each other's state. A post to the queue pair adds a completion to the
-//! completion queue. A poll of the completion queue receives on the queue pair. The queue pair and the completion queue
-//! belong to the same worker, so no lock is needed. A [`ThreadCell`] refuses the access of any other thread.
+//! completion queue. A poll of the completion queue takes frames from the link, and fills the posted receives of the
+//! queue pair. The queue pair and the completion queue belong to the same worker, so no lock is needed. A
+//! [`ThreadCell`] refuses the access of any other thread.
 
 use std::cell::RefCell;
 

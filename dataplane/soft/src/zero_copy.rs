@@ -51,6 +51,8 @@ impl ZeroCopyQp {
         }
     }
 
+    /// Closes the queue and drops all requests.
+    ///
     /// # Errors
     /// Returns `EBUSY` if the hardware may still write to the slots.
     pub(super) fn reset(&mut self, counts: &Counting) -> Result<(), i32> {

@@ -1,4 +1,4 @@
-//! A queue pair on a fabric: its state, its queues and its completions.
+//! A connection or datagram queue pair on a fabric: its state, its queues and its completions.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -7,8 +7,8 @@ use super::state::{FabricState, Timer};
 
 /// The state of a fabric, and the timer that runs the state machine at the right times.
 ///
-/// The thread starts after the first call that leaves a timer running. Most messages need no thread, because they are
-/// acknowledged in the call that sends them.
+/// The thread starts after the first call that leaves a timer running. Most messages need no thread, because the peer
+/// acknowledges a message in the call that sends the message.
 #[derive(Debug, Default)]
 pub(super) struct TimedState {
     state: Mutex<FabricState>,

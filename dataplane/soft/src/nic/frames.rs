@@ -8,7 +8,7 @@ pub(super) const FCS: usize = 4;
 
 /// Whether the IPv4 checksum and the TCP or UDP checksum of an IPv4 packet are correct. Returns `false` for every frame
 /// whose checksums the device does not check: IPv6 packets, fragments, other protocols, and UDP packets without a
-/// checksum. libibverbs reports the same verdict for mlx5 devices.
+/// checksum. For mlx5 devices, libibverbs reports the checksums in the same way.
 pub(super) fn checksums_are_correct(frame: &[u8]) -> bool {
     let Ok(found) = dissect(frame) else { return false };
     found.flags.contains(Flags::IPV4)

@@ -1,4 +1,5 @@
-//! The rate limit of a send queue: a token bucket on the device's clock. The device never sleeps.
+//! The rate limit of a send queue: a token bucket on the device's clock. If too few tokens are available, the device
+//! does not wait, but leaves the frame in the send queue and tries again later.
 
 use dataplane_core::clock::{HostClock, Timebase};
 use dataplane_core::units::Ticks;

@@ -462,7 +462,7 @@ fn existing_tap_is_attached_and_kept() {
     });
 }
 
-/// The warning about a TAP that another program uses relies on this state.
+/// If a TAP has a carrier before the program opens it, another program uses the TAP, and the program logs a warning.
 #[test]
 fn tap_has_a_carrier_only_while_a_program_uses_it() {
     with_taps(|| {

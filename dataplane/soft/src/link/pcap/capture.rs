@@ -334,8 +334,9 @@ impl Writer {
         let reached = (&*self.file).stream_position().unwrap_or(self.written).saturating_sub(self.written);
         let whole = self.ends.partition_point(|end| u64::from(*end) <= reached);
         let end = whole.checked_sub(1).map_or(0, |last| u64::from(self.ends[last]));
-        // If the truncation fails, readers report the last record as damaged. The header does not count as a frame.
+        // If the truncation fails, readers report the last record as damaged.
         let _ = self.file.set_len(self.written + end);
+        // The header of the file is a record, but not a frame.
         let frames = |records: usize| records - usize::from(self.written == 0 && records > 0);
         let lost = frames(self.ends.len()) - frames(whole);
         self.written += end;

@@ -42,12 +42,14 @@ pub struct TapSpec {
     pub mtu: Option<u32>,
     /// Whether to set the interface up (`IFF_UP`).
     pub up: bool,
-    /// Whether the interface stays after the device is gone.
+    /// Whether the interface stays when the device is dropped. An interface that was persistent before stays in any
+    /// case.
     pub persistent: bool,
 }
 
 impl TapSpec {
-    /// Creates a spec for an interface that is set up and that is removed when the device is dropped.
+    /// Creates a spec with these settings: the device sets the interface up (`IFF_UP`), and a new interface disappears
+    /// when the device is dropped.
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), mac: None, mtu: None, up: true, persistent: false }
     }
@@ -75,7 +77,7 @@ struct TapState {
 }
 
 impl Tap {
-    /// Creates the interface or attaches to it, and configures it.
+    /// Creates the interface or attaches to an existing interface, and configures the interface.
     ///
     /// # Errors
     /// Fails with a suggested fix if the kernel refuses an operation.
@@ -151,7 +153,7 @@ impl Tap {
         Ok(())
     }
 
-    /// Gives a queue pair its queue.
+    /// Returns the queue for the queue pair with this handover.
     fn join(&self, end: &Arc<Handover<Arc<OwnedFd>>>) -> Result<Arc<OwnedFd>, i32> {
         let mut state = self.state();
         let queue = match state.spare.pop() {
@@ -176,8 +178,8 @@ impl Tap {
         Ok(queue)
     }
 
-    /// Takes a queue back from a queue pair. The queue stays attached for the next queue pair, because detaching the
-    /// last queue would remove an interface that is not persistent.
+    /// Takes a queue back from a queue pair. The queue stays attached for the next queue pair. Without an attached
+    /// queue, the kernel would remove an interface that is not persistent.
     fn leave(&self, queue: Arc<OwnedFd>) {
         self.state().spare.push(queue);
     }
@@ -209,7 +211,7 @@ impl<End: From<TapPort>> Link<End> for Tap {
     }
 }
 
-/// Attaches a queue. Creates the interface if it does not exist.
+/// Attaches a queue to the interface `name`. If no interface has this name, the kernel creates the interface.
 fn attach(name: &str) -> io::Result<OwnedFd> {
     let device = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE)?;
     let queue = OwnedFd::from(device);
@@ -296,7 +298,7 @@ impl TapPort {
         usize::try_from(n).ok().filter(|n| *n > 0)
     }
 
-    /// Takes a new queue if the interface was removed and recreated.
+    /// Switches to the new queue if the interface was removed and created again.
     #[inline]
     fn take_new_queue(&mut self) {
         if let Some(queue) = self.handover.take() {

@@ -208,7 +208,7 @@ impl Program {
         unsafe { open(LINK_CREATE, &mut create).map(Attached) }
     }
 
-    /// Runs the program on a frame. Returns its verdict.
+    /// Runs the program on a frame. Returns the verdict of the program.
     #[cfg(test)]
     pub(super) fn test(&self, frame: &[u8]) -> io::Result<u32> {
         #[repr(C)]

@@ -1,4 +1,4 @@
-//! A queue pair's end of an xdp link. Hands slots to the kernel and takes them back.
+//! A queue pair's end of an xdp link. Hands slots to the kernel, and takes the slots back.
 //!
 //! A slot (packet buffer) is one chunk of the socket's memory, or several consecutive chunks. A posted receive hands
 //! the first chunk of a slot to the kernel. A frame that is longer than a chunk arrives in several slots. The queue
@@ -24,7 +24,7 @@ const OWNED: u8 = 0;
 /// sent: the state is the number of the slot's chunks that the kernel still owns.
 const POSTED: u8 = 0x80;
 
-/// Interval between two attempts to bind to a queue while another socket is bound to it.
+/// Interval between two attempts to bind to a queue while another socket is bound to the queue.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Interval between two attempts to bind to a queue while the interface does not exist or is down. Such a wait can be
 /// long, and each attempt takes the kernel's RTNL lock, so this interval is longer.
