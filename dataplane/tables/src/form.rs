@@ -15,7 +15,8 @@ pub(super) const WORDS: usize = 8;
 /// Number of cells of a node.
 pub(super) const CELLS: usize = 16;
 
-/// An address family. Addresses are left-aligned in 128 bits, and handled in halves of 64 bits.
+/// An address family, IPv4 or IPv6, with the form of its addresses and of its buckets. Addresses are left-aligned in
+/// 128 bits, and handled in halves of 64 bits.
 ///
 /// A bucket divides the addresses that it covers into ranges, called runs. The last address of a run is its boundary.
 /// The bucket stores the boundary of each run except the final run. The index of the cell for an address is the number

@@ -129,10 +129,12 @@ impl<F: Form> Lpm<F> {
         LpmView(self.0.cells().clone())
     }
 
-    /// Makes retired memory reusable. The table has a time, which starts at 0. Each call sets the time of the table to
-    /// `time`. A change of the table retires the cache lines that it replaces, and marks them with the time of the
-    /// table. Each call frees the lines that are marked with a time before `quiet`. Every lookup that began before
-    /// `quiet` must have ended. The caller chooses the unit of the times, but times must not decrease.
+    /// Makes retired memory reusable. A change of the table retires the cache lines that it replaces, and marks these
+    /// lines with the time of the table. The time starts at 0. This call sets the time to `time`, and frees the lines
+    /// that are marked with a time before `quiet`.
+    ///
+    /// The caller guarantees that all lookups that began before the time `quiet` have ended. The caller chooses the
+    /// unit of the times. Times must not decrease.
     pub fn reclaim(&mut self, time: u64, quiet: u64) {
         self.0.reclaim(time, quiet);
     }

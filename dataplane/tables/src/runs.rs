@@ -185,7 +185,7 @@ impl Plan {
         }
     }
 
-    /// Returns the number of buckets, and the number of runs in them.
+    /// Returns the number of buckets and the number of runs of a [`Plan::Buckets`]. Returns zeros for every other plan.
     pub(super) fn size(&self) -> (usize, usize) {
         match self {
             Self::Buckets(buckets) => (buckets.len(), buckets.iter().map(Vec::len).sum()),
