@@ -147,7 +147,7 @@ impl<const W: usize> Forest<W> {
         self.cells.get(at).copied().unwrap_or(Cell::EMPTY)
     }
 
-    /// If `entry` is inserted below `cell`, the rule is in a certain number of leaves. Returns `left` minus this
+    /// Counts the leaves that would contain the rule if `entry` were inserted below `cell`. Returns `left` minus this
     /// number, or `None` if the number is above `left`.
     fn reach(&self, cell: Cell, entry: &RuleEntry<W>, space: Space, left: usize) -> Option<usize> {
         if !cell.is_node() {
