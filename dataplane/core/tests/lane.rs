@@ -198,7 +198,8 @@ fn send_only_lane_recovers_under_load() {
     assert_eq!((counters[0].recoveries, counters[0].rx), (0, 10_000 * BURST as u64));
 }
 
-/// If a completion queue is lost, the posted receives and the outstanding sends are lost, but no slot is lost.
+/// If a poll of a completion queue fails, the lane creates its queues again. The posted receives and the outstanding
+/// sends are lost, but no slot is lost.
 #[test]
 fn lost_queues_are_recreated() {
     let faults = FaultSpec { poll_error: 0.01, ..FaultSpec::default() };
@@ -238,7 +239,7 @@ fn unsignalled_sends_come_back_after_a_marker() {
     assert_eq!((counters.abandoned, counters.stale), (0, 0), "{counters:?}");
 }
 
-/// When the lane is stopped, the lane also posts a marker. The unsignalled sends therefore come back before a deadline.
+/// Stopping the lane also posts a marker. The slots of the unsignalled sends therefore return before the deadline.
 #[test]
 fn stopping_a_lane_returns_unsignalled_sends_by_a_marker() {
     let mut bench = with_unsignalled_tail();

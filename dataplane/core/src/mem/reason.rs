@@ -69,7 +69,8 @@ reasons! {
     Undeclared = "undeclared_output",
     /// The stage already holds its maximum number of packets.
     QueueFull = "queue_full",
-    /// A stage held the packet when the worker stopped, or when a change removed the stage.
+    /// A stage held the packet when the worker stopped, when a change removed the stage, or when a change replaced the
+    /// stage by a stage that holds no packets.
     Stopped = "stopped",
 }
 
