@@ -368,7 +368,7 @@ impl Wire for PacketPort {
     }
 
     fn flush(&mut self, counts: &Counting, each: impl FnMut(Result<usize, WcStatus>)) {
-        // `take` does this too, but a port that only sends never calls `take`.
+        // `Wire::take` also makes this call, but a port that only sends never calls `Wire::take`.
         self.take_new_sockets();
         let socket = self.end.as_ref().map(|end| &end.socket.sender);
         self.outbox.flush(socket, counts, each);
