@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A row of the list `ports`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PortRow {
     /// The name of the port in the config.
     pub name: String,
@@ -19,6 +19,18 @@ pub struct PortRow {
     /// Whether the link is up. `null` if the device does not report the state of the link.
     #[serde(default)]
     pub link_up: Option<bool>,
+    /// Packets received per second, in the last 0.5 s or more. `null` on later pages of the list.
+    #[serde(default)]
+    pub rx_pps: Option<f64>,
+    /// Packets sent per second.
+    #[serde(default)]
+    pub tx_pps: Option<f64>,
+    /// Bits received per second, without preamble and frame check sequence.
+    #[serde(default)]
+    pub rx_bps: Option<f64>,
+    /// Bits sent per second, without preamble and frame check sequence.
+    #[serde(default)]
+    pub tx_bps: Option<f64>,
     /// Received packets.
     pub rx: u64,
     /// Sent packets.

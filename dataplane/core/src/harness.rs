@@ -191,7 +191,7 @@ impl Harness {
     /// Returns the counters of the stage itself.
     pub fn counters(&self) -> Vec<(String, u64)> {
         let mut counters = Vec::new();
-        self.stage.counters(&mut |name, value| counters.push((name.to_owned(), value)));
+        self.stage.all_counters(&mut |name, value| counters.push((name.to_owned(), value)));
         counters
     }
 

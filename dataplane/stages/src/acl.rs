@@ -312,7 +312,6 @@ impl Stage for Acl {
 
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
         let (Some(rule_set), Some(live)) = (&self.rule_set, &self.live) else { return };
-        rule_set.named_hits().for_each(|(name, hits)| report(name, hits));
         if self.fragments == Fragments::Deny {
             report("fragments", self.fragments_denied);
         }
@@ -324,6 +323,11 @@ impl Stage for Acl {
             report("rules", rule_set.rules.len() as u64);
             live.counters(report);
         }
+    }
+
+    fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {
+        let rules = self.rule_set.iter().flat_map(|rule_set| rule_set.named_hits());
+        rules.for_each(|(name, is_named, hits)| report(name, is_named, hits));
     }
 
     fn counters_version(&self) -> u64 {
@@ -359,6 +363,8 @@ impl Stage for Acl {
     fn info() -> StageInfo {
         StageInfo::new()
             .keeps("the hits of its rules, by their names")
+            .drops(&[Reason::Denied])
+            .gauges(&["rules"])
             .tables(const { &[TableInfo::of::<RuleTable>("acl")] })
     }
 

@@ -317,6 +317,7 @@ impl Stage for Bridge {
                 ("probe", "a probe returned to this bridge, so two ports form a loop"),
                 ("shut", "the ingress port is shut because of a loop"),
             ])
+            .drops(&[Reason::Truncated])
             .tables(const { &[TableInfo::of::<LearnedMacs>("bridge")] })
     }
 

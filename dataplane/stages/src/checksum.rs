@@ -55,7 +55,7 @@ impl Stage for Checksum {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().stateless()
+        StageInfo::new().stateless().drops(&[Reason::Truncated])
     }
 
     fn contract(&self) -> Contract {

@@ -136,6 +136,7 @@ impl Stage for Fragment {
                 ("too_many", "the packet needs more fragments than `most`"),
                 ("no_buffer", "no buffer was free for a fragment"),
             ])
+            .drops(&[Reason::NoPort, Reason::TooLong, Reason::BadLength])
     }
 
     fn contract(&self) -> Contract {

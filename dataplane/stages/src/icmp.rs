@@ -127,6 +127,7 @@ impl Stage for Icmp {
                 ("no_tailroom", "no tailroom in the buffer for the option that the advertisement adds"),
                 ("bad_advertisement", "an invalid neighbor advertisement (RFC 4861, section 7.1.2)"),
             ])
+            .drops(&[Reason::BadChecksum])
     }
 
     fn contract(&self) -> Contract {

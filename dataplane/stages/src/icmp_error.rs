@@ -322,6 +322,7 @@ impl Stage for IcmpError {
                 ("no_address", "the ingress port has no address to send the error from"),
                 ("host_rate_exceeded", "the host has received too many errors in a short time"),
             ])
+            .drops(&[Reason::RateExceeded, Reason::NoHeadroom])
             .terminal()
     }
 

@@ -48,7 +48,7 @@ impl Stage for MacSwap {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().stateless()
+        StageInfo::new().stateless().drops(&[Reason::Runt])
     }
 
     fn contract(&self) -> Contract {

@@ -446,6 +446,8 @@ impl Stage for Neighbor {
                 ("unresolved", "packets whose next hop is not in `table`, or was not resolved within four seconds"),
                 ("unreachable", "packets whose next hop does not answer"),
             ])
+            .drops(&[Reason::NoPort, Reason::QueueFull])
+            .gauges(&["neighbors"])
             .tables(const { &[TableInfo::of::<NeighborTable>("neighbors")] })
     }
 

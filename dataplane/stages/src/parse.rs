@@ -92,6 +92,16 @@ impl Stage for Parse {
                 "bad_extension",
                 "IPv6 hop-by-hop options are not the first extension header, or the authentication header is too short",
             )])
+            .drops(&[
+                Reason::Runt,
+                Reason::TooLong,
+                Reason::Truncated,
+                Reason::TooManyHeaders,
+                Reason::BadVersion,
+                Reason::BadHeaderLength,
+                Reason::BadLength,
+                Reason::BadChecksum,
+            ])
     }
 
     fn contract(&self) -> Contract {

@@ -269,6 +269,7 @@ impl Stage for Reassemble {
                      section 5.3)",
                 ),
             ])
+            .gauges(&["open"])
     }
 
     fn contract(&self) -> Contract {

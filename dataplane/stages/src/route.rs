@@ -430,6 +430,8 @@ impl Stage for Route {
                 ("martian", "the source address is invalid, so a router must not forward the packet"),
                 ("tagged", "the frame has a VLAN tag (only with routes from the config)"),
             ])
+            .drops(&[Reason::Unsupported])
+            .gauges(&["routes", "neighbors"])
             .tables(const { &[TableInfo::of::<KernelRoutes>("routes")] })
     }
 

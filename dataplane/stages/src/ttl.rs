@@ -42,7 +42,10 @@ impl Stage for Ttl {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().stateless().outputs(&[("expired", "packets whose TTL or hop limit has expired")])
+        StageInfo::new()
+            .stateless()
+            .outputs(&[("expired", "packets whose TTL or hop limit has expired")])
+            .drops(&[Reason::Truncated])
     }
 
     fn contract(&self) -> Contract {

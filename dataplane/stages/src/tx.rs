@@ -77,7 +77,7 @@ impl Stage for Tx {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().stateless().terminal()
+        StageInfo::new().stateless().drops(&[Reason::Runt, Reason::TooLong]).terminal()
     }
 
     fn contract(&self) -> Contract {

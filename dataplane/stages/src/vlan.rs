@@ -136,7 +136,8 @@ impl Stage for Vlan {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().stateless()
+        let drops = &[Reason::Runt, Reason::Truncated, Reason::NoHeadroom, Reason::VlanMismatch];
+        StageInfo::new().stateless().drops(drops)
     }
 
     fn contract(&self) -> Contract {

@@ -100,7 +100,7 @@ fn samples(text: &str, is_open: bool) -> Samples {
                 }
                 "TYPE" => {
                     assert_eq!(name, help);
-                    let known = ["counter", "gauge", "histogram", if is_open { "unknown" } else { "untyped" }];
+                    let known = ["counter", "gauge", "histogram"];
                     assert!(known.contains(&value), "{line}");
                     assert_eq!(name.ends_with("_total"), value == "counter" && !is_open, "{line}");
                     kind = value.to_owned();
@@ -131,7 +131,7 @@ fn samples(text: &str, is_open: bool) -> Samples {
         labels.entry("le".to_owned()).and_modify(|bound| *bound = bound.parse::<f64>().unwrap().to_string());
         let number: f64 = value.parse().unwrap_or_else(|error| panic!("{line}: {error}"));
         if kind == "counter" {
-            assert!(number >= 0.0 && number.fract() == 0.0, "{line}");
+            assert!(number >= 0.0 && (number.fract() == 0.0 || name.ends_with("_seconds_total")), "{line}");
         }
         assert!(samples.insert((name.to_owned(), labels), number).is_none(), "{line} occurs twice");
     }
@@ -200,6 +200,16 @@ impl Comparison {
     fn equal(&mut self, path: &str, name: &str, labels: &[(&str, &str)], scale: f64) {
         let (value, sample) = (self.take(path).as_f64().unwrap(), self.sample(name, labels));
         assert!((value * scale - sample).abs() <= 1e-9 * sample.abs(), "{path}: {value}, but {name} is {sample}");
+    }
+
+    /// Compares each drop of a worker with a sample that has the stage or port and the reason as labels.
+    fn drops(&mut self, path: &str, worker: &str) {
+        let Value::Object(drops) = self.take(path) else { panic!("{path} is no map") };
+        for (drop, packets) in drops {
+            let (owner, reason) = drop.rsplit_once('.').unwrap();
+            let labels = [("worker", worker), ("owner", owner), ("reason", reason)];
+            assert_eq!(number(&packets) as f64, self.sample("worker_dropped_packets_total", &labels), "{drop}");
+        }
     }
 
     /// Compares each entry of a map with a sample that has the name of the entry as a label.
@@ -289,7 +299,7 @@ fn every_number_of_the_statistics_is_a_metric_with_the_same_value() {
         both.equal(&format!("/workers/0/ledger/{field}"), &format!("worker_{name}"), &[("worker", "0")], 1.0);
     }
     both.equal("/ledger/dropped", "ledger_dropped_packets_total", &[], 1.0);
-    both.entries("/workers/0/ledger/drops", "worker_dropped_packets_total", ("worker", "0"), "drop");
+    both.drops("/workers/0/ledger/drops", "0");
     for (at, port) in ["wire", "other"].into_iter().enumerate() {
         let owner = ("port", port);
         for (field, name) in [
@@ -318,7 +328,7 @@ fn every_number_of_the_statistics_is_a_metric_with_the_same_value() {
             both.equal(&format!("/ports/{at}/{field}"), "port_dropped_packets_total", &labels, 1.0);
         }
         assert_eq!(both.sample("port_dropped_packets_total", &[owner, ("reason", "stopped")]), 0.0);
-        both.entries(&format!("/ports/{at}/device_counters"), "port_device_events_total", owner, "event");
+        both.entries(&format!("/ports/{at}/device_counters"), "port_device_counter_total", owner, "counter");
         both.entries(&format!("/ports/{at}/stamps"), "port_timestamps_total", owner, "clock");
         assert_eq!((both.take(&format!("/ports/{at}/link_up")), both.sample("port_up", &[owner])), (true.into(), 1.0));
         both.sample("port_info", &[owner, ("device", stats["ports"][at]["device"].as_str().unwrap())]);
@@ -341,7 +351,17 @@ fn every_number_of_the_statistics_is_a_metric_with_the_same_value() {
         }
         both.entries(&format!("/stages/{at}/outputs"), "stage_output_packets_total", owner, "output");
         both.entries(&format!("/stages/{at}/drops"), "stage_dropped_packets_total", owner, "reason");
-        both.entries(&format!("/stages/{at}/counters"), "stage_value", owner, "counter");
+        if stage == "edge" {
+            // The only rule with a name.
+            both.equal(
+                "/stages/2/counters/a \\ \"b\"",
+                "stage_rule_packets_total",
+                &[owner, ("rule", "a \\ \"b\"")],
+                1.0,
+            );
+            both.rest["stages"][2]["counters"].as_object_mut().unwrap().retain(|_, value| !value.is_null());
+        }
+        both.entries(&format!("/stages/{at}/counters"), "stage_counter_total", owner, "counter");
         both.sample("stage_info", &[owner, ("use", kind)]);
     }
     let worker = [("worker", "0")];
@@ -383,19 +403,31 @@ fn every_number_of_the_statistics_is_a_metric_with_the_same_value() {
     let costs = stats["costs"].as_array().unwrap();
     assert!(!costs.is_empty());
     for (at, cost) in costs.iter().enumerate() {
-        let part = [("part", cost["part"].as_str().unwrap())];
-        both.equal(&format!("/costs/{at}/ns"), "packet_cost_seconds", &part, 1e-9);
-        both.equal(&format!("/costs/{at}/burst"), "packet_cost_burst_packets", &part, 1.0);
+        let name = cost["part"].as_str().unwrap();
+        let kind = match (cost["is_stage"].as_bool().unwrap(), name) {
+            (true, _) => "stage",
+            (false, "all") => "total",
+            (false, _) => "loop",
+        };
+        let part = [("kind", kind), ("part", name)];
         both.equal(&format!("/costs/{at}/bursts"), "packet_cost_bursts_total", &part, 1.0);
+        let packets = both.sample("packet_cost_packets_total", &part);
+        let burst = both.take(&format!("/costs/{at}/burst")).as_f64().unwrap();
+        assert_eq!(packets, (burst * number(&cost["bursts"]) as f64).round(), "{name}");
+        let (seconds, ns) = (both.sample("packet_cost_seconds_total", &part), both.take(&format!("/costs/{at}/ns")));
+        let average = seconds * 1e9 / packets;
+        // The average in the statistics excludes the slowest loops.
+        assert!(average > 0.0 && (kind != "total" || average >= ns.as_f64().unwrap() * 0.999), "{average} ns, {ns} ns");
     }
     both.sample(
         "run_info",
         &[("version", stats["version"].as_str().unwrap()), ("config", stats["config"].as_str().unwrap())],
     );
-    assert_eq!([both.sample("run_ready", &[]), both.sample("run_errors", &[])], [1.0, 0.0]);
+    assert_eq!([both.sample("run_ready", &[]), both.sample("run_burst_packets", &[])], [1.0, 64.0]);
     both.equal("/logs_lost", "log_messages_lost_total", &[], 1.0);
-    // The statistics do not contain the memory of stages, so the samples of this memory remain.
-    let rest: Vec<_> = both.samples.keys().filter(|(name, _)| name != "dataplane_stage_memory_bytes").collect();
+    // Each sample of the family below has the memory of a stage. Counters exist before their first event.
+    both.samples.retain(|(name, _), value| name != "dataplane_stage_memory_bytes" && *value != 0.0);
+    let rest: Vec<_> = both.samples.keys().collect();
     assert!(rest.is_empty(), "metrics without a value in the statistics: {rest:?}");
     let mut left = Vec::new();
     numbers(&both.rest, "", &mut left);
@@ -612,4 +644,112 @@ fn slow_clients_are_disconnected_and_200_clients_at_once_are_answered() {
     // The traffic was not disturbed.
     let report = running.end("-TERM");
     assert_eq!(report["ledger"]["unaccounted"], 0);
+}
+
+/// Returns the value of a sample.
+fn sample(samples: &Samples, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    samples.get(&(format!("dataplane_{name}"), labels)).copied()
+}
+
+#[test]
+fn counters_exist_before_their_first_event() {
+    let (folder, address) = (RuntimeFolder::new(), free_address());
+    // No packet arrives.
+    let config = Config::new()
+        .port("wire", "kind = 'loopback'")
+        .stage("parse", "")
+        .stage("acl", "name = 'edge'\ndefault = 'deny'")
+        .stage("ttl", "outputs = { expired = 'end' }")
+        .stage("tx", "name = 'out'\nport = 'wire'")
+        .stage("drop", "name = 'end'");
+    folder.0.write("x.toml", config.to_string());
+    let running = folder.run(&format!(" --set runtime.metrics={address}"), None);
+    let found = samples(&request(address, OPEN_METRICS).body, true);
+    for (name, labels) in [
+        ("stage_dropped_packets_total", &[("stage", "edge"), ("reason", "denied")][..]),
+        ("stage_dropped_packets_total", &[("stage", "parse"), ("reason", "bad_checksum")]),
+        ("stage_dropped_packets_total", &[("stage", "parse"), ("reason", "bad_extension")]),
+        // An output that is not connected.
+        ("stage_dropped_packets_total", &[("stage", "parse"), ("reason", "arp")]),
+        ("stage_dropped_packets_total", &[("stage", "end"), ("reason", "requested")]),
+        ("stage_output_packets_total", &[("stage", "ttl"), ("output", "expired")]),
+        ("worker_dropped_packets_total", &[("worker", "0"), ("owner", "edge"), ("reason", "denied")]),
+        ("worker_dropped_packets_total", &[("worker", "0"), ("owner", "wire"), ("reason", "tx_full")]),
+        ("port_device_counter_total", &[("port", "wire"), ("counter", "tx_queue_full")]),
+        ("stage_counter_total", &[("stage", "edge"), ("counter", "default")]),
+    ] {
+        assert_eq!(sample(&found, name, labels), Some(0.0), "{name} {labels:?}");
+    }
+    running.end("-TERM");
+}
+
+#[test]
+fn stage_with_the_name_of_a_part_of_the_loop_has_its_own_series() {
+    let (folder, address) = (RuntimeFolder::new(), free_address());
+    let config = Config::new()
+        .port("wire", LINK)
+        .stage("count", "name = 'all'")
+        .stage("count", "name = 'receive'")
+        .stage("tx", "name = 'transmit'\nport = 'wire'");
+    folder.0.write("x.toml", config.to_string());
+    let running = folder.run(&format!(" --set runtime.metrics={address}"), None);
+    // The parser refuses a sample that occurs twice.
+    let part = |kind, part| {
+        let found = samples(&request(address, OPEN_METRICS).body, true);
+        sample(&found, "packet_cost_packets_total", &[("kind", kind), ("part", part)])
+    };
+    for (kind, name) in [
+        ("stage", "transmit"),
+        ("loop", "transmit"),
+        ("stage", "receive"),
+        ("loop", "receive"),
+        ("stage", "all"),
+        ("total", "all"),
+    ] {
+        wait_until("the part was measured", || part(kind, name).is_some_and(|packets| packets > 0.0));
+    }
+    running.end("-TERM");
+}
+
+#[test]
+fn memory_of_the_stages_follows_a_change() {
+    let (folder, address) = (RuntimeFolder::new(), free_address());
+    let config = |capture: &str| {
+        let runtime = format!("sandbox = false\ncontrol = 'x.sock'\nmetrics = '{address}'");
+        let config = Config::new().port("wire", &format!("{LINK}, rate = 1000")).runtime(&runtime);
+        let config = config.stage("capture", &format!("name = '{capture}'\nfile = '{capture}.pcapng'"));
+        config.stage("tx", "name = 'out'\nport = 'wire'").to_string()
+    };
+    folder.0.write("x.toml", config("before"));
+    folder.0.write("new.toml", config("after"));
+    let running = folder.run("", Some("x.sock"));
+    let memory = |stage| {
+        let found = samples(&request(address, OPEN_METRICS).body, true);
+        sample(&found, "stage_memory_bytes", &[("stage", stage)])
+    };
+    assert!(memory("before").is_some_and(|bytes| bytes > 0.0) && memory("after").is_none());
+    let (status, _, error) = folder.dataplane("apply @/new.toml --socket @/x.sock");
+    assert_eq!(status, 0, "{error}");
+    // The page may be up to a second old.
+    wait_until("the memory of the new stage", || memory("after").is_some_and(|bytes| bytes > 0.0));
+    assert_eq!(memory("before"), None);
+    running.end("-TERM");
+}
+
+#[test]
+fn error_of_a_link_counts_as_an_error_while_the_run_continues() {
+    let (folder, address) = (RuntimeFolder::new(), free_address());
+    let config = Config::new()
+        .port("wire", LINK)
+        .port("file", "kind = 'pcap', output = '/dev/full'")
+        .stage("tx", "name = 'out'\nport = 'file'");
+    folder.0.write("x.toml", config.to_string());
+    let running = folder.run(&format!(" --set runtime.metrics={address}"), None);
+    let count = |name, labels: &[_]| sample(&samples(&request(address, OPEN_METRICS).body, true), name, labels);
+    wait_until("the error is counted", || count("run_errors", &[]).is_some_and(|errors| errors >= 1.0));
+    let errors = running.ask().unwrap()["errors"].to_string();
+    assert!(errors.contains("/dev/full: No space left on device"), "{errors}");
+    running.program.signal("-TERM");
+    assert_eq!(running.program.end().0, 1);
 }

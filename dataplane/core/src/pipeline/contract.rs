@@ -1,6 +1,6 @@
 //! The properties that a stage declares about itself, and its optional capabilities.
 
-use crate::mem::{Batch, Packet, RecvFields};
+use crate::mem::{Batch, Packet, Reason, RecvFields};
 use crate::pipeline::{Cause, Ctx, Exit, Facts, TableInfo};
 use crate::units::Nanos;
 
@@ -13,6 +13,12 @@ pub struct StageInfo {
     /// Names and meanings of the drop reasons that the stage defines. [`crate::mem::Reason::own`] is an index into this
     /// list.
     pub reasons: &'static [(&'static str, &'static str)],
+    /// The built-in drop reasons that the stage uses. The metrics have a counter with the value 0 for each of these
+    /// reasons and of `reasons` before the first drop.
+    pub drops: &'static [Reason],
+    /// The names of the values of [`Stage::counters`](super::Stage::counters) that can also decrease, such as the size
+    /// of a table.
+    pub gauges: &'static [&'static str],
     /// Whether the stage never passes a packet on to a next stage.
     pub terminal: bool,
     /// The tables that the stage registers with [`Setup::table`](super::Setup::table).
@@ -37,7 +43,8 @@ pub enum StageState {
 impl StageInfo {
     /// Describes a kind of stage without outputs and reasons.
     pub const fn new() -> Self {
-        Self { outputs: &[], reasons: &[], terminal: false, tables: &[], state: StageState::Lost }
+        let (drops, gauges) = (&[], &[]);
+        Self { outputs: &[], reasons: &[], drops, gauges, terminal: false, tables: &[], state: StageState::Lost }
     }
 
     /// Sets the outputs.
@@ -50,6 +57,18 @@ impl StageInfo {
     #[must_use]
     pub const fn reasons(self, reasons: &'static [(&'static str, &'static str)]) -> Self {
         Self { reasons, ..self }
+    }
+
+    /// Sets the built-in drop reasons that the stage uses.
+    #[must_use]
+    pub const fn drops(self, drops: &'static [Reason]) -> Self {
+        Self { drops, ..self }
+    }
+
+    /// Sets the names of the values of [`Stage::counters`](super::Stage::counters) that can also decrease.
+    #[must_use]
+    pub const fn gauges(self, gauges: &'static [&'static str]) -> Self {
+        Self { gauges, ..self }
     }
 
     /// Sets the tables.

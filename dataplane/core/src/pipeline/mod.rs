@@ -104,13 +104,22 @@ pub trait Stage: Any + Send {
     /// a stage with [`Contract::computes_checksums`].
     fn leave_checksums(&mut self) {}
 
-    /// Reports the counters that the stage itself keeps, such as the hits of each rule. No two counters of a stage may
-    /// have the same name.
+    /// Reports the counters that the stage itself keeps, such as the number of bytes. No two counters of a stage may have
+    /// the same name. If the stage has one counter for each entry of a table, [`Stage::entry_counters`] reports these
+    /// counters.
     ///
     /// This method runs on the worker between two batches, when a snapshot of the run is taken, and once after the run.
     /// It must not allocate, lock, wait, or panic. The names must stay the same, in the same order, until
     /// [`Stage::counters_version`] returns another number.
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        let _ = report;
+    }
+
+    /// Reports one counter for each entry of a table, such as the hits of each rule. For each entry, the second argument
+    /// is `true` if the name of the entry was chosen in the config, and `false` if the name is the text of the entry. The
+    /// config can exclude these counters from the metrics, because a table can be large. The names must differ from each
+    /// other and from the names of [`Stage::counters`]. Otherwise, the same rules apply as for [`Stage::counters`].
+    fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {
         let _ = report;
     }
 
@@ -147,6 +156,12 @@ pub trait Stage: Any + Send {
 }
 
 impl dyn Stage {
+    /// Reports the values of [`Stage::entry_counters`] and [`Stage::counters`].
+    pub fn all_counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        self.entry_counters(&mut |name, _, value| report(name, value));
+        self.counters(report);
+    }
+
     /// Returns the stage as an `S`. Returns `None` if the stage has another type.
     pub fn downcast<S: Stage>(&mut self) -> Option<&mut S> {
         (self as &mut dyn Any).downcast_mut()

@@ -2,7 +2,7 @@
 //! every stage gets the facts (known properties of packets) that it needs.
 
 use crate::mem::{BATCH, Batch, Packet, RecvFields};
-use crate::pipeline::{Cause, Contract, Ctx, DropObserver, Exit, Facts, Generator, Problem, Stage};
+use crate::pipeline::{Cause, Contract, Ctx, DropObserver, Exit, Facts, Generator, Problem, Stage, StageInfo};
 
 /// The destination of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub struct NodeSpec {
     pub outputs: Vec<(String, Target)>,
     /// The drop reasons that the stage defines, by index.
     pub reasons: Vec<&'static str>,
+    /// The properties of the kind of stage.
+    pub info: StageInfo,
     /// Index of the stage that observes the drops of this stage. The observing stage can be earlier or later than this
     /// stage.
     pub drops: Option<usize>,
@@ -318,6 +320,7 @@ mod tests {
             next,
             outputs,
             reasons: Vec::new(),
+            info: StageInfo::new(),
             drops: None,
         }
     }

@@ -9,6 +9,9 @@ pub struct CostReport {
     /// The name of the part: a step of the lanes (`reap`, `receive`, `transmit` or `refill`), the name of a stage, or
     /// `all` for the total.
     pub part: String,
+    /// Whether the part is a stage. A stage can have the same name as another part.
+    #[serde(default)]
+    pub is_stage: bool,
     /// The average time in clock ticks for each packet that entered the part. The slowest 1 % of the measured loops is
     /// excluded.
     pub ticks: f64,
@@ -35,6 +38,11 @@ impl CostReport {
     /// The number of measured loops below which an average is uncertain. With fewer loops, the exclusion of the slowest
     /// 1 % removes at most one loop.
     pub const FEW_BURSTS: u64 = 100;
+
+    /// Returns the cost of the stage with this name.
+    pub fn of_stage<'a>(costs: &'a [Self], stage: &str) -> Option<&'a Self> {
+        costs.iter().find(|cost| cost.is_stage && cost.part == stage)
+    }
 }
 
 /// The costs of the parts, by index. Recording does not allocate.
@@ -44,16 +52,20 @@ impl CostReport {
 #[derive(Clone, Debug)]
 pub struct Costs {
     /// For each class of loops, one sum for each part and one sum for the total.
-    sums: Box<[PartSum]>,
+    sums: Box<[CostSum]>,
     /// The number of parts plus one for the total.
     columns: usize,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct PartSum {
-    ticks: u64,
-    packets: u64,
-    bursts: u64,
+/// The sum of the costs of a part in all measured loops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CostSum {
+    /// The time in clock ticks.
+    pub ticks: u64,
+    /// The packets that entered the part.
+    pub packets: u64,
+    /// The number of loops in which packets entered the part.
+    pub bursts: u64,
 }
 
 /// From 2^`STEPS` ticks per packet, the class index rises by 2^`STEPS` whenever the ticks per packet double.
@@ -68,7 +80,7 @@ impl Costs {
     /// Creates the costs of `parts` parts.
     pub fn new(parts: usize) -> Self {
         let columns = parts + 1;
-        Self { sums: vec![PartSum::default(); (class(MAX_TICKS, 1) + 1) * columns].into_boxed_slice(), columns }
+        Self { sums: vec![CostSum::default(); (class(MAX_TICKS, 1) + 1) * columns].into_boxed_slice(), columns }
     }
 
     /// Records a loop that received `received` packets. `parts` has the ticks and the packets of each part. A loop
@@ -117,20 +129,21 @@ impl Costs {
 
     /// Removes all recorded loops.
     pub fn clear(&mut self) {
-        self.sums.fill(PartSum::default());
+        self.sums.fill(CostSum::default());
     }
 
-    /// Returns the costs of all parts that handled packets. `names` has the name of each part by index, and then the
-    /// name of the total. `per_tick` is the duration of a tick in nanoseconds.
-    pub fn report<'a>(&self, names: impl IntoIterator<Item = &'a str>, per_tick: f64) -> Vec<CostReport> {
+    /// Returns the costs of all parts that handled packets. `names` has the name of each part by index and whether the
+    /// part is a stage, and then the name of the total. `per_tick` is the duration of a tick in nanoseconds.
+    pub fn report<'a>(&self, names: impl IntoIterator<Item = (&'a str, bool)>, per_tick: f64) -> Vec<CostReport> {
         let seen =
-            self.all().into_iter().zip(self.without_slowest()).zip(names).filter(|((all, _), _)| all.packets > 0);
-        let report = |((all, [ticks, packets]), part): ((PartSum, [f64; 2]), &str)| {
+            self.sums().into_iter().zip(self.without_slowest()).zip(names).filter(|((all, _), _)| all.packets > 0);
+        let report = |((all, [ticks, packets]), (part, is_stage)): ((CostSum, [f64; 2]), (&str, bool))| {
             // A part that occurred only in the excluded loops is reported with its cost in these loops.
             let ticks = if packets > 0.0 { ticks / packets } else { all.ticks as f64 / all.packets as f64 };
             let burst = all.packets as f64 / all.bursts as f64;
             CostReport {
                 part: part.to_owned(),
+                is_stage,
                 ticks,
                 ns: ticks * per_tick,
                 burst,
@@ -142,9 +155,9 @@ impl Costs {
         seen.map(report).collect()
     }
 
-    /// Returns the sums over all loops.
-    fn all(&self) -> Vec<PartSum> {
-        let mut total = vec![PartSum::default(); self.columns];
+    /// Returns the sums over all loops, for each part by index, and then for the total.
+    pub fn sums(&self) -> Vec<CostSum> {
+        let mut total = vec![CostSum::default(); self.columns];
         for class in self.sums.chunks_exact(self.columns) {
             total.iter_mut().zip(class).for_each(|(total, sum)| *total = total.with(sum, u64::wrapping_add));
         }
@@ -154,7 +167,7 @@ impl Costs {
     /// Returns the ticks and packets of all loops except the slowest. If only some loops of a class are excluded, the
     /// sums of the class are scaled to the share of the remaining loops.
     fn without_slowest(&self) -> Vec<[f64; 2]> {
-        let loops = |class: &[PartSum]| class.last().map_or(0, |all| all.bursts);
+        let loops = |class: &[CostSum]| class.last().map_or(0, |all| all.bursts);
         let classes = self.sums.chunks_exact(self.columns);
         let all: u64 = classes.clone().map(loops).sum();
         let mut left = all - all.div_ceil(EXCLUDED_ONE_IN).min(all.saturating_sub(1));
@@ -172,7 +185,7 @@ impl Costs {
     }
 }
 
-impl PartSum {
+impl CostSum {
     fn with(&self, other: &Self, by: fn(u64, u64) -> u64) -> Self {
         Self {
             ticks: by(self.ticks, other.ticks),
@@ -193,7 +206,7 @@ fn class(ticks: u64, packets: u64) -> usize {
 mod tests {
     use super::*;
 
-    const NAMES: [&str; 3] = ["receive", "parse", "all"];
+    const NAMES: [(&str, bool); 3] = [("receive", false), ("parse", true), ("all", false)];
 
     #[test]
     fn class_indexes_have_no_gaps() {

@@ -9,9 +9,9 @@ mod recent;
 mod report;
 
 pub use board::{Board, Progress};
-pub use cost::{CostReport, Costs};
+pub use cost::{CostReport, CostSum, Costs};
 pub use display::{BitsPerSecond, Duration, PacketsPerSecond, PerSecond, Size};
 pub use latency::Latency;
 pub use ledger::Ledger;
 pub use recent::{Live, PortRates, Rates, Recent, WorkerRates};
-pub use report::{LatencyReport, PortReport, Report, StageReport, Totals, WorkerReport};
+pub use report::{CounterKind, LatencyReport, PortReport, Report, StageReport, Totals, WorkerReport};

@@ -129,6 +129,30 @@ pub struct StageReport {
     pub copies_missed: u64,
     /// The counters that the stage defines.
     pub counters: BTreeMap<String, u64>,
+    /// The kind of each value in `counters` that is not [`CounterKind::Total`].
+    #[serde(skip)]
+    pub counter_kinds: BTreeMap<String, CounterKind>,
+}
+
+/// The kind of a value in [`StageReport::counters`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CounterKind {
+    /// A counter that only increases.
+    #[default]
+    Total,
+    /// A value that can also decrease, such as the size of a table.
+    Gauge,
+    /// A counter of an entry of a table. The config chose the name of the entry.
+    NamedEntry,
+    /// A counter of an entry of a table. The name is the text of the entry.
+    Entry,
+}
+
+impl StageReport {
+    /// Returns the kind of a value in [`StageReport::counters`].
+    pub fn counter_kind(&self, name: &str) -> CounterKind {
+        self.counter_kinds.get(name).copied().unwrap_or_default()
+    }
 }
 
 /// The counters of a worker.
@@ -297,7 +321,7 @@ impl fmt::Display for Report {
 /// Writes a table of costs. `names` is the width of the first column.
 pub(super) fn costs(f: &mut fmt::Formatter<'_>, costs: &[CostReport], names: usize) -> fmt::Result {
     writeln!(f, "{:<names$} {:>11} {:>11} {:>7} {:>9}", "time per packet", "ticks", "ns", "burst", "bursts")?;
-    for CostReport { part, ticks, ns, burst, bursts, nearly_idle, few_bursts } in costs {
+    for CostReport { part, ticks, ns, burst, bursts, nearly_idle, few_bursts, .. } in costs {
         let mark = match (nearly_idle, few_bursts) {
             (false, false) => "",
             (true, false) => " *",

@@ -55,7 +55,7 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
     };
     let metrics = Listener::open(&assembly.plan.runtime).map_err(CommandError::Failed)?;
     let feed = metrics.as_ref().map(Listener::feed);
-    let server = Server::start(&assembly.plan.runtime, &args.config.path, feed, registry)?;
+    let mut server = Server::start(&assembly.plan.runtime, &args.config.path, feed, registry)?;
     if assembly.plan.runtime.sandbox {
         for failure in Privileges::of(&assembly).give_up_the_rest() {
             tracing::info!("this run keeps more privileges than it needs: {failure}");
@@ -64,9 +64,10 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
     // Start the thread of the log queue after the program has given up privileges. A new thread has only the privileges
     // that the program still has.
     let queue = LogQueue::start();
+    server.iter_mut().for_each(|server| server.count_lost_logs(queue.lost_counter()));
     let metrics = match metrics {
         Some(listener) => {
-            let facts = Facts::of(&assembly.plan, &args.config.path, queue.lost_counter());
+            let facts = Facts::of(&assembly.plan, &args.config.path);
             Some(listener.serve(facts).map_err(CommandError::Failed)?)
         }
         None => None,

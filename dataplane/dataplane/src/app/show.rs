@@ -10,7 +10,7 @@ use super::console::{self, CommandError};
 use super::{args, stats};
 use dataplane_control::rows::ConfigRow;
 use dataplane_control::{Client, Get, MAX_LIMIT, Page, Show};
-use dataplane_core::telemetry::{Duration, Size};
+use dataplane_core::telemetry::{BitsPerSecond, Duration, PacketsPerSecond, Size};
 
 pub(super) fn show(args: &args::Show) -> Result<(), CommandError> {
     let connect = || stats::connect(args.socket.as_deref(), args.process, "dataplane show WHAT --process PROCESS");
@@ -139,8 +139,8 @@ fn plain(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
 
-/// The suffixes of field names that state a unit.
-const UNITS: [&str; 5] = ["_bytes", "_ns", "_percent", "_per_s", "_s"];
+/// The units at the ends of the names of fields.
+const UNITS: [&str; 7] = ["_bytes", "_ns", "_percent", "_pps", "_bps", "_per_s", "_s"];
 
 /// Returns the heading of a column: its name without the unit, unless another column has this heading.
 fn heading(field: &str, columns: &[&str]) -> String {
@@ -160,6 +160,8 @@ fn cell(field: &str, value: &Value) -> String {
             match unit {
                 "_bytes" => Size(float).to_string(),
                 "_ns" => Duration(float).to_string(),
+                "_pps" => PacketsPerSecond(float).to_string(),
+                "_bps" => BitsPerSecond(float).to_string(),
                 "_percent" => format!("{float:.1} %"),
                 "_per_s" => format!("{number}/s"),
                 "_s" => format!("{number} s"),

@@ -316,6 +316,7 @@ pub enum ClockEventKind {
 /// offload     = ["checksum", "delay_drop"]
 /// rss         = { key = "symmetric" }
 /// rate_limit  = { rate = "1Gbps" }
+/// required    = false
 /// flow        = [{ match = { ipv4 = { dst = "192.0.2.1" } } }]
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -368,6 +369,11 @@ pub struct Port {
     /// `xdp` link, if the port has such a link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
+    /// Whether the program reports that it is ready (page `/readyz` and `dataplane_run_ready`) only while the link of
+    /// this port is up and its queue pairs are connected. Set `false` for a port whose loss does not stop the service,
+    /// such as one of two uplinks.
+    #[serde(default = "is_required")]
+    pub required: bool,
     /// The IP addresses of this host on the port, such as `"192.0.2.1/24"`. The stages `arp` and `icmp` answer requests
     /// for these addresses. The stages `icmp_error` and `neighbor` send packets from these addresses. If a stage has
     /// the key `addresses`, the stage uses only the addresses in its key. Default: none.
@@ -463,6 +469,10 @@ impl Port {
         let link = self.link.as_ref().filter(|link| !link.is_host_end());
         self.interface.as_deref().or_else(|| link?.interface())
     }
+}
+
+fn is_required() -> bool {
+    true
 }
 
 fn first_port() -> u8 {

@@ -25,6 +25,19 @@ pub enum Idle {
     Sleep,
 }
 
+/// The counters of table entries in the metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MetricsRules {
+    /// No counters of entries.
+    None,
+    /// The counters of entries whose name the config chooses.
+    #[default]
+    Named,
+    /// The counters of all entries. The label of an entry without a name is its text.
+    All,
+}
+
 /// The source of packet timestamps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -58,6 +71,7 @@ pub enum Timestamps {
 /// control       = "/run/router.sock"
 /// control_group = "root"
 /// metrics       = "127.0.0.1:9464"
+/// metrics_rules = "all"
 /// sandbox       = false
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -117,6 +131,10 @@ pub struct Runtime {
     /// client that reaches a TCP address can read the metrics. A Unix socket has the permissions of the control socket.
     #[schemars(with = "String")]
     pub metrics: Metrics,
+    /// The counters of table entries, such as the hits of `acl` rules, in the metrics: `"none"`, `"named"` for entries
+    /// whose name the config chooses, or `"all"`. The label of an entry without a name is its text, so `"all"` shows the
+    /// rules to every client. The metrics have at most 1000 entries of a stage.
+    pub metrics_rules: MetricsRules,
     /// Whether the program gives up the privileges that the run does not need, before the program opens its devices.
     /// With `true`, the program keeps only the capabilities that its links and stages need. The program can then write
     /// only to device files, and to the files and folders that the config names for writing, such as capture files. The
@@ -141,6 +159,7 @@ impl Default for Runtime {
             control: Control::Auto,
             control_group: None,
             metrics: Metrics::None,
+            metrics_rules: MetricsRules::default(),
             sandbox: true,
         }
     }

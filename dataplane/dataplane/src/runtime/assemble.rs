@@ -455,7 +455,7 @@ fn program(plan: &Plan, registry: &Registry, order: &[usize], stages: Vec<Box<dy
     };
     let nodes = order.iter().zip(stages).map(|(&index, stage)| {
         let node = &plan.nodes[index];
-        let reasons = registry.get(&node.kind).map_or(&[][..], |kind| kind.info.reasons);
+        let info = registry.get(&node.kind).map(|kind| kind.info).unwrap_or_default();
         NodeSpec {
             name: node.name.clone(),
             kind: node.kind.clone(),
@@ -463,7 +463,8 @@ fn program(plan: &Plan, registry: &Registry, order: &[usize], stages: Vec<Box<dy
             next: node.next.map_or(Target::Drop, target),
             outputs: node.outputs.iter().map(|(name, to)| (name.clone(), target(*to))).collect(),
             drops: node.drops.map(place),
-            reasons: reasons.iter().map(|(name, _)| *name).collect(),
+            reasons: info.reasons.iter().map(|(name, _)| *name).collect(),
+            info,
         }
     });
     Program::new(nodes.collect())

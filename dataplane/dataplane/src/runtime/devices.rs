@@ -52,6 +52,13 @@ pub(crate) trait PortDevice: Send + Sync {
     /// Returns the device's own counters.
     fn counters(&self) -> BTreeMap<String, u64>;
 
+    /// Returns the names of the device's own counters, also of the counters that [`PortDevice::counters`] leaves out
+    /// because they are 0.
+    fn counter_names(&self) -> Vec<&'static str>;
+
+    /// Returns the error of the link so far, such as a full disk.
+    fn error(&self) -> Option<Error>;
+
     /// Returns the errors of the link, such as a damaged capture file, and the panics of the port's threads. All lanes
     /// must be closed before the call.
     fn finish(&self) -> Vec<Error>;
@@ -102,6 +109,7 @@ pub(crate) fn open(
                 what,
                 detail: soft::detail,
                 counters: Box::new(move |device| soft::counters(device).into_iter().chain(raw.counted()).collect()),
+                counter_names: soft::counter_names,
                 computes_checksums,
                 why: SoftDevice::wire_error,
                 finish: soft::finish,
@@ -180,6 +188,8 @@ struct ProviderParts<D> {
     /// Returns more details for the description. The details are complete once the lanes are open.
     detail: fn(&D) -> Option<String>,
     counters: Box<dyn ReadCounters<D>>,
+    /// Returns the names of all counters of the device.
+    counter_names: fn(&D) -> Vec<&'static str>,
     /// Whether the device computes the checksums of sent packets.
     computes_checksums: bool,
     /// Returns the error of the link. If a verb failed, this error is more precise than the `errno` of the verb.
@@ -329,6 +339,14 @@ impl<D: Device> PortDevice for OpenPort<D> {
         (self.provider.counters)(&self.device)
     }
 
+    fn counter_names(&self) -> Vec<&'static str> {
+        (self.provider.counter_names)(&self.device)
+    }
+
+    fn error(&self) -> Option<Error> {
+        (self.provider.why)(&self.device)
+    }
+
     fn finish(&self) -> Vec<Error> {
         let mut errors = (self.provider.finish)(&self.device);
         errors.extend(self.watch.failures().into_iter().map(Error::Wire));
@@ -406,6 +424,17 @@ mod verbs {
             counters
         });
         let (why, finish) = (|_: &VerbsDevice| None, |_: &VerbsDevice| Vec::new());
-        Ok((device, ProviderParts { what, detail: |_| None, counters, computes_checksums, why, finish }))
+        Ok((
+            device,
+            ProviderParts {
+                what,
+                detail: |_| None,
+                counters,
+                counter_names: |_| Vec::new(),
+                computes_checksums,
+                why,
+                finish,
+            },
+        ))
     }
 }

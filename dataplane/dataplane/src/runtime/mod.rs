@@ -32,5 +32,7 @@ pub(crate) use change::digest;
 pub use change::{ApplyOptions, Changer, ReloadOutcome};
 pub(crate) use difference::operations;
 pub use run::{Options, Run};
+pub(crate) use sample::Scope;
+pub(crate) use snapshot::SnapshotStage;
 pub use snapshot::{Snapshot, WorkerState};
 pub use trace::{End, Hop, Trace, Tracer};

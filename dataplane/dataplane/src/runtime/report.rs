@@ -3,14 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use crate::runtime::sample::{Counters, ReportedStage, Stamps, Times, WorkerInfo};
+use crate::runtime::sample::{Counters, ReportedStage, Scope, Stamps, Times, WorkerInfo};
 use crate::runtime::stopwatch::Stopwatch;
 use dataplane_core::clock::{ClockSource, Timebase};
 use dataplane_core::error::Error;
 use dataplane_core::lane::LaneCounters;
 use dataplane_core::mem::Reason;
 use dataplane_core::pipeline::{NodeCounters, Target};
-use dataplane_core::telemetry::{CostReport, Costs, Ledger, PortReport, Report, StageReport, Totals, WorkerReport};
+use dataplane_core::telemetry::{
+    CostReport, Costs, CounterKind, Ledger, PortReport, Report, StageReport, Totals, WorkerReport,
+};
 use dataplane_core::units::Ticks;
 
 /// The results of one worker: the final results, or the results up to a snapshot.
@@ -18,6 +20,8 @@ pub(crate) struct Outcome {
     pub(crate) report: WorkerReport,
     pub(crate) lanes: Vec<LaneCounters>,
     pub(crate) stages: Vec<StageReport>,
+    /// Whether each lane is connected.
+    pub(crate) connected: Vec<bool>,
     /// For each lane: the number of timestamps from each clock, and the number of rejected device timestamps.
     pub(crate) stamps: Vec<(BTreeMap<ClockSource, u64>, u64)>,
     pub(crate) started: Ticks,
@@ -26,11 +30,22 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Converts the counters of a worker to the worker's part of the report, in which every counter has a name.
-    pub(crate) fn new(info: &WorkerInfo, counters: &Counters) -> Self {
+    /// Converts the counters of a worker to the worker's part of the report, in which every counter has a name. `scope`
+    /// has the counters that are up to date.
+    pub(crate) fn new(info: &WorkerInfo, counters: &Counters, scope: Scope) -> Self {
         let mut stages: Vec<StageReport> = info.stages_info.iter().zip(&counters.nodes).map(stage_report).collect();
-        for (report, own) in stages.iter_mut().zip(&counters.stages) {
-            report.counters.extend(own.iter().map(|(name, value)| (name.to_owned(), value)));
+        for ((report, own), stage) in stages.iter_mut().zip(&counters.stages).zip(&info.stages_info) {
+            if scope < Scope::All {
+                break;
+            }
+            for (name, kind, value) in own.iter() {
+                let is_gauge = kind == CounterKind::Total && stage.info.gauges.contains(&name);
+                let kind = if is_gauge { CounterKind::Gauge } else { kind };
+                if kind != CounterKind::Total {
+                    report.counter_kinds.insert(name.to_owned(), kind);
+                }
+                report.counters.insert(name.to_owned(), value);
+            }
         }
         let named: Vec<(&str, &LaneCounters)> = info.ports.iter().map(String::as_str).zip(&counters.lanes).collect();
         let ledger = ledger(&stages, &named, (counters.out - counters.posted.min(counters.out)) as u64);
@@ -51,6 +66,7 @@ impl Outcome {
             report,
             lanes: counters.lanes.clone(),
             stages,
+            connected: counters.connected.clone(),
             stamps: counters.stamps.iter().map(stamps).collect(),
             started: counters.counts.started,
             ended: counters.at,
@@ -279,4 +295,5 @@ fn add_stage(sum: &mut StageReport, stage: &StageReport) {
     add(&mut sum.outputs, &stage.outputs);
     add(&mut sum.drops, &stage.drops);
     add(&mut sum.counters, &stage.counters);
+    sum.counter_kinds.extend(stage.counter_kinds.iter().map(|(name, kind)| (name.clone(), *kind)));
 }

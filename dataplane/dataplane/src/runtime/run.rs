@@ -15,15 +15,15 @@ use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::idle::IdlePolicy;
 use crate::runtime::offload;
 use crate::runtime::report::{self, Outcome};
-use crate::runtime::sample::{self, LoopCounters, Reply, ReportedStage, Sample, Times, WorkerInfo};
-use crate::runtime::snapshot::{Polled, Sampler, Snapshot};
+use crate::runtime::sample::{self, LoopCounters, Reply, ReportedStage, Sample, Scope, Times, WorkerInfo};
+use crate::runtime::snapshot::{Polled, Sampler, Snapshot, SnapshotPort, SnapshotStage};
 use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker::{LatencyRecorder, Worker};
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::lane::{Lane, LaneSpec};
 use dataplane_core::mem::{BatchMemory, PageKind, Pool, Region, RegionSpec, SlotLayout};
-use dataplane_core::pipeline::{Graph, PortInfo, Program, StageTable, panic_message};
+use dataplane_core::pipeline::{Graph, PortInfo, Program, StageTable, Target, panic_message};
 use dataplane_core::telemetry::{Progress, Report};
 use dataplane_core::topology::pin_current_thread;
 use dataplane_core::units::{CoreId, Nanos, NumaNode, Period};
@@ -261,13 +261,37 @@ impl Run {
     /// housekeeping, and the answer takes a few microseconds. If a worker does not answer within a second, the snapshot
     /// contains the values of the worker's last answer, and an error names the worker.
     pub fn snapshot(&self) -> Option<Snapshot> {
+        // If requests without the counters of the stages are in progress, the next requests have these counters.
+        self.snapshot_of(Scope::All).filter(|(_, scope)| *scope == Scope::All).map(|(snapshot, _)| snapshot)
+    }
+
+    /// Returns a snapshot and its scope, like [`Run::snapshot`]. If requests with another scope are in progress, the
+    /// snapshot has the other scope.
+    pub(crate) fn snapshot_of(&self, scope: Scope) -> Option<(Snapshot, Scope)> {
         let state = &self.state;
         let mut sampler = lock(&state.sampler);
-        let Polled { outcomes, states, mut errors } = sampler.poll()?;
+        let Polled { outcomes, states: workers, mut errors, scope } = sampler.poll(scope)?;
         errors.extend(state.task_failures());
-        let (times, timebase) = (sampler.times(), state.clock.timebase());
+        errors.extend(state.ports.iter().filter_map(|port| port.error()).map(|error| error.to_string()));
+        let info = sampler.info(0).cloned();
+        let (times, timebase, plan) = (sampler.times(), state.clock.timebase(), state.current().plan.clone());
+        drop(sampler);
+        let sends = info.as_ref().map(|info| info.sends()).unwrap_or_default();
+        let port = |(at, (port, device)): (usize, (&config::PortPlan, &Arc<dyn PortDevice>))| SnapshotPort {
+            is_used: port.input || sends.get(at).copied().unwrap_or_default(),
+            is_required: port.config.required,
+            unconnected: outcomes.iter().filter(|worker| worker.connected.get(at) == Some(&false)).count() as u64,
+            counters: device.counter_names(),
+        };
+        let ports = plan.ports.iter().zip(&state.ports).enumerate().map(port).collect();
+        let stage = |stage: &ReportedStage| SnapshotStage {
+            drops: stage.drop_reasons(),
+            outputs: stage.outputs.iter().filter(|(_, to)| *to != Target::Drop).map(|(name, _)| name.clone()).collect(),
+        };
+        let stages = info.iter().flat_map(|info| &info.stages_info).map(stage).collect();
+        let stage_memory = plan.stage_memory.iter().map(|(stage, bytes)| (stage.clone(), *bytes)).collect();
         let report = report::report(outcomes, &times, state.port_reports(), errors, &timebase);
-        Some(Snapshot::new(report, times, timebase, states))
+        Some((Snapshot { report, times, timebase, workers, ports, stages, stage_memory }, scope))
     }
 
     /// Returns `true` if the run is stopping or has stopped.
@@ -515,12 +539,12 @@ fn collect_outcome(mut worker: Worker, info: &WorkerInfo, panic: Option<String>)
     let mut sample = Sample::new(info);
     let ended = worker.counts.ended;
     worker.fill(&mut sample, ended);
-    let mut outcome = Outcome::new(info, &sample.counters);
+    let mut outcome = Outcome::new(info, &sample.counters, Scope::All);
     for ((name, stage), report) in worker.graph.stages().zip(&mut outcome.stages) {
         let finish = || {
             outcome.errors.extend(stage.finish().err());
             report.counters.clear();
-            stage.counters(&mut |name, value| *report.counters.entry(name.to_owned()).or_default() += value);
+            stage.all_counters(&mut |name, value| *report.counters.entry(name.to_owned()).or_default() += value);
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(finish)) {
             let message = format!("stage `{name}` panicked at its end: {}", panic_message(&*panic));

@@ -13,7 +13,7 @@
 //!
 //! A lane is one worker's queue pair and completion queues on one port.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -23,9 +23,9 @@ use crate::runtime::stopwatch::Stopwatch;
 use dataplane_core::clock::{ClockSource, StampCounts, Stamper};
 use dataplane_core::error::VerbError;
 use dataplane_core::lane::{Lane, LaneCounters};
-use dataplane_core::mem::PageKind;
-use dataplane_core::pipeline::{Graph, NodeCounters, Program, Stage, Succession, Target};
-use dataplane_core::telemetry::{Costs, Latency};
+use dataplane_core::mem::{PageKind, Reason};
+use dataplane_core::pipeline::{Graph, NodeCounters, Program, Stage, StageInfo, Succession, Target};
+use dataplane_core::telemetry::{Costs, CounterKind, Latency};
 use dataplane_core::units::{CoreId, Ticks};
 
 /// The properties of a worker. While the worker runs, only a change of the pipeline replaces these properties.
@@ -40,6 +40,14 @@ pub(crate) struct WorkerInfo {
 }
 
 impl WorkerInfo {
+    /// Returns whether the pipeline sends packets on each port.
+    pub(crate) fn sends(&self) -> Vec<bool> {
+        let targets = || self.stages_info.iter().flat_map(|stage| stage.targets());
+        (0..self.ports.len())
+            .map(|port| targets().any(|target| matches!(target, Target::Egress) || target == Target::Port(port)))
+            .collect()
+    }
+
     /// Returns the names of the stages.
     pub(crate) fn stage_names(&self) -> Vec<String> {
         self.stages_info.iter().map(|stage| stage.name.clone()).collect()
@@ -53,15 +61,38 @@ pub(crate) struct ReportedStage {
     pub(crate) kind: String,
     pub(crate) outputs: Vec<(String, Target)>,
     pub(crate) reasons: Vec<&'static str>,
+    /// The target of packets that leave by no output.
+    pub(crate) next: Target,
+    pub(crate) info: StageInfo,
 }
 
 impl ReportedStage {
+    /// Returns the targets of packets that leave the stage.
+    fn targets(&self) -> impl Iterator<Item = Target> {
+        self.outputs.iter().map(|(_, target)| *target).chain([self.next])
+    }
+
+    /// Returns the drop reasons of the stage, as far as they are known before the first drop.
+    pub(crate) fn drop_reasons(&self) -> BTreeSet<String> {
+        let own = self.reasons.iter().map(|name| (*name).to_owned());
+        let outputs = self.outputs.iter().filter(|(_, target)| *target == Target::Drop);
+        let next = match self.next {
+            Target::Drop => Some(Reason::Requested),
+            Target::Egress => Some(Reason::NoPort),
+            Target::Node(_) | Target::Port(_) => None,
+        };
+        let built_in = self.info.drops.iter().copied().chain(next).map(|reason| reason.name(&[]));
+        own.chain(built_in).chain(outputs.map(|(name, _)| name.clone())).collect()
+    }
+
     pub(crate) fn of(program: &Program) -> Vec<Self> {
         let shape = |node: &dataplane_core::pipeline::NodeSpec| Self {
             name: node.name.clone(),
             kind: node.kind.clone(),
             outputs: node.outputs.clone(),
             reasons: node.reasons.clone(),
+            next: node.next,
+            info: node.info,
         };
         program.nodes().iter().map(shape).collect()
     }
@@ -114,6 +145,8 @@ pub(crate) struct Counters {
     pub(crate) stamps: Vec<[Stamps; 2]>,
     pub(crate) nodes: Vec<NodeCounters>,
     pub(crate) stages: Vec<StageCounters>,
+    /// Whether each lane is connected.
+    pub(crate) connected: Vec<bool>,
     /// The number of slots that are not free.
     pub(crate) out: usize,
     /// The number of slots that are posted for receive.
@@ -126,10 +159,10 @@ pub(crate) struct StageCounters {
     /// The version of the names. `None` if the names or the values are incomplete, because the memory was too small.
     version: Option<u64>,
     values: Vec<u64>,
-    /// All names as one string. `ends` has the end of each name in this string, in bytes.
+    /// All names together, and the end and the kind of each name.
     names: String,
-    ends: Vec<usize>,
-    /// The number of counters of the stage, and the total length of their names in bytes.
+    ends: Vec<(usize, CounterKind)>,
+    /// The number of counters, and the total length of their names.
     needed: (usize, usize),
 }
 
@@ -145,15 +178,19 @@ impl StageCounters {
             ends.clear();
         }
         let (mut count, mut length) = (0, 0);
-        stage.counters(&mut |name, value| {
+        let mut add = |name: &str, kind, value| {
             (count, length) = (count + 1, length + name.len());
             if values.len() < values.capacity() {
                 values.push(value);
             }
             if !is_named && ends.len() < ends.capacity() && names.len() + name.len() <= names.capacity() {
                 names.push_str(name);
-                ends.push(names.len());
+                ends.push((names.len(), kind));
             }
+        };
+        stage.counters(&mut |name, value| add(name, CounterKind::Total, value));
+        stage.entry_counters(&mut |name, is_named, value| {
+            add(name, if is_named { CounterKind::NamedEntry } else { CounterKind::Entry }, value);
         });
         self.needed = (count, length);
         self.version = (values.len() == count && ends.len() == count).then_some(version);
@@ -181,11 +218,13 @@ impl StageCounters {
         }
     }
 
-    /// Returns the name and the value of each counter.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+    /// Returns the name, the kind and the value of each counter.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, CounterKind, u64)> {
         let mut start = 0;
-        let name = move |end: &usize| self.names.get(std::mem::replace(&mut start, *end)..*end).unwrap_or_default();
-        self.ends.iter().map(name).zip(self.values.iter().copied())
+        let name = move |(end, kind): &(usize, CounterKind)| {
+            (self.names.get(std::mem::replace(&mut start, *end)..*end).unwrap_or_default(), *kind)
+        };
+        self.ends.iter().map(name).zip(&self.values).map(|((name, kind), value)| (name, kind, *value))
     }
 }
 
@@ -223,9 +262,9 @@ impl Times {
             return self.clone();
         }
         let parts = |stages: &[String]| {
-            let mut parts: Vec<String> =
-                Stopwatch::parts(stages.iter().map(String::as_str)).map(str::to_owned).collect();
-            // The last part is the whole iteration, not a part of it.
+            let parts = Stopwatch::parts(stages.iter().map(String::as_str));
+            let mut parts: Vec<(String, bool)> = parts.map(|(name, is_stage)| (name.to_owned(), is_stage)).collect();
+            // The last part is the whole iteration, which has no stage.
             parts.pop();
             parts
         };
@@ -240,8 +279,19 @@ impl Times {
     }
 }
 
+/// The values of a sample. A wider scope is greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scope {
+    /// All values except the counters that stages define. The sample keeps the earlier values of these counters.
+    Health,
+    /// All values.
+    All,
+}
+
 /// The storage for one set of statistics.
 pub(crate) struct Sample {
+    /// The values that the worker must fill in.
+    pub(crate) scope: Scope,
     /// The counters since the start of the worker.
     pub(crate) counters: Counters,
     /// The times since the previous sample. The worker swaps these histograms with its own histograms, because a copy
@@ -260,10 +310,11 @@ impl Sample {
             stamps: vec![[Stamps::NONE; 2]; lanes],
             nodes: vec![NodeCounters::default(); stages],
             stages: vec![StageCounters::default(); stages],
+            connected: vec![true; lanes],
             out: 0,
             posted: 0,
         };
-        Self { counters, times: Times::new(stages) }
+        Self { scope: Scope::All, counters, times: Times::new(stages) }
     }
 
     /// Prepares the sample for a new graph, so that the sample has room for all counters of the stages that continue or
@@ -302,6 +353,7 @@ impl Counters {
             stamps: later.stamps.clone(),
             nodes: later.nodes.clone(),
             stages,
+            connected: later.connected.clone(),
             ..*later
         };
     }

@@ -1,12 +1,15 @@
 //! Snapshots: the statistics of a run up to one point in time, collected from the workers.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::runtime::report::{self, EarlierCounts, Outcome};
-use crate::runtime::sample::{Counters, Message, Request, Sample, Swap, SwapTicket, Times, WorkerInfo};
+use crate::runtime::sample::{Counters, Message, Request, Sample, Scope, Swap, SwapTicket, Times, WorkerInfo};
+use crate::runtime::stopwatch::Stopwatch;
 use dataplane_core::clock::Timebase;
-use dataplane_core::telemetry::{Latency, Recent, Report};
+use dataplane_core::telemetry::{CostSum, Latency, Recent, Report};
+use dataplane_core::units::Ticks;
 
 /// The maximum time that the sampler waits for the workers. A worker answers within 256 iterations, or when it wakes
 /// up.
@@ -15,10 +18,35 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The statistics of a run up to one point in time.
 #[derive(Clone)]
 pub struct Snapshot {
-    report: Report,
-    times: Times,
-    timebase: Timebase,
-    workers: Vec<WorkerState>,
+    pub(crate) report: Report,
+    pub(crate) times: Times,
+    pub(crate) timebase: Timebase,
+    pub(crate) workers: Vec<WorkerState>,
+    pub(crate) ports: Vec<SnapshotPort>,
+    /// The drop reasons and the outputs of each stage in the report.
+    pub(crate) stages: Vec<SnapshotStage>,
+    /// The memory of the tables of each stage in bytes.
+    pub(crate) stage_memory: Vec<(String, u64)>,
+}
+
+/// The state of a port that the report does not contain.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SnapshotPort {
+    /// Whether the pipeline receives packets from the port or sends packets on the port.
+    pub(crate) is_used: bool,
+    /// Whether the run is ready only while the link of the port is up.
+    pub(crate) is_required: bool,
+    /// The number of lanes that are not connected to their peer.
+    pub(crate) unconnected: u64,
+    /// The names of all counters of the device.
+    pub(crate) counters: Vec<&'static str>,
+}
+
+/// The names of the counters of a stage, which exist before the first packet.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SnapshotStage {
+    pub(crate) drops: BTreeSet<String>,
+    pub(crate) outputs: BTreeSet<String>,
 }
 
 /// Whether a worker answered the request for a snapshot. A worker answers between two iterations of its loop, so an
@@ -34,10 +62,6 @@ pub enum WorkerState {
 }
 
 impl Snapshot {
-    pub(crate) fn new(report: Report, times: Times, timebase: Timebase, workers: Vec<WorkerState>) -> Self {
-        Self { report, times, timebase, workers }
-    }
-
     /// Returns the statistics since the start of the run, in the form of the final report. `held` of the ledger also
     /// counts packets that wait for a send completion.
     pub fn report(&self) -> &Report {
@@ -52,6 +76,36 @@ impl Snapshot {
     /// Returns the state of each worker.
     pub fn workers(&self) -> &[WorkerState] {
         &self.workers
+    }
+
+    /// Creates a snapshot with a report, latencies, and the ticks and packets of the parts of one measured loop. A tick
+    /// is a nanosecond.
+    #[cfg(test)]
+    pub(crate) fn of_report(report: Report, latency: Latency, received: u64, parts: &[(u64, u64)]) -> Self {
+        let mut times = Times::new(report.stages.len());
+        times.latency = latency;
+        times.costs.record(received, parts);
+        let timebase = dataplane_core::clock::HostClock::manual().timebase();
+        let (workers, ports) = (vec![WorkerState::Running; report.workers.len()], report.ports.len());
+        let port = SnapshotPort { is_used: true, is_required: true, ..SnapshotPort::default() };
+        let stages = vec![SnapshotStage::default(); report.stages.len()];
+        Self { report, times, timebase, workers, ports: vec![port; ports], stages, stage_memory: Vec::new() }
+    }
+
+    /// Sets the number of log messages that were lost.
+    pub(crate) fn set_logs_lost(&mut self, lost: u64) {
+        self.report.logs_lost = lost;
+    }
+
+    /// Returns the costs of each part of the loop since the start: the name of the part, whether the part is a stage,
+    /// the sums, and the time in seconds.
+    pub(crate) fn cost_sums(&self) -> Vec<(&str, bool, CostSum, f64)> {
+        let parts = Stopwatch::parts(self.report.stages.iter().map(|stage| stage.name.as_str()));
+        let sums = self.times.costs.sums().into_iter();
+        parts
+            .zip(sums)
+            .map(|((part, is_stage), sum)| (part, is_stage, sum, self.timebase.nanos(Ticks(sum.ticks)).0 as f64 / 1e9))
+            .collect()
     }
 
     fn stage_names(&self) -> Vec<String> {
@@ -76,6 +130,8 @@ pub(crate) struct Sampler {
     workers: Vec<SampledWorker>,
     /// The time at which the sampler sent the current requests. `None` if no request is in progress.
     since: Option<Instant>,
+    /// The scope of the current requests.
+    scope: Scope,
 }
 
 /// The answers of all workers.
@@ -86,6 +142,8 @@ pub(crate) struct Polled {
     pub(crate) states: Vec<WorkerState>,
     /// A message for each worker that did not answer in time and has not ended.
     pub(crate) errors: Vec<String>,
+    /// The scope of the answers.
+    pub(crate) scope: Scope,
 }
 
 struct SampledWorker {
@@ -117,19 +175,22 @@ impl Sampler {
             swap: None,
             returned: None,
         };
-        Self { workers: workers.into_iter().map(asked).collect(), since: None }
+        Self { workers: workers.into_iter().map(asked).collect(), since: None, scope: Scope::All }
     }
 
     /// Sends a request to every worker, unless requests are already in progress. Returns `None` until all workers have
     /// answered or the timeout has passed.
-    pub(crate) fn poll(&mut self) -> Option<Polled> {
+    ///
+    /// If `scope` is wider than the scope of requests in progress, the next requests have this scope.
+    pub(crate) fn poll(&mut self, scope: Scope) -> Option<Polled> {
         self.pump();
         // While workers switch to new graphs, the workers have different stages, so their counters do not match.
         if self.workers.iter().any(|worker| worker.swap.is_some()) {
             return None;
         }
         let since = *self.since.get_or_insert_with(|| {
-            self.workers.iter_mut().for_each(SampledWorker::ask);
+            self.workers.iter_mut().for_each(|worker| worker.ask(scope));
+            self.scope = scope;
             Instant::now()
         });
         let open = self.workers.iter_mut().fold(false, |open, worker| open | !worker.take());
@@ -146,7 +207,8 @@ impl Sampler {
             (states[number] == WorkerState::Late).then(|| format!("worker {number} does not answer, so {shown}"))
         };
         let errors = self.workers.iter().enumerate().filter_map(late).collect();
-        Some(Polled { outcomes: self.workers.iter().map(SampledWorker::outcome).collect(), states, errors })
+        let outcomes = self.workers.iter().map(|worker| worker.outcome(self.scope)).collect();
+        Some(Polled { outcomes, states, errors, scope: self.scope })
     }
 
     /// Returns the counts of the earlier graphs of a worker.
@@ -231,8 +293,9 @@ impl Sampler {
 }
 
 impl SampledWorker {
-    fn ask(&mut self) {
-        if let Some(sample) = self.empty.take() {
+    fn ask(&mut self, scope: Scope) {
+        if let Some(mut sample) = self.empty.take() {
+            sample.scope = scope;
             self.request.ask(Message::Sample(sample));
         }
     }
@@ -292,10 +355,10 @@ impl SampledWorker {
         }
     }
 
-    fn outcome(&self) -> Outcome {
+    fn outcome(&self, scope: Scope) -> Outcome {
         let mut outcome = match &self.counters {
-            Some(counters) => Outcome::new(&self.info, counters),
-            None => Outcome::new(&self.info, &Sample::new(&self.info).counters),
+            Some(counters) => Outcome::new(&self.info, counters, scope),
+            None => Outcome::new(&self.info, &Sample::new(&self.info).counters, scope),
         };
         outcome.add_earlier(&self.earlier);
         outcome
@@ -324,11 +387,11 @@ mod tests {
         let address = &raw const *own;
         let mut sampler = Sampler::new([(info, own, request)]);
         for _ in 0..3 {
-            assert!(sampler.poll().is_none());
+            assert!(sampler.poll(Scope::All).is_none());
             let Some(Message::Sample(asked)) = reply.asked() else { panic!("no request") };
             assert_eq!(&raw const *asked, address);
             reply.give(Message::Sample(asked));
-            assert_eq!(sampler.poll().unwrap().states, [WorkerState::Running]);
+            assert_eq!(sampler.poll(Scope::All).unwrap().states, [WorkerState::Running]);
         }
     }
 
@@ -337,9 +400,9 @@ mod tests {
         let (info, (request, reply)) = (info(), sample::channel());
         let own = Box::new(Sample::new(&info));
         let mut sampler = Sampler::new([(info, own, request)]);
-        assert!(sampler.poll().is_none());
+        assert!(sampler.poll(Scope::All).is_none());
         drop(reply);
-        let Polled { outcomes, states, errors } = sampler.poll().unwrap();
+        let Polled { outcomes, states, errors, .. } = sampler.poll(Scope::All).unwrap();
         assert_eq!((outcomes.len(), states, errors), (1, vec![WorkerState::Ended], Vec::new()));
     }
 }

@@ -16,6 +16,11 @@ pub(super) fn counters(device: &SoftDevice) -> BTreeMap<String, u64> {
     device.counters().named().filter(|(_, value)| *value > 0).map(|(name, value)| (name.into(), value)).collect()
 }
 
+/// Returns the names of all counters of the device.
+pub(super) fn counter_names(device: &SoftDevice) -> Vec<&'static str> {
+    device.counters().named().map(|(name, _)| name).collect()
+}
+
 /// Returns details of the link beyond its kind, if there are any.
 pub(super) fn detail(device: &SoftDevice) -> Option<String> {
     device.describe_link()

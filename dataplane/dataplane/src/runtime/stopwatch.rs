@@ -43,9 +43,12 @@ impl Stopwatch {
         Self { clock: clock.clone(), read, open: 0, since: 0, laps, costs }
     }
 
-    /// Returns the names of the parts, in the order of their indices. The last name, `all`, is for the whole iteration.
-    pub(crate) fn parts<'a>(stages: impl Iterator<Item = &'a str>) -> impl Iterator<Item = &'a str> {
-        BEFORE_STAGES.into_iter().chain(stages).chain(AFTER_STAGES).chain(["all"])
+    /// Returns the name of each part and whether the part is a stage, in the order of their indices. The last name,
+    /// `all`, is for the whole iteration.
+    pub(crate) fn parts<'a>(stages: impl Iterator<Item = &'a str>) -> impl Iterator<Item = (&'a str, bool)> {
+        let of_loop = |name: &'a str| (name, false);
+        let after = AFTER_STAGES.into_iter().chain(["all"]).map(of_loop);
+        BEFORE_STAGES.into_iter().map(of_loop).chain(stages.map(|name| (name, true))).chain(after)
     }
 
     /// Returns empty costs for this number of stages.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::runtime::control::RunControl;
 use crate::runtime::idle::IdlePolicy;
 use crate::runtime::sample::{
-    Counters, LaneError, LoopCounters, Message, Reply, Sample, Stamps, Swap, Times, WorkerInfo,
+    Counters, LaneError, LoopCounters, Message, Reply, Sample, Scope, Stamps, Swap, Times, WorkerInfo,
 };
 use crate::runtime::stopwatch::Stopwatch;
 use dataplane_core::clock::{HostClock, Stamp};
@@ -356,21 +356,24 @@ impl Worker {
 
     /// Fills a sample, which must be empty.
     pub(crate) fn fill(&mut self, sample: &mut Sample, now: Ticks) {
-        let Counters { at, counts, lanes, stamps, nodes, stages, out, posted } = &mut sample.counters;
+        let Counters { at, counts, lanes, stamps, nodes, stages, connected, out, posted } = &mut sample.counters;
         (*at, *counts) = (now, self.counts);
-        for ((lane, counters), stamps) in self.lanes.iter().zip(lanes).zip(stamps) {
+        for (((lane, counters), stamps), connected) in self.lanes.iter().zip(lanes).zip(stamps).zip(connected) {
             counters.clone_from(lane.counters());
             *stamps = lane.stampers().map(Stamps::of);
+            *connected = lane.is_connected();
         }
         for ((_, counters), copy) in self.graph.counters().zip(nodes) {
             copy.clone_from(counters);
         }
-        let mut stages = stages.iter_mut();
-        self.graph.visit(|stage| {
-            if let Some(counters) = stages.next() {
-                counters.fill(stage);
-            }
-        });
+        if sample.scope == Scope::All {
+            let mut stages = stages.iter_mut();
+            self.graph.visit(|stage| {
+                if let Some(counters) = stages.next() {
+                    counters.fill(stage);
+                }
+            });
+        }
         *out = self.pool.layout().count() as usize - self.pool.available();
         *posted = self.lanes.iter().map(|lane| lane.posted()).sum();
         std::mem::swap(&mut sample.times.latency, &mut self.latency.0);

@@ -1,4 +1,4 @@
-//! Tests of the health checks of the metrics server with a worker that makes no progress.
+//! Tests of the health checks of the metrics server with a worker that makes no progress, and of a run that stops.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -65,4 +65,45 @@ fn worker_without_progress_is_neither_healthy_nor_ready() {
     CLOSED.store(false, Ordering::Relaxed);
     assert_eq!(run.join().unwrap(), 0);
     assert!(get(&socket, "/healthz").is_none());
+}
+
+/// A stage that blocks its worker while `HELD` is set.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Slow {}
+
+static HELD: AtomicBool = AtomicBool::new(true);
+
+impl Stage for Slow {
+    fn process(&mut self, _: &Ctx, _: &mut Batch) {
+        while HELD.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn run_that_stops_is_healthy_but_not_ready() {
+    let folder = Folder::new();
+    let socket = folder.file("m.sock");
+    // The worker is stuck, so the run cannot end.
+    let config = Config::new()
+        .runtime("control = 'none'\nmetrics = 'unix:m.sock'\nsandbox = false")
+        .port("wire", "kind = 'generator', size = 64")
+        .stage("slow", "")
+        .stage("tx", "name = 'out'\nport = 'wire'");
+    let path = folder.write("x.toml", config.to_string());
+    let args = ["dataplane", "run", path.to_str().unwrap(), "--for", "1ms", "--report", "json"].map(str::to_owned);
+    let run = std::thread::spawn(|| App::new().stage::<Slow>("slow").status(args));
+    for (page, expected) in
+        [("/healthz", "HTTP/1.1 200 OK|stopping\n"), ("/readyz", "HTTP/1.1 503 Service Unavailable|the run stops\n")]
+    {
+        let (head, body) = expected.split_once('|').unwrap();
+        wait_until("the run stops", || {
+            let response = get(&socket, page).unwrap_or_default();
+            response.starts_with(head) && response.ends_with(&format!("\r\n\r\n{body}"))
+        });
+    }
+    HELD.store(false, Ordering::Relaxed);
+    assert_eq!(run.join().unwrap(), 0);
 }

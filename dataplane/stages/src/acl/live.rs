@@ -60,10 +60,11 @@ impl RuleSet {
         }
     }
 
-    /// Returns the name and the hits of each rule.
-    pub(super) fn named_hits(&self) -> impl Iterator<Item = (&str, u64)> {
+    /// Returns the name of each rule, whether the config chose the name, and the hits of the rule.
+    pub(super) fn named_hits(&self) -> impl Iterator<Item = (&str, bool, u64)> {
         let hits = |slot: &u32| self.hits.get(*slot as usize).copied().unwrap_or_default();
-        self.rules.names.iter().map(String::as_str).zip(self.rules.slots.iter().map(hits))
+        let Rules { names, named, slots, .. } = &*self.rules;
+        names.iter().zip(named).zip(slots).map(move |((name, named), slot)| (name.as_str(), *named, hits(slot)))
     }
 
     /// Returns the hits of removed rules.
@@ -264,7 +265,7 @@ mod tests {
         }
         assert!(live.settle());
         let hits: Vec<_> = set.named_hits().collect();
-        assert_eq!((hits, set.gone()), (vec![("50", 0)], 50 * 51 / 2));
+        assert_eq!((hits, set.gone()), (vec![("50", true, 0)], 50 * 51 / 2));
         assert!(set.hits.len() <= 4, "{} slots for one rule", set.hits.len());
     }
 
@@ -284,7 +285,7 @@ mod tests {
         slow.refresh_with(|earlier, later| later.take_hits(earlier));
         for set in [set, slow] {
             let hits: Vec<_> = set.named_hits().collect();
-            assert_eq!((hits, set.gone()), (vec![("7", 0), ("3", 3)], 120));
+            assert_eq!((hits, set.gone()), (vec![("7", true, 0), ("3", true, 3)], 120));
         }
     }
 }

@@ -194,7 +194,7 @@ pub(super) struct Rules {
     pub(super) texts: Vec<String>,
     pub(super) actions: Vec<Action>,
     /// Whether each rule has a name of its own.
-    named: Vec<bool>,
+    pub(super) named: Vec<bool>,
 }
 
 /// Returns the names of the hit counters. The default name of a rule is its text, so that the name does not change when

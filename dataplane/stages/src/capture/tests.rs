@@ -10,7 +10,7 @@ use dataplane_core::clock::{ClockSource, Stamp};
 use dataplane_core::harness::{Fate, Harness, frame};
 use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
 use dataplane_core::pcapng::STATISTICS;
-use dataplane_core::pipeline::{Graph, NoObserver, NodeSpec, Program, Resources, RunStop, Target, Tasks};
+use dataplane_core::pipeline::{Graph, NoObserver, NodeSpec, Program, Resources, RunStop, StageInfo, Target, Tasks};
 use dataplane_core::units::Nanos;
 use dataplane_testing::{Folder, skip};
 
@@ -375,6 +375,7 @@ fn graph(resources: &mut Resources, worker: usize, pool: &Pool) -> Graph {
         next,
         outputs: Vec::new(),
         reasons: Vec::new(),
+        info: StageInfo::new(),
         drops,
     };
     let odd = node("odd", Box::new(DropOdd), Target::Node(1), Some(1));
@@ -434,6 +435,7 @@ fn stop_of_the_run_ends_the_wait_for_a_free_buffer() {
         next: Target::Port(0),
         outputs: Vec::new(),
         reasons: Vec::new(),
+        info: StageInfo::new(),
         drops: None,
     };
     let mut graph = Graph::new(Program::new(vec![node]), 1, &pool);

@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::clock::Stamp;
 use crate::mem::{PageKind, Region, RegionSpec, SlotLayout, SlotState};
-use crate::pipeline::{Contract, DropObserver, Generator, NodeSpec};
+use crate::pipeline::{Contract, DropObserver, Generator, NodeSpec, StageInfo};
 use crate::units::Nanos;
 
 /// A stage that drops, consumes or passes on a packet, or sends the packet to an output, depending on the first byte of
@@ -62,6 +62,7 @@ fn node(name: &str, stage: impl Stage + 'static, next: Target, drops: Option<usi
         next,
         outputs: Vec::new(),
         reasons: Vec::new(),
+        info: StageInfo::new(),
         drops,
     }
 }

@@ -13,10 +13,21 @@ use dataplane_control::rows::{ConfigRow, LinkRow, MemoryRow, PortRow, StageRow, 
 use dataplane_control::{DEFAULT_LIMIT, ErrorCode, Found, Get, LISTS, Log, LogLevel, MAX_LIMIT, Page, Refusal, Show};
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{PortInfo, StageTable, TablePage, TableQuery};
-use dataplane_core::telemetry::{PortReport, Report, StageReport, WorkerReport};
+use dataplane_core::telemetry::{CostReport, PortReport, Rates, Recent, Report, StageReport, WorkerReport};
 
-/// Answers `show`. Returns `None` if the list needs a snapshot and `snapshot` is `None`.
-pub(super) fn show(run: &Run, show: &Show, snapshot: Option<&Snapshot>) -> Result<Option<Page>, Refusal> {
+/// Returns `true` if the rows of a list have rates.
+pub(super) fn has_rates(show: &Show) -> bool {
+    show.what == "ports" && show.cursor.is_none()
+}
+
+/// Answers `show`. Returns `None` if the list needs a snapshot. `earlier` is an earlier snapshot, from which the rates
+/// are computed.
+pub(super) fn show(
+    run: &Run,
+    show: &Show,
+    snapshot: Option<&Snapshot>,
+    earlier: Option<&Snapshot>,
+) -> Result<Option<Page>, Refusal> {
     let limit = show.limit.unwrap_or(DEFAULT_LIMIT);
     if !(1..=MAX_LIMIT).contains(&limit) {
         let help = format!("set `limit` to a number from 1 to {MAX_LIMIT}");
@@ -28,7 +39,7 @@ pub(super) fn show(run: &Run, show: &Show, snapshot: Option<&Snapshot>) -> Resul
             let message = format!("the list `{}` does not belong to a stage", show.what);
             return Err(Refusal::new(ErrorCode::BadField, message, "remove `stage`"));
         }
-        return general(run, show, limit, snapshot.map(Snapshot::report));
+        return general(run, show, limit, snapshot.map(Snapshot::report), earlier.map(Snapshot::report));
     }
     let tables = tables(run, &show.what, show.stage.as_deref())?;
     let (number, after) = match show.cursor.as_deref().map(|cursor| (cursor, cursor.split_once(':'))) {
@@ -114,7 +125,13 @@ fn bad_cursor(why: &str) -> Refusal {
 }
 
 /// Lists the properties of the run.
-fn general(run: &Run, show: &Show, limit: usize, report: Option<&Report>) -> Result<Option<Page>, Refusal> {
+fn general(
+    run: &Run,
+    show: &Show,
+    limit: usize,
+    report: Option<&Report>,
+    earlier: Option<&Report>,
+) -> Result<Option<Page>, Refusal> {
     let (plan, counters) = (run.plan(), BTreeMap::new());
     let query = TableQuery::new(show.cursor.as_deref(), limit, &counters);
     let page = match (show.what.as_str(), report) {
@@ -132,8 +149,10 @@ fn general(run: &Run, show: &Show, limit: usize, report: Option<&Report>) -> Res
         (_, None) => return Ok(None),
         ("memory", Some(report)) => rows(&memory(&plan, report), &query, Clone::clone),
         ("ports", Some(report)) => {
-            let ports: Vec<_> = report.ports.iter().zip(&plan.ports).collect();
-            rows(&ports, &query, |(port, plan)| port_row(port, plan.input))
+            let recent = earlier.map(|earlier| Recent::between(Some(earlier), report));
+            let rates = |at: usize| Some(recent.as_ref()?.ports.get(at)?.rates);
+            let ports: Vec<_> = report.ports.iter().zip(&plan.ports).enumerate().collect();
+            rows(&ports, &query, |(at, (port, plan))| port_row(port, plan.input, rates(*at)))
         }
         ("stages", Some(report)) => rows(&report.stages, &query, |stage| stage_row(stage, report)),
         ("workers", Some(report)) => {
@@ -168,8 +187,12 @@ fn link_row((device, info): &(&str, &PortInfo)) -> LinkRow {
     }
 }
 
-fn port_row(port: &PortReport, input: bool) -> PortRow {
+fn port_row(port: &PortReport, input: bool, rates: Option<Rates>) -> PortRow {
     PortRow {
+        rx_pps: rates.map(|rates| rates.rate_rx_mpps * 1e6),
+        tx_pps: rates.map(|rates| rates.rate_mpps * 1e6),
+        rx_bps: rates.map(|rates| rates.rate_rx_gbps * 1e9),
+        tx_bps: rates.map(|rates| rates.rate_gbps * 1e9),
         name: port.name.clone(),
         device: port.device.clone(),
         input,
@@ -190,7 +213,7 @@ fn stage_row(stage: &StageReport, report: &Report) -> StageRow {
         kind: stage.kind.clone(),
         packets: stage.packets,
         burst: stage.packets as f64 / stage.batches.max(1) as f64,
-        cost_ns: report.costs.iter().find(|cost| cost.part == stage.name).map(|cost| cost.ns),
+        cost_ns: CostReport::of_stage(&report.costs, &stage.name).map(|cost| cost.ns),
         steered: stage.outputs.values().sum(),
         dropped: stage.drops.values().sum(),
         consumed: stage.consumed,

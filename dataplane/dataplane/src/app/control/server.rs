@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use tracing_appender::non_blocking::ErrorCounter;
 
 use super::feed::{Feed, Phase};
 use super::jobs::{Job, Jobs};
@@ -18,7 +19,7 @@ use super::lists;
 use super::socket::Socket;
 use crate::app::console::CommandError;
 use crate::config::Runtime;
-use crate::runtime::{Run, Snapshot};
+use crate::runtime::{Run, Scope, Snapshot};
 use dataplane_control::{Call, ErrorCode, Hello, MAX_REQUEST, Refusal, Request, Response, TIMEOUT, VERSION};
 use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::Live;
@@ -30,6 +31,8 @@ const MAX_CLIENTS: usize = 256;
 const READ_SIZE: usize = 64 << 10;
 /// The minimum interval between two requests to the workers, for all clients together.
 const INTERVAL: Duration = Duration::from_millis(50);
+/// The minimum interval between the two snapshots from which rates are computed.
+const RATE_INTERVAL: Duration = Duration::from_millis(500);
 /// The wait between two checks for the answers of the workers.
 const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -37,11 +40,14 @@ const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub(in crate::app) struct Server {
     socket: Option<Socket>,
     feed: Option<Arc<Feed>>,
+    /// The number of log messages that were lost.
+    logs_lost: Option<ErrorCounter>,
     config: String,
     started: Instant,
     clients: Vec<Client>,
     /// Whether requests to the workers are in progress.
-    is_asking: bool,
+    /// The scope of the request to the workers that is in progress.
+    asking: Option<Scope>,
     /// When the workers last answered.
     answered: Option<Instant>,
     /// The last answer of the workers.
@@ -67,6 +73,8 @@ struct Client {
     deadline: Option<Instant>,
     last_heard: Instant,
     last_snapshot: Option<Arc<Snapshot>>,
+    /// The first snapshot for a request with rates, and the time of the snapshot.
+    earlier: Option<(Instant, Arc<Snapshot>)>,
 }
 
 impl Server {
@@ -88,15 +96,21 @@ impl Server {
         Ok(Some(Self {
             socket,
             feed,
+            logs_lost: None,
             config: config.display().to_string(),
             started: Instant::now(),
             clients: Vec::new(),
-            is_asking: false,
+            asking: None,
             answered: None,
             latest: None,
             jobs: Jobs::new(registry),
             has_accept_failed: false,
         }))
+    }
+
+    /// Sets the counter of lost log messages, which the statistics contain.
+    pub(in crate::app) fn count_lost_logs(&mut self, counter: ErrorCounter) {
+        self.logs_lost = Some(counter);
     }
 
     /// Accepts clients, reads requests and sends answers, without blocking. Reads and answers at most one request of
@@ -134,7 +148,7 @@ impl Server {
                 Call::Show(show) => {
                     // All pages of a list come from one snapshot, unless another client requests a snapshot meanwhile.
                     let snapshot = self.latest.as_deref().filter(|_| show.cursor.is_some());
-                    let page = lists::show(run, show, snapshot);
+                    let page = lists::show(run, show, snapshot, None);
                     if let Some(page) = page.transpose() {
                         client.answer(id, page.as_ref());
                     }
@@ -156,23 +170,36 @@ impl Server {
             }
         }
         let is_due = self.answered.is_none_or(|answered| answered.elapsed() >= INTERVAL);
-        let is_feed_waiting = self.feed.as_ref().is_some_and(|feed| feed.is_wanted());
-        let mut clients = self.clients.iter();
-        let is_client_waiting = clients.any(|client| client.is_waiting() && client.job.is_none());
-        self.is_asking |= is_due && (is_feed_waiting || is_client_waiting);
-        if self.is_asking
-            && let Some(snapshot) = run.snapshot()
+        if self.asking.is_none() && is_due {
+            let mut clients = self.clients.iter();
+            let is_client_waiting = clients.any(|client| client.is_waiting() && client.needs_snapshot());
+            let wanted = self.feed.as_ref().and_then(|feed| feed.wanted());
+            self.asking = if is_client_waiting { Some(Scope::All) } else { wanted };
+        }
+        if let Some(scope) = self.asking
+            && let Some((mut snapshot, scope)) = run.snapshot_of(scope)
         {
-            self.is_asking = false;
+            self.asking = None;
             self.answered = Some(Instant::now());
+            snapshot.set_logs_lost(self.logs_lost.as_ref().map_or(0, |lost| lost.dropped_lines() as u64));
             let snapshot = Arc::new(snapshot);
-            for client in &mut self.clients {
+            // A client of the control socket needs the counters of the stages too.
+            for client in self.clients.iter_mut().filter(|_| scope == Scope::All) {
                 match &client.request {
                     Some(Request { id, call: Call::Stats {}, .. }) => {
                         client.answer_stats(*id, &self.config, &snapshot);
                     }
                     Some(Request { id, call: Call::Show(show), .. }) => {
-                        let (id, page) = (*id, lists::show(run, show, Some(&snapshot)));
+                        // The rates of the ports need an earlier snapshot. The answer follows after `RATE_INTERVAL`.
+                        if lists::has_rates(show) && client.earlier.is_none() {
+                            client.earlier = Some((Instant::now(), snapshot.clone()));
+                            continue;
+                        }
+                        if !client.needs_snapshot() {
+                            continue;
+                        }
+                        let earlier = client.earlier.take().map(|(_, earlier)| earlier);
+                        let (id, page) = (*id, lists::show(run, show, Some(&snapshot), earlier.as_deref()));
                         if let Some(page) = page.transpose() {
                             client.answer(id, page.as_ref());
                         }
@@ -181,9 +208,11 @@ impl Server {
                 }
             }
             if let Some(feed) = &self.feed {
-                feed.publish(snapshot.clone());
+                feed.publish(snapshot.clone(), scope);
             }
-            self.latest = Some(snapshot);
+            if scope == Scope::All {
+                self.latest = Some(snapshot);
+            }
         }
         let now = Instant::now();
         self.clients.retain_mut(|client| client.write_output() && (client.job.is_some() || client.is_in_time(now)));
@@ -193,9 +222,9 @@ impl Server {
     pub(in crate::app) fn wait(&mut self, time: Duration) {
         let time = if self.clients.iter().any(Client::has_request) {
             Duration::ZERO
-        } else if self.is_asking
+        } else if self.asking.is_some()
             || self.clients.iter().any(Client::is_waiting)
-            || self.feed.as_ref().is_some_and(|feed| feed.is_wanted())
+            || self.feed.as_ref().is_some_and(|feed| feed.wanted().is_some())
         {
             ANSWER_POLL_INTERVAL
         } else {
@@ -268,6 +297,7 @@ impl Client {
             deadline: Some(last_heard + TIMEOUT),
             last_heard,
             last_snapshot: None,
+            earlier: None,
         }
     }
 
@@ -278,6 +308,12 @@ impl Client {
     /// Returns `true` if the client waits for an answer.
     fn is_waiting(&self) -> bool {
         self.request.is_some()
+    }
+
+    /// Returns `true` if the answer to the client's request needs a snapshot now.
+    fn needs_snapshot(&self) -> bool {
+        let is_early = self.earlier.as_ref().is_some_and(|(taken, _)| taken.elapsed() < RATE_INTERVAL);
+        self.job.is_none() && !is_early
     }
 
     /// Returns `true` if the client has no request in progress and no output to send.

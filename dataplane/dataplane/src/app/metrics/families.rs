@@ -1,5 +1,6 @@
 //! The metric families: their names, their labels, and the functions that compute their values from a snapshot.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -8,12 +9,13 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, prometheus_text
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::facts::Facts;
+use super::facts::{Facts, unready};
 use super::request::Format;
-use crate::runtime::{Snapshot, WorkerState};
+use crate::config::MetricsRules;
+use crate::runtime::{Snapshot, SnapshotStage, WorkerState};
 use dataplane_core::clock::ClockReport;
 use dataplane_core::mem::Reason;
-use dataplane_core::telemetry::{CostReport, Latency, PortReport, Report, StageReport, WorkerReport};
+use dataplane_core::telemetry::{CostSum, CounterKind, Latency, PortReport, Report, StageReport, WorkerReport};
 
 /// The start of the name of every metric.
 pub(super) const PREFIX: &str = "dataplane";
@@ -83,6 +85,9 @@ struct View<'a> {
     numbers: &'a [String],
     /// The cores of the workers as text.
     cores: &'a [String],
+    /// The names of all drop reasons that are known, as `stage.reason`.
+    drops: &'a BTreeSet<String>,
+    costs: &'a [(&'a str, bool, CostSum, f64)],
 }
 
 /// A metric family: a metric with its labels.
@@ -101,8 +106,6 @@ pub(super) enum Kind {
     Counter,
     Gauge,
     Histogram,
-    /// A value that a stage defines. The value can be a counter or a gauge.
-    Unknown,
 }
 
 impl Kind {
@@ -111,7 +114,6 @@ impl Kind {
             Self::Counter => MetricType::Counter,
             Self::Gauge => MetricType::Gauge,
             Self::Histogram => MetricType::Histogram,
-            Self::Unknown => MetricType::Unknown,
         }
     }
 
@@ -121,7 +123,6 @@ impl Kind {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
             Self::Histogram => "histogram",
-            Self::Unknown => "unknown",
         }
     }
 }
@@ -164,26 +165,70 @@ fn workers<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&WorkerReport) ->
     named.map(|(number, worker)| (vec![number.as_str()], value(worker).into())).collect()
 }
 
-/// Returns a sample for each entry of a map of each port or stage.
-fn entries<'a, K: AsRef<str> + 'a>(
-    owners: impl IntoIterator<Item = (&'a str, impl IntoIterator<Item = (&'a K, &'a u64)>)>,
-) -> Vec<Sample<'a>> {
-    let of_owner = |(owner, entries)| {
-        Iterator::map(IntoIterator::into_iter(entries), move |(name, value): (&'a K, &u64)| {
-            (vec![owner, name.as_ref()], Value::from(*value))
-        })
-    };
-    owners.into_iter().flat_map(of_owner).collect()
-}
-
 fn clocks<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&ClockReport) -> V) -> Vec<Sample<'a>> {
     let clocks = view.report.ports.iter().flat_map(|port| port.clocks.iter().map(move |clock| (port, clock)));
     clocks.map(|(port, clock)| (vec![port.name.as_str(), clock.source.name()], value(clock).into())).collect()
 }
 
-fn costs<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&CostReport) -> V) -> Vec<Sample<'a>> {
-    view.report.costs.iter().map(|cost| (vec![cost.part.as_str()], value(cost).into())).collect()
+fn costs<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&CostSum, f64) -> V) -> Vec<Sample<'a>> {
+    let costs = view.costs.iter().filter(|(.., sum, _)| sum.packets > 0);
+    costs
+        .map(|(part, is_stage, sum, seconds)| {
+            let kind = match (*is_stage, *part) {
+                (true, _) => "stage",
+                (false, "all") => "total",
+                (false, _) => "loop",
+            };
+            (vec![kind, part], value(sum, *seconds).into())
+        })
+        .collect()
 }
+
+/// Returns a sample for each name of `known` and of `counts`, with the value 0 for a name that is not in `counts`. A
+/// counter that appears with its first event would have no rate for this event.
+fn counts<'a>(
+    owner: &'a str,
+    known: impl IntoIterator<Item = &'a str>,
+    counts: &'a BTreeMap<String, u64>,
+) -> impl Iterator<Item = Sample<'a>> {
+    let mut all: BTreeMap<&str, u64> = known.into_iter().map(|name| (name, 0)).collect();
+    all.extend(counts.iter().map(|(name, value)| (name.as_str(), *value)));
+    all.into_iter().map(move |(name, value)| (vec![owner, name], value.into()))
+}
+
+/// Returns the values of one kind that stages define.
+fn stage_values<'a>(view: &View<'a>, kind: CounterKind) -> Vec<Sample<'a>> {
+    let of_stage = |stage: &'a StageReport| {
+        let values = stage.counters.iter().filter(move |(name, _)| stage.counter_kind(name) == kind);
+        values.map(move |(name, value)| (vec![&*stage.name, &**name], Value::from(*value)))
+    };
+    view.report.stages.iter().flat_map(of_stage).collect()
+}
+
+/// The maximum number of entries of a stage in the metrics.
+const MAX_ENTRIES: usize = 1000;
+
+/// Returns the counters of entries of a stage that the config includes in the metrics, and the number of the other
+/// entries.
+fn entries_of<'a>(stage: &'a StageReport, rules: MetricsRules) -> (Vec<(&'a str, u64)>, usize) {
+    let is_entry = |kind| matches!(kind, CounterKind::NamedEntry | CounterKind::Entry);
+    let is_included = |kind| match rules {
+        MetricsRules::None => false,
+        MetricsRules::Named => kind == CounterKind::NamedEntry,
+        MetricsRules::All => is_entry(kind),
+    };
+    let kinds = || stage.counter_kinds.iter().filter(|(_, kind)| is_entry(**kind));
+    // Named entries come first, so that many entries without a name do not displace named entries.
+    let named = kinds().filter(|(_, kind)| is_included(**kind) && **kind == CounterKind::NamedEntry);
+    let unnamed = kinds().filter(|(_, kind)| is_included(**kind) && **kind == CounterKind::Entry);
+    let value = |(name, _): (&'a String, _)| (name.as_str(), stage.counters.get(name).copied().unwrap_or_default());
+    let included: Vec<_> = named.chain(unnamed).map(value).take(MAX_ENTRIES).collect();
+    let omitted = kinds().count() - included.len();
+    (included, omitted)
+}
+
+/// The drop reasons of a port.
+const PORT_DROPS: [&str; 5] = ["tx_full", "tx_error", "too_long", "not_connected", "stopped"];
 
 /// Returns the drops of the ports.
 fn port_drops<'a>(view: &View<'a>) -> Vec<Sample<'a>> {
@@ -193,13 +238,8 @@ fn port_drops<'a>(view: &View<'a>) -> Vec<Sample<'a>> {
         // has their number.
         let name = |reason: Reason| format!("{}.{}", port.name, reason.name(&[]));
         let of_ledger = view.report.ledger.drops.get(&name(Reason::Stopped)).copied().unwrap_or(0);
-        for (reason, packets) in [
-            ("tx_full", port.tx_full),
-            ("tx_error", port.tx_errors),
-            ("too_long", port.tx_too_long),
-            ("not_connected", port.tx_not_connected),
-            ("stopped", of_ledger),
-        ] {
+        let packets = [port.tx_full, port.tx_errors, port.tx_too_long, port.tx_not_connected, of_ledger];
+        for (reason, packets) in PORT_DROPS.into_iter().zip(packets) {
             samples.push((vec![port.name.as_str(), reason], packets.into()));
         }
     }
@@ -227,12 +267,20 @@ pub(super) const FAMILIES: &[Family] = &[
         one(view.report.duration_s)
     }),
     Family::new(
+        "run_burst_packets",
+        Kind::Gauge,
+        None,
+        &[],
+        "The maximum number of packets that a worker receives from a port in one loop (`runtime.burst`).",
+        |view| one(view.facts.burst),
+    ),
+    Family::new(
         "run_ready",
         Kind::Gauge,
         None,
         &[],
-        "1 if packets can pass: all workers make progress, and no link of an input port is down.",
-        |view| one(!view.is_stopping && view.facts.unready(view.snapshot).is_empty()),
+        "1 if packets can pass: all workers make progress, and all required ports have a link and a peer.",
+        |view| one(!view.is_stopping && unready(view.snapshot).is_empty()),
     ),
     Family::new("run_errors", Kind::Gauge, None, &[], "The number of reasons why the run has failed so far.", |view| {
         one(view.report.errors.len())
@@ -243,7 +291,7 @@ pub(super) const FAMILIES: &[Family] = &[
         None,
         &[],
         "Log messages that were lost because standard error was too slow.",
-        |view| one(view.facts.logs_lost.dropped_lines()),
+        |view| one(view.report.logs_lost),
     ),
     Family::new("ledger_receive_packets", Kind::Counter, None, &[], "Packets received.", |view| {
         one(view.report.ledger.rx)
@@ -384,9 +432,30 @@ pub(super) const FAMILIES: &[Family] = &[
         "Requests whose completion did not arrive in time.",
         |view| ports(view, |port| port.abandoned),
     ),
-    Family::new("port_device_events", Kind::Counter, None, &["port", "event"], "The counters of the device.", |view| {
-        entries(view.report.ports.iter().map(|port| (&*port.name, &port.device_counters)))
-    }),
+    Family::new(
+        "port_unconnected_queue_pairs",
+        Kind::Gauge,
+        None,
+        &["port"],
+        "Queue pairs of workers that have no connection to their peer.",
+        |view| {
+            let ports = view.report.ports.iter().zip(&view.snapshot.ports);
+            ports.map(|(port, state)| (vec![&*port.name], state.unconnected.into())).collect()
+        },
+    ),
+    Family::new(
+        "port_device_counter",
+        Kind::Counter,
+        None,
+        &["port", "counter"],
+        "The counters of the device.",
+        |view| {
+            let ports = view.report.ports.iter().zip(&view.snapshot.ports);
+            ports
+                .flat_map(|(port, state)| counts(&port.name, state.counters.iter().copied(), &port.device_counters))
+                .collect()
+        },
+    ),
     Family::new(
         "port_timestamps",
         Kind::Counter,
@@ -474,7 +543,14 @@ pub(super) const FAMILIES: &[Family] = &[
         None,
         &["stage", "output"],
         "Packets that left by the output.",
-        |view| entries(view.report.stages.iter().map(|stage| (&*stage.name, &stage.outputs))),
+        |view| {
+            let stages = view.report.stages.iter().zip(&view.snapshot.stages);
+            stages
+                .flat_map(|(stage, names)| {
+                    counts(&stage.name, names.outputs.iter().map(String::as_str), &stage.outputs)
+                })
+                .collect()
+        },
     ),
     Family::new(
         "stage_dropped_packets",
@@ -482,7 +558,12 @@ pub(super) const FAMILIES: &[Family] = &[
         None,
         &["stage", "reason"],
         "Packets that the stage dropped.",
-        |view| entries(view.report.stages.iter().map(|stage| (&*stage.name, &stage.drops))),
+        |view| {
+            let stages = view.report.stages.iter().zip(&view.snapshot.stages);
+            stages
+                .flat_map(|(stage, names)| counts(&stage.name, names.drops.iter().map(String::as_str), &stage.drops))
+                .collect()
+        },
     ),
     Family::new(
         "stage_consumed_packets",
@@ -512,12 +593,47 @@ pub(super) const FAMILIES: &[Family] = &[
         |view| stages(view, |stage| stage.copies_missed),
     ),
     Family::new(
-        "stage_value",
-        Kind::Unknown,
+        "stage_counter",
+        Kind::Counter,
         None,
         &["stage", "counter"],
-        "The counters and table sizes that the stage defines.",
-        |view| entries(view.report.stages.iter().map(|stage| (&*stage.name, &stage.counters))),
+        "The counters that the stage defines.",
+        |view| stage_values(view, CounterKind::Total),
+    ),
+    Family::new(
+        "stage_gauge",
+        Kind::Gauge,
+        None,
+        &["stage", "gauge"],
+        "Values of the stage that can also decrease, such as the size of a table.",
+        |view| stage_values(view, CounterKind::Gauge),
+    ),
+    Family::new(
+        "stage_rule_packets",
+        Kind::Counter,
+        None,
+        &["stage", "rule"],
+        "Packets that matched a rule. The key `runtime.metrics_rules` selects the rules.",
+        |view| {
+            let of_stage = |stage| (stage, entries_of(stage, view.facts.rules).0);
+            let stages = view.report.stages.iter().map(of_stage);
+            stages
+                .flat_map(|(stage, rules)| {
+                    rules.into_iter().map(|(rule, packets)| (vec![stage.name.as_str(), rule], packets.into()))
+                })
+                .collect()
+        },
+    ),
+    Family::new(
+        "stage_rules_omitted",
+        Kind::Gauge,
+        None,
+        &["stage"],
+        "Rules of the stage that have no series in `dataplane_stage_rule_packets_total`.",
+        |view| {
+            let stages = view.report.stages.iter().filter(|stage| !stage.counter_kinds.is_empty());
+            stages.map(|stage| (vec![&*stage.name], entries_of(stage, view.facts.rules).1.into())).collect()
+        },
     ),
     Family::new(
         "stage_memory",
@@ -525,7 +641,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Some(Unit::Bytes),
         &["stage"],
         "The memory of the tables of the stage.",
-        |view| view.facts.stage_memory.iter().map(|(stage, bytes)| (vec![&**stage], (*bytes).into())).collect(),
+        |view| view.snapshot.stage_memory.iter().map(|(stage, bytes)| (vec![&**stage], (*bytes).into())).collect(),
     ),
     Family::new(
         "worker_info",
@@ -592,12 +708,21 @@ pub(super) const FAMILIES: &[Family] = &[
         "worker_dropped_packets",
         Kind::Counter,
         None,
-        &["worker", "drop"],
-        "Packets dropped, by `stage.reason`.",
+        &["worker", "owner", "reason"],
+        "Packets dropped, by the stage or port that dropped the packets.",
         |view| {
-            entries(
-                view.numbers.iter().zip(&view.report.workers).map(|(number, worker)| (&**number, &worker.ledger.drops)),
-            )
+            let workers = view.numbers.iter().zip(&view.report.workers);
+            let drops = workers.flat_map(|(number, worker)| {
+                counts(number, view.drops.iter().map(String::as_str), &worker.ledger.drops)
+            });
+            // Neither a reason nor an output contains a dot.
+            drops
+                .filter_map(|(labels, value)| {
+                    let [worker, drop] = labels[..] else { return None };
+                    let (owner, reason) = drop.rsplit_once('.')?;
+                    Some((vec![worker, owner, reason], value))
+                })
+                .collect()
         },
     ),
     Family::new("worker_consumed_packets", Kind::Counter, None, &["worker"], "Packets consumed by stages.", |view| {
@@ -662,27 +787,27 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "packet_cost",
-        Kind::Gauge,
+        Kind::Counter,
         Some(Unit::Seconds),
-        &["part"],
-        "The average time per packet in a part of the loop, since the start of the run.",
-        |view| costs(view, |cost| cost.ns / 1e9),
+        &["kind", "part"],
+        "The time that the measured loops spent in a part of the loop.",
+        |view| costs(view, |_, seconds| seconds),
+    ),
+    Family::new(
+        "packet_cost_packets",
+        Kind::Counter,
+        None,
+        &["kind", "part"],
+        "The packets that entered the part in the measured loops.",
+        |view| costs(view, |sum, _| sum.packets),
     ),
     Family::new(
         "packet_cost_bursts",
         Kind::Counter,
         None,
-        &["part"],
-        "Loops in which the time of the part was measured.",
-        |view| costs(view, |cost| cost.bursts),
-    ),
-    Family::new(
-        "packet_cost_burst_packets",
-        Kind::Gauge,
-        None,
-        &["part"],
-        "The average number of packets of the part in a measured loop.",
-        |view| costs(view, |cost| cost.burst),
+        &["kind", "part"],
+        "The measured loops in which packets entered the part.",
+        |view| costs(view, |sum, _| sum.bursts),
     ),
 ];
 
@@ -704,6 +829,14 @@ impl Collector for Families {
         let report = self.snapshot.report();
         let numbers: Vec<String> = (0..report.workers.len()).map(|number| number.to_string()).collect();
         let cores: Vec<String> = report.workers.iter().map(|worker| worker.core.to_string()).collect();
+        let of_stage = |(stage, names): (&StageReport, &SnapshotStage)| {
+            names.drops.iter().map(|reason| format!("{}.{reason}", stage.name)).collect::<Vec<_>>()
+        };
+        let mut drops: BTreeSet<String> = report.stages.iter().zip(&self.snapshot.stages).flat_map(of_stage).collect();
+        for port in &report.ports {
+            drops.extend(PORT_DROPS.iter().map(|reason| format!("{}.{reason}", port.name)));
+        }
+        let costs = self.snapshot.cost_sums();
         let view = View {
             snapshot: &self.snapshot,
             report,
@@ -711,6 +844,8 @@ impl Collector for Families {
             is_stopping: self.is_stopping,
             numbers: &numbers,
             cores: &cores,
+            drops: &drops,
+            costs: &costs,
         };
         for family in FAMILIES {
             let samples = (family.samples)(&view);
@@ -729,6 +864,7 @@ impl Collector for Families {
                     (Kind::Counter, Value::Whole(value)) => {
                         metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?
                     }
+                    (Kind::Counter, Value::Real(value)) => metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?,
                     (_, Value::Whole(value)) => metric.encode_gauge(&value)?,
                     (_, Value::Signed(value)) => metric.encode_gauge(&value)?,
                     (_, Value::Real(value)) => metric.encode_gauge(&value)?,

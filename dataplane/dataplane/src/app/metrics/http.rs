@@ -13,11 +13,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::acceptor::Acceptor;
-use super::facts::{Facts, problems};
+use super::facts::{Facts, problems, unready};
 use super::families;
 use super::request::{self, Format, MAX_REQUEST, Refused, Request, Resource};
 use crate::app::control::{Feed, Phase};
-use crate::runtime::Snapshot;
+use crate::runtime::{Scope, Snapshot};
 
 /// The maximum number of clients. Further clients wait in the backlog of the socket.
 const MAX_CLIENTS: usize = 256;
@@ -27,6 +27,10 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The maximum time to wait for a snapshot. Workers have one second to answer.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(3);
+/// The maximum age of the snapshot of a page of metrics. A scrape reads all counters of the stages.
+const METRICS_AGE: Duration = Duration::from_secs(1);
+/// The time after `drain_timeout` until which a run that stops is healthy.
+const STOP_MARGIN: Duration = Duration::from_secs(5);
 /// The maximum time between two checks of the deadlines.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -36,9 +40,21 @@ pub(super) struct Http {
     facts: Arc<Facts>,
     stop: Arc<AtomicBool>,
     clients: Vec<Client>,
+    /// The latest page of metrics.
+    metrics: Option<MetricsPage>,
+    /// The time at which the run started to stop.
+    stopping: Option<Instant>,
     /// Whether accepting a client failed, for example because there are no file descriptors left. The server then waits
     /// before it accepts again.
     has_accept_failed: bool,
+}
+
+/// A snapshot, and its metrics as text.
+struct MetricsPage {
+    taken: Instant,
+    snapshot: Arc<Snapshot>,
+    /// The texts by format, once a client has requested the format.
+    texts: [Option<Arc<str>>; 2],
 }
 
 /// The connection of a client.
@@ -102,7 +118,16 @@ impl Response {
 
 impl Http {
     pub(super) fn new(acceptor: Acceptor, feed: Arc<Feed>, facts: Facts, stop: Arc<AtomicBool>) -> Self {
-        Self { acceptor, feed, facts: facts.into(), stop, clients: Vec::new(), has_accept_failed: false }
+        Self {
+            acceptor,
+            feed,
+            facts: facts.into(),
+            stop,
+            clients: Vec::new(),
+            metrics: None,
+            stopping: None,
+            has_accept_failed: false,
+        }
     }
 
     /// Serves clients until the server is dropped.
@@ -193,78 +218,84 @@ impl Http {
         }
     }
 
-    /// Answers all clients that wait for a snapshot, if there is a new snapshot.
+    /// Answers the clients that wait for a response, as far as there is a snapshot for their response.
     fn answer(&mut self) {
-        let snapshot = self.feed.take();
-        if !self.clients.iter().any(|client| matches!(client.state, State::Waiting(_))) {
-            return;
-        }
         let phase = self.feed.phase();
-        let page = match (&snapshot, phase) {
-            (_, Phase::Starting) => Page::Starting,
-            (Some(snapshot), _) => Page::Snapshot(snapshot, phase),
-            (None, _) => {
-                self.feed.request();
-                let oldest = Instant::now().checked_sub(SNAPSHOT_TIMEOUT);
-                let is_late = |client: &Client| {
-                    let is_waiting = matches!(client.state, State::Waiting(_));
-                    is_waiting && oldest.is_some_and(|oldest| client.deadline < oldest + TIMEOUT)
-                };
-                let late = self.clients.iter_mut().filter(|client| is_late(client));
-                late.for_each(|client| client.answer(|_| Page::Stuck.response(Resource::Healthy, None, &self.facts)));
-                return;
-            }
-        };
-        // The texts of the metrics, by format. All clients that request a format get the same text.
-        let mut texts: [Option<Arc<str>>; 2] = [None, None];
+        if phase == Phase::Stopping {
+            self.stopping.get_or_insert_with(Instant::now);
+        }
+        let latest = self.feed.take();
+        if let Some((snapshot, Scope::All)) = &latest {
+            let (taken, snapshot) = (Instant::now(), snapshot.clone());
+            self.metrics = Some(MetricsPage { taken, snapshot, texts: [None, None] });
+        }
+        // Clients that requested a page shortly after another client get the same page.
+        self.metrics.take_if(|page| page.taken.elapsed() >= METRICS_AGE);
+        let is_draining = self.stopping.is_some_and(|since| since.elapsed() < self.facts.drain_timeout + STOP_MARGIN);
         for client in &mut self.clients {
-            client.answer(|request| {
-                let text = match request.what {
-                    Resource::Metrics(format) => Some(&mut texts[usize::from(format == Format::OpenMetrics)]),
-                    _ => None,
-                };
-                page.response(request.what, text, &self.facts)
-            });
+            let State::Waiting(request) = client.state else { continue };
+            let page = match (&latest, request.what) {
+                _ if phase == Phase::Starting => Page::Starting,
+                (_, Resource::Healthy) if is_draining => Page::Draining,
+                (_, Resource::Metrics(format)) => match &mut self.metrics {
+                    Some(page) => Page::Metrics(page.text(format, &self.facts, phase == Phase::Stopping), format),
+                    None => Page::Missing(Scope::All),
+                },
+                (_, Resource::Ready) if phase == Phase::Stopping => Page::Stopping,
+                (Some((snapshot, _)), _) => Page::Snapshot(snapshot),
+                (None, _) => Page::Missing(Scope::Health),
+            };
+            match page {
+                Page::Missing(_) if client.is_late() => client.answer(&Page::Stuck),
+                Page::Missing(scope) => self.feed.request(scope),
+                page => client.answer(&page),
+            }
         }
     }
 }
 
-/// The information for the responses.
+impl MetricsPage {
+    fn text(&mut self, format: Format, facts: &Arc<Facts>, is_stopping: bool) -> Arc<str> {
+        let text = &mut self.texts[usize::from(format == Format::OpenMetrics)];
+        text.get_or_insert_with(|| families::text(&self.snapshot, facts, is_stopping, format).into()).clone()
+    }
+}
+
+/// The information for a response.
 enum Page<'a> {
     /// The workers have not started.
     Starting,
+    /// The run stops, and the workers wait for packets in progress.
+    Draining,
+    /// The run stops.
+    Stopping,
+    /// There is no snapshot with this scope yet.
+    Missing(Scope),
     /// The server got no snapshot within [`SNAPSHOT_TIMEOUT`].
     Stuck,
-    Snapshot(&'a Arc<Snapshot>, Phase),
+    Snapshot(&'a Snapshot),
+    Metrics(Arc<str>, Format),
 }
 
 impl Page<'_> {
-    /// Returns the response to a request. The first call for a format writes the metrics to `text`, and later calls for
-    /// this format use the text again.
-    fn response(&self, what: Resource, text: Option<&mut Option<Arc<str>>>, facts: &Arc<Facts>) -> Response {
+    fn response(&self, what: Resource) -> Response {
         const UNAVAILABLE: &str = "503 Service Unavailable";
-        match (self, what) {
-            (Self::Starting, Resource::Healthy) => Response::text("200 OK", "starting"),
-            (Self::Starting, _) => Response::text(UNAVAILABLE, "starting: the workers do not run yet"),
-            (Self::Stuck, _) => Response::text(UNAVAILABLE, "the server got no statistics within 3 s"),
-            (Self::Snapshot(snapshot, _), Resource::Healthy) => match problems(snapshot) {
-                problems if problems.is_empty() => Response::text("200 OK", "ok"),
-                problems => Response::text(UNAVAILABLE, problems.join("\n")),
-            },
-            (Self::Snapshot(_, Phase::Stopping), Resource::Ready) => Response::text(UNAVAILABLE, "the run stops"),
-            (Self::Snapshot(snapshot, _), Resource::Ready) => match facts.unready(snapshot) {
-                problems if problems.is_empty() => Response::text("200 OK", "ready"),
-                problems => Response::text(UNAVAILABLE, problems.join("\n")),
-            },
-            (Self::Snapshot(snapshot, phase), Resource::Metrics(format)) => {
-                let is_stopping = *phase == Phase::Stopping;
-                let write = || families::text(snapshot, facts, is_stopping, format).into();
-                let body = match text {
-                    Some(text) => text.get_or_insert_with(write).clone(),
-                    None => write(),
-                };
-                Response { status: "200 OK", content_type: format.content_type(), body }
+        let problems = match (self, what) {
+            (Self::Starting, Resource::Healthy) => return Response::text("200 OK", "starting"),
+            (Self::Draining, _) => return Response::text("200 OK", "stopping"),
+            (Self::Metrics(body, format), _) => {
+                return Response { status: "200 OK", content_type: format.content_type(), body: body.clone() };
             }
+            (Self::Starting, _) => vec!["starting: the workers do not run yet".to_owned()],
+            (Self::Stopping, _) => vec!["the run stops".to_owned()],
+            (Self::Stuck | Self::Missing(_), _) => vec!["the server got no statistics within 3 s".to_owned()],
+            (Self::Snapshot(snapshot), Resource::Healthy) => problems(snapshot),
+            (Self::Snapshot(snapshot), _) => unready(snapshot),
+        };
+        match (problems.is_empty(), what) {
+            (true, Resource::Healthy) => Response::text("200 OK", "ok"),
+            (true, _) => Response::text("200 OK", "ready"),
+            (false, _) => Response::text(UNAVAILABLE, problems.join("\n")),
         }
     }
 }
@@ -298,10 +329,16 @@ impl Client {
     }
 
     /// Answers the request, if the client waits for a response.
-    fn answer(&mut self, response: impl FnOnce(Request) -> Response) {
+    fn answer(&mut self, page: &Page<'_>) {
         if let State::Waiting(request) = self.state {
-            self.send(response(request), request.is_head);
+            self.send(page.response(request.what), request.is_head);
         }
+    }
+
+    /// Returns `true` if the client has waited for a snapshot for [`SNAPSHOT_TIMEOUT`].
+    fn is_late(&self) -> bool {
+        let waited = TIMEOUT.saturating_sub(self.deadline.saturating_duration_since(Instant::now()));
+        waited >= SNAPSHOT_TIMEOUT
     }
 
     fn send(&mut self, response: Response, is_head: bool) {

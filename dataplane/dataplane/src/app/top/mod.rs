@@ -8,8 +8,8 @@ mod tests;
 
 use std::io::IsTerminal;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError, TrySendError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,8 @@ use screen::{Connection, Screen};
 
 /// The maximum time to wait for a key, before the loop checks for new samples and signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The maximum interval between the first two samples of a connection.
+const FIRST_INTERVAL: Duration = Duration::from_secs(1);
 /// The wait between two attempts to connect again.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -45,7 +47,13 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
         return Err(CommandError::Usage(format!("standard input or output is not a terminal; help: {help}")));
     }
     let (sender, samples) = mpsc::sync_channel(1);
-    let sampler = Sampler { socket: program.socket.clone(), process: program.process, every: args.every };
+    let is_paused = Arc::new(AtomicBool::new(false));
+    let sampler = Sampler {
+        socket: program.socket.clone(),
+        process: program.process,
+        every: args.every,
+        is_paused: is_paused.clone(),
+    };
     let spawned = thread::Builder::new().name("samples".to_owned()).spawn(move || sampler.run(client, &sender));
     spawned.map_err(|error| CommandError::Failed(format!("cannot start a thread: {error}")))?;
     let failed = |error: std::io::Error| CommandError::Failed(format!("the terminal: {error}"));
@@ -55,7 +63,7 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
     }
     // From here on, a panic restores the terminal too.
     let mut terminal = ratatui::try_init().map_err(failed)?;
-    let ended = watch(&mut terminal, &samples, &signal);
+    let ended = watch(&mut terminal, &samples, &signal, &is_paused);
     ratatui::restore();
     let number = signal.load(Ordering::Relaxed);
     if number != 0 {
@@ -70,6 +78,8 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
 
 /// A message from the thread that requests the statistics to the screen.
 enum Sample {
+    /// The first answer of a connection.
+    First(Box<Live>),
     Live(Box<Live>),
     /// The program does not answer, for this reason. The thread connects again.
     Lost(String),
@@ -83,9 +93,10 @@ fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     samples: &Receiver<Sample>,
     signal: &AtomicUsize,
+    is_paused: &AtomicBool,
 ) -> std::io::Result<Option<String>> {
-    let has_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let mut screen = Screen::new(has_colours);
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let mut screen = Screen::new(variable("NO_COLOR").is_none(), is_utf8(variable));
     let mut is_changed = true;
     while signal.load(Ordering::Relaxed) == 0 {
         loop {
@@ -94,7 +105,10 @@ fn watch(
                 Err(TryRecvError::Disconnected) => {
                     return Ok(Some("the thread that requests samples has ended".to_owned()));
                 }
-                Ok(Sample::Live(_)) if screen.is_paused() => continue,
+                Ok(Sample::First(live)) => {
+                    screen.model.connect(*live);
+                    screen.connection = Connection::Open;
+                }
                 Ok(Sample::Live(live)) => {
                     screen.model.update(*live);
                     screen.connection = Connection::Open;
@@ -104,6 +118,7 @@ fn watch(
             }
             is_changed = true;
         }
+        is_paused.store(screen.is_paused(), Ordering::Relaxed);
         if std::mem::take(&mut is_changed) {
             terminal.draw(|frame| screen.draw(frame))?;
         }
@@ -117,34 +132,51 @@ fn watch(
     Ok(None)
 }
 
+/// Returns whether the terminal expects UTF-8, according to the variables of the locale. `variable` returns the value of
+/// a variable that is set and not empty.
+fn is_utf8(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> bool {
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(variable).unwrap_or_default();
+    let locale = locale.to_string_lossy().to_lowercase();
+    locale.contains("utf-8") || locale.contains("utf8")
+}
+
 /// The thread that requests the statistics.
 struct Sampler {
     socket: Option<std::path::PathBuf>,
     process: Option<u32>,
     every: Duration,
+    /// Whether the screen is paused. During a pause, the thread requests no statistics, so that the first answer after
+    /// the pause covers the pause.
+    is_paused: Arc<AtomicBool>,
 }
 
 impl Sampler {
     /// Requests statistics until the receiver of the samples is dropped.
     fn run(&self, mut client: Client, sender: &SyncSender<Sample>) {
+        let mut is_first = true;
         loop {
+            while !is_first && self.is_paused.load(Ordering::Relaxed) {
+                thread::sleep(POLL_INTERVAL);
+            }
             let begin = Instant::now();
             let sample = match client.call(&Call::Stats {}).and_then(|answer: Answer| answer.parse()) {
+                Ok(live) if is_first => Sample::First(Box::new(live)),
                 Ok(live) => Sample::Live(Box::new(live)),
                 Err(error) => match self.reconnect(&error, sender) {
                     Some(again) => {
-                        client = again;
+                        (client, is_first) = (again, true);
                         continue;
                     }
                     None => return,
                 },
             };
-            match sender.try_send(sample) {
-                // The screen has not taken the previous sample yet, so it misses this sample.
-                Ok(()) | Err(TrySendError::Full(_)) => {}
-                Err(TrySendError::Disconnected(_)) => return,
+            // The screen takes every sample. A missed sample would miss in the times and costs of the next sample.
+            if sender.send(sample).is_err() {
+                return;
             }
-            thread::sleep(self.every.saturating_sub(begin.elapsed()));
+            // The screen shows nothing before the second answer, so do not wait long for this answer.
+            let every = if std::mem::take(&mut is_first) { self.every.min(FIRST_INTERVAL) } else { self.every };
+            thread::sleep(every.saturating_sub(begin.elapsed()));
         }
     }
 
@@ -173,6 +205,12 @@ impl Sampler {
                 Some(path) => Client::connect(path),
                 None => self.process.map_or_else(Client::only, Client::of_process),
             };
+            if let (None, Some(process), Err(Error::NoProcess(_) | Error::NotListening(_))) =
+                (&self.socket, self.process, &client)
+            {
+                let _ = sender.send(Sample::Over(format!("process {process} has ended")));
+                return None;
+            }
             if let Ok(client) = client {
                 return Some(client);
             }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use dataplane_core::telemetry::{Live, Report, StageReport};
+use dataplane_core::telemetry::{Live, Recent, Report, StageReport};
 
 /// The number of samples in the history.
 const HISTORY: usize = 240;
@@ -28,8 +28,11 @@ impl History {
 /// The statistics of the program.
 #[derive(Debug, Default)]
 pub(super) struct Model {
+    /// The last answer. The rates in `recent` are the changes since `earlier`.
     live: Option<Live>,
     earlier: Option<Report>,
+    /// The first answer of the connection.
+    first: Option<Live>,
     pub(super) received: History,
     pub(super) sent: History,
     pub(super) dropped: History,
@@ -39,14 +42,25 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// Replaces the last answer, and adds its rates to the histories.
-    pub(super) fn update(&mut self, live: Live) {
+    /// Takes the first answer of a connection, from which the next answer computes its rates. `recent` of the first
+    /// answer covers the time since the start of the run, so the screen does not show this answer.
+    pub(super) fn connect(&mut self, live: Live) {
         let is_same = |before: &Live| before.pid == live.pid && before.report.duration_s <= live.report.duration_s;
-        match self.live.take() {
-            Some(before) if is_same(&before) => self.earlier = Some(before.report),
-            // A new run starts a new history.
-            _ => *self = Self::default(),
+        // A new run starts a new history.
+        if !self.live.as_ref().is_some_and(is_same) {
+            *self = Self::default();
         }
+        self.first = Some(live);
+    }
+
+    /// Replaces the last answer, and adds its rates to the histories.
+    pub(super) fn update(&mut self, mut live: Live) {
+        let Some(before) = self.first.take().or_else(|| self.live.take()) else { return self.connect(live) };
+        // `recent` of the answer covers the time since the previous answer of the program. Compute all rates from the
+        // two reports on the screen, so that all values cover the same time.
+        let Recent { latency_ns, costs, .. } = live.recent;
+        live.recent = Recent { latency_ns, costs, ..Recent::between(Some(&before.report), &live.report) };
+        self.earlier = Some(before.report);
         self.live = Some(live);
         let Some(live) = &self.live else { return };
         self.received.push(live.recent.rates.rate_rx_mpps * 1e6);

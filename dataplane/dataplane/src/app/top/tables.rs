@@ -4,7 +4,9 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use super::model::{Model, find, per_second};
-use dataplane_core::telemetry::{BitsPerSecond, Duration, Live, PacketsPerSecond, PerSecond, Report, StageReport};
+use dataplane_core::telemetry::{
+    BitsPerSecond, CostReport, Duration, Live, PacketsPerSecond, PerSecond, Report, StageReport,
+};
 
 /// A cell: its text, and its number if the cell has a number.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,7 +55,8 @@ impl Cell {
     }
 }
 
-/// A column: its heading and its minimum width. The first column has the remaining width.
+/// A column: its heading and its minimum width. A column is as wide as its widest cell. The first column has the
+/// remaining width.
 pub(super) type Column = (&'static str, u16);
 
 /// A table.
@@ -79,6 +82,18 @@ impl Table {
             (Some(one), Some(other)) => one.compare(other),
             _ => Ordering::Equal,
         });
+    }
+
+    /// Returns at most `most` rows. The rows with most problems come first, and the last row has the number of the other
+    /// rows.
+    pub(super) fn shortened(mut self, most: usize, key: char) -> Self {
+        if self.rows.len() > most.max(1) {
+            self.rows.sort_by_key(|row| std::cmp::Reverse(row.iter().filter(|cell| cell.is_bad).count()));
+            let more = self.rows.split_off(most.saturating_sub(1));
+            let is_bad = more.iter().flatten().any(|cell| cell.is_bad);
+            self.rows.push(vec![Cell { is_bad, ..Cell::text(format!("{} more: key {key}", more.len())) }]);
+        }
+        self
     }
 
     /// Returns the order by a column. Numbers start with the highest number.
@@ -146,7 +161,7 @@ pub(super) fn workers(model: &Model, live: &Live) -> Table {
 pub(super) fn stages(model: &Model, live: &Live) -> Table {
     let row = |stage: &StageReport| {
         let rate = |value: fn(&StageReport) -> u64| model.rate(|report| find(report, &stage.name).map_or(0, value));
-        let cost = live.recent.costs.iter().find(|cost| cost.part == stage.name);
+        let cost = CostReport::of_stage(&live.recent.costs, &stage.name);
         vec![
             Cell::text(&stage.name),
             Cell::text(&stage.kind),

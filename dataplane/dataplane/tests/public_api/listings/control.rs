@@ -264,12 +264,16 @@ mod protocol {
     impl From<MalformedRequest> for Response {}
 }
 pub mod rows {
-    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     pub struct PortRow {
         pub name: String,
         pub device: String,
         pub input: bool,
         pub link_up: Option<bool>,
+        pub rx_pps: Option<f64>,
+        pub tx_pps: Option<f64>,
+        pub rx_bps: Option<f64>,
+        pub tx_bps: Option<f64>,
         pub rx: u64,
         pub tx: u64,
         pub rx_bytes: u64,

@@ -2107,6 +2107,8 @@ pub mod pipeline {
         pub struct StageInfo {
             pub outputs: &'static [(&'static str, &'static str)],
             pub reasons: &'static [(&'static str, &'static str)],
+            pub drops: &'static [Reason],
+            pub gauges: &'static [&'static str],
             pub terminal: bool,
             pub tables: &'static [TableInfo],
             pub state: StageState,
@@ -2129,6 +2131,10 @@ pub mod pipeline {
                 self,
                 reasons: &'static [(&'static str, &'static str)],
             ) -> Self {}
+            #[must_use]
+            pub const fn drops(self, drops: &'static [Reason]) -> Self {}
+            #[must_use]
+            pub const fn gauges(self, gauges: &'static [&'static str]) -> Self {}
             #[must_use]
             pub const fn tables(self, tables: &'static [TableInfo]) -> Self {}
             #[must_use]
@@ -2350,6 +2356,7 @@ pub mod pipeline {
             pub next: Target,
             pub outputs: Vec<(String, Target)>,
             pub reasons: Vec<&'static str>,
+            pub info: StageInfo,
             pub drops: Option<usize>,
         }
         #[derive(Clone, Copy, Debug)]
@@ -2728,6 +2735,7 @@ pub mod pipeline {
         fn contract(&self) -> Contract {}
         fn leave_checksums(&mut self) {}
         fn counters(&self, report: &mut dyn FnMut(&str, u64)) {}
+        fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {}
         fn counters_version(&self) -> u64 {}
         fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {}
         fn finish(&mut self) -> crate::error::Result<()> {}
@@ -2735,6 +2743,7 @@ pub mod pipeline {
         fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {}
     }
     impl dyn Stage {
+        pub fn all_counters(&self, report: &mut dyn FnMut(&str, u64)) {}
         pub fn downcast<S: Stage>(&mut self) -> Option<&mut S> {}
     }
     impl Setup<'_> {
@@ -2780,6 +2789,7 @@ pub mod telemetry {
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
         pub struct CostReport {
             pub part: String,
+            pub is_stage: bool,
             pub ticks: f64,
             pub ns: f64,
             pub burst: f64,
@@ -2790,10 +2800,17 @@ pub mod telemetry {
         impl CostReport {
             pub const NEARLY_IDLE: f64 = _;
             pub const FEW_BURSTS: u64 = _;
+            pub fn of_stage<'a>(costs: &'a [Self], stage: &str) -> Option<&'a Self> {}
         }
         #[derive(Clone, Debug)]
         pub struct Costs {
             private: _,
+        }
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct CostSum {
+            pub ticks: u64,
+            pub packets: u64,
+            pub bursts: u64,
         }
         impl Costs {
             pub fn new(parts: usize) -> Self {}
@@ -2806,9 +2823,10 @@ pub mod telemetry {
             pub fn clear(&mut self) {}
             pub fn report<'a>(
                 &self,
-                names: impl IntoIterator<Item = &'a str>,
+                names: impl IntoIterator<Item = (&'a str, bool)>,
                 per_tick: f64,
             ) -> Vec<CostReport> {}
+            pub fn sums(&self) -> Vec<CostSum> {}
         }
     }
     mod display {
@@ -2997,6 +3015,17 @@ pub mod telemetry {
             pub made: u64,
             pub copies_missed: u64,
             pub counters: BTreeMap<String, u64>,
+            pub counter_kinds: BTreeMap<String, CounterKind>,
+        }
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub enum CounterKind {
+            Total,
+            Gauge,
+            NamedEntry,
+            Entry,
+        }
+        impl StageReport {
+            pub fn counter_kind(&self, name: &str) -> CounterKind {}
         }
         #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
         pub struct WorkerReport {
@@ -3033,13 +3062,13 @@ pub mod telemetry {
         impl fmt::Display for Report {}
     }
     pub use board::{Board, Progress};
-    pub use cost::{CostReport, Costs};
+    pub use cost::{CostReport, CostSum, Costs};
     pub use display::{BitsPerSecond, Duration, PacketsPerSecond, PerSecond, Size};
     pub use latency::Latency;
     pub use ledger::Ledger;
     pub use recent::{Live, PortRates, Rates, Recent, WorkerRates};
     pub use report::{
-        LatencyReport, PortReport, Report, StageReport, Totals, WorkerReport,
+        CounterKind, LatencyReport, PortReport, Report, StageReport, Totals, WorkerReport,
     };
 }
 pub mod topology {

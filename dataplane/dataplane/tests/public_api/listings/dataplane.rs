@@ -286,6 +286,7 @@ pub mod config {
             pub mtu: Option<u32>,
             pub mac: Option<MacAddr>,
             pub interface: Option<String>,
+            pub required: bool,
             pub addresses: Vec<Address>,
             pub connection: Option<Connection>,
             pub rss: Rss,
@@ -559,6 +560,22 @@ pub mod config {
             Deserialize,
             JsonSchema
         )]
+        pub enum MetricsRules {
+            None,
+            Named,
+            All,
+        }
+        #[derive(
+            Clone,
+            Copy,
+            Debug,
+            Default,
+            PartialEq,
+            Eq,
+            Serialize,
+            Deserialize,
+            JsonSchema
+        )]
         pub enum Timestamps {
             Device,
             Wallclock,
@@ -580,6 +597,7 @@ pub mod config {
             pub control: Control,
             pub control_group: Option<String>,
             pub metrics: Metrics,
+            pub metrics_rules: MetricsRules,
             pub sandbox: bool,
         }
         impl Default for Runtime {}
@@ -692,7 +710,7 @@ pub mod config {
         Mpls, Offload, Ports, RateLimit, Vxlan,
     };
     pub use read::MAX_SIZE;
-    pub use runtime::{Idle, Runtime, Timestamps};
+    pub use runtime::{Idle, MetricsRules, Runtime, Timestamps};
     pub use schema::{Row, Section, schema, schema_table, sections};
     pub use source::{Position, Source, Span};
     pub use types::{Address, Control, Metrics, RssKey};
