@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_many_open_files_name_the_limit() {
+    fn error_about_too_many_open_files_names_the_limit() {
         for (errno, limit) in [(libc::EMFILE, "`ulimit -n`"), (libc::ENFILE, "`sysctl fs.file-max`")] {
             let verb = VerbError::new("ibv_create_comp_channel", errno).on("soft").to_string();
             let file = Error::File { path: "a.pcap".into(), source: std::io::Error::from_raw_os_error(errno) };

@@ -59,7 +59,7 @@ number! {
 
 /// A 128-bit port address (GID). On InfiniBand, a GID is the address of the port. On RoCE, a GID is an IP address of
 /// the interface. An IPv4 address is mapped to an IPv6 address such as `::ffff:192.0.2.1` (InfiniBand Architecture
-/// Specification, annex 17). Written as an IPv6 address.
+/// Specification, annex 17). The text of a GID is an IPv6 address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gid(pub [u8; 16]);
 

@@ -1,4 +1,4 @@
-//! The programs in the documentation that must not compile fail with exactly the error that the documentation names.
+//! Each program in the documentation that must not compile fails with exactly the error that the documentation names.
 //! rustdoc checks the error code only with a nightly compiler, so a program could fail for another reason, such as a
 //! renamed type.
 

@@ -16,7 +16,7 @@ pub(super) const MAX_24: u32 = 0xff_ffff;
 /// All attributes that the local side chooses for the state changes from RESET to RTS. The attributes cover reliable
 /// connections, unreliable connections and datagrams. Attributes that a queue pair type does not use are ignored.
 ///
-/// The defaults are the values in the handshake and in the builder of the crate `ibverbs` on crates.io, except
+/// The defaults are the values that the crate `ibverbs` on crates.io uses in its handshake and in its builder, except
 /// `timeout`. That crate uses a `timeout` of 4 (65 µs), but a software device under load needs more time to
 /// acknowledge.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -207,9 +207,10 @@ pub const fn mtu_bytes(code: u8) -> u32 {
     128 << code
 }
 
-/// Returns the initial packet sequence number of a generation. The first generation has the number `first`.
+/// Returns the initial packet sequence number (PSN) of a generation. `first` is the PSN of generation 0.
 const fn psn(first: u32, generation: u32) -> u32 {
-    /// 2^24 divided by the golden ratio. The multiples of this number have the largest distances from each other.
+    /// 2^24 divided by the golden ratio. Modulo 2^24, the first multiples of this number are far from each other
+    /// (Fibonacci hashing).
     const STEP: u32 = 0x9e_3779;
     first.wrapping_add(generation.wrapping_mul(STEP)) & MAX_24
 }

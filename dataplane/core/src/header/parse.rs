@@ -39,8 +39,8 @@ pub struct Dissection {
     /// The end of the IP datagram or ARP message, computed from its length fields. Link-layer padding can follow. For
     /// other EtherTypes, this is the end of the frame.
     pub end: u16,
-    /// The EtherType after the tags, such as a value of [`ether_type`]. A value below 0x0600 is the length of an IEEE
-    /// 802.3 frame.
+    /// The EtherType after the tags. The module [`ether_type`] has constants for common values. A value below 0x0600 is
+    /// the length of an IEEE 802.3 frame.
     pub ether_type: u16,
     /// The tag control information of the outer VLAN tag, or 0 without a tag.
     pub outer_tci: u16,
@@ -48,8 +48,8 @@ pub struct Dissection {
     pub inner_tci: u16,
     /// The number of VLAN tags: 0 to 2.
     pub vlan_tags: u8,
-    /// The IP protocol after all extension headers that were parsed, such as a value of [`protocol`]. 0 if the packet
-    /// is not IP.
+    /// The IP protocol after all extension headers that were parsed. The module [`protocol`] has constants for common
+    /// values. 0 if the packet is not IP.
     pub protocol: u8,
     /// The layers and properties of the frame.
     pub flags: Flags,

@@ -137,8 +137,9 @@ impl InFlight {
     }
 
     /// Marks the oldest `n` uncompleted sends as completed. At least `n` such sends must exist. Records the latency of
-    /// each send unless `completed` is [`Stamp::NONE`]. Returns the total length of the sends, in bytes. Afterwards,
-    /// [`InFlight::reclaim`] returns the slots of these sends to the pool. If `latency` panics, all `n` sends are marked.
+    /// each send unless `completed` is [`Stamp::NONE`]. Returns the total length of the sends, in bytes. The slots of
+    /// these sends return to the pool at the next call of [`InFlight::reclaim`]. If `latency` panics, all `n` sends are
+    /// marked.
     #[inline(always)]
     pub(super) fn complete(&mut self, n: usize, completed: Stamp, latency: &mut dyn LatencySink) -> u64 {
         let (to, mut bytes) = (self.completed + n as u64, 0);
@@ -154,8 +155,8 @@ impl InFlight {
         bytes
     }
 
-    /// Marks the sends of the oldest span before sequence number `to` as completed. Returns the sequence number of the
-    /// first of these sends, and a span of only these sends.
+    /// In the oldest span, marks the sends with sequence numbers below `to` as completed. Returns the sequence number
+    /// of the first of these sends, and a span of only these sends.
     #[inline(always)]
     fn complete_span(&mut self, to: u64) -> (u64, Span) {
         let from = self.completed;

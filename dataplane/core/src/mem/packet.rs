@@ -94,9 +94,9 @@ impl<'b> Packet<'b> {
     #[inline]
     fn start(&self) -> NonNull<u8> {
         let desc = self.desc();
-        // SAFETY: the slot exists, and all bytes of the descriptor are inside the slot, and so inside one allocation.
-        // `SlotLayout::admits` checks both when the packet enters the batch, and every change to the descriptor below
-        // preserves both.
+        // SAFETY: the slot exists, and the bytes that the descriptor describes are inside the slot, and so inside one
+        // allocation. `SlotLayout::admits` checks both conditions when the packet enters the batch. Each function below
+        // that changes the descriptor preserves both conditions.
         unsafe { self.memory().slot(desc.slot).add(usize::from(desc.offset)) }
     }
 
@@ -116,9 +116,9 @@ impl<'b> Packet<'b> {
     /// Returns the bytes of the packet.
     #[inline]
     pub fn data(&self) -> &[u8] {
-        // SAFETY: all bytes of the descriptor are inside its slot, as in `start`. The slots of a batch are distinct,
-        // and only the batch owns them. The kernel zeroed the memory, so the bytes are initialised. The borrow of the
-        // bytes ends no later than the borrow of the packet.
+        // SAFETY: the bytes that the descriptor describes are inside its slot, as in `start`. The slots of a batch are
+        // distinct, and only the batch owns them. The kernel zeroed the memory, so the bytes are initialised. The
+        // borrow of the bytes ends no later than the borrow of the packet.
         unsafe { slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 
@@ -192,7 +192,8 @@ impl<'b> Packet<'b> {
         self.data_mut().get_mut(len..)
     }
 
-    /// Adds `by` to the metadata offsets after the start of the packet has moved. Offsets of removed headers become 0.
+    /// Adjusts the metadata to a moved start of the packet: adds `by` to each offset. Offsets of removed headers become
+    /// 0.
     #[inline]
     fn shift_meta(&mut self, by: i32) {
         let shift = |offset: u16| u16::try_from(i32::from(offset) + by).unwrap_or(0);

@@ -7,7 +7,7 @@ use multiversion::multiversion;
 
 use crate::mem::desc::{Desc, DescWord};
 
-/// Returns whether every request id is `tag` with the slot at the same index in its low bits. Both slices have the same
+/// Returns whether each request id is the bitwise OR of `tag` and the slot at the same index. Both slices have the same
 /// length.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub fn are_ids(ids: &[u64], slots: &[u32], tag: u64) -> bool {

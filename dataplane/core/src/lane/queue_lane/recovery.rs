@@ -167,8 +167,9 @@ impl<D: Device> Recovery<D> {
         data.was_flushed = false;
         self.phase = Phase::Failed { since: Instant::now(), outstanding: data.outstanding() };
         self.overdue = false;
-        // If the device refused the change, the send queue may still work, and a marker would send a packet again. The
-        // flush deadline then ends the wait for the outstanding requests.
+        // If the device refused the change, the send queue may still work. The marker is a send request for the newest
+        // packet, so a working queue would send this packet twice. Without the marker, the flush deadline ends the wait
+        // for the outstanding requests.
         if stopped.is_ok() {
             data.post_marker();
         }
