@@ -1,4 +1,4 @@
-//! The state that all objects of a device share, except the link.
+//! The state that all objects of a device share. The link is not a part of this state.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,7 +14,8 @@ use dataplane_core::error::VerbError;
 use dataplane_core::units::Gid;
 use dataplane_core::verbs::{Capabilities, Capability, EventKind, Path, QpState};
 
-/// The state that all objects of a device share. The link is in [`OpenDevice`](super::open_device::OpenDevice).
+/// The state that all objects of a device share. The link is not a part of this state, but of
+/// [`OpenDevice`](super::open_device::OpenDevice).
 #[derive(Debug)]
 pub(super) struct Shared {
     /// The number of the device on its fabric. `None` if the link of the device has no fabric.
@@ -93,12 +94,13 @@ impl Shared {
         destination && path.port == 1 && path.service_level < 16 && path.flow_label >> 20 == 0
     }
 
-    /// Returns the partition key of a queue pair with this index. rxe has only the default key, for every index.
+    /// Returns the partition key at an index of the P_Key table, for a queue pair that uses this index. With the
+    /// profile `Rxe`, every index has the default key.
     pub(super) fn pkey(&self, index: u16) -> u16 {
         if self.profile == Profile::Rxe { 0xffff } else { self.port.pkey(index).unwrap_or(0) }
     }
 
-    /// Returns the maximum payload of a packet of connections and datagrams, in bytes.
+    /// Returns the path MTU of RC, UC and UD queue pairs: the maximum payload of one packet, in bytes.
     pub(super) fn path_mtu(&self) -> u32 {
         match self.profile {
             Profile::Spec => self.mtu,

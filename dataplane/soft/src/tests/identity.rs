@@ -83,7 +83,10 @@ fn key_in_use_is_not_given_to_another_registration_or_window() {
         windows.push(b.pd.alloc_mw(MwKind::Type2).unwrap());
         used.push(windows.last().unwrap().rkey().0);
     }
-    assert!(used.contains(&(u32::MAX - 0xff)) && !used.contains(&0), "the keys have wrapped: {used:x?}");
+    assert!(
+        used.contains(&(u32::MAX - 0xff)) && !used.contains(&0),
+        "the keys must include 0xffffff00 and, after the wrap, must not include 0: {used:x?}"
+    );
     let all = used.len();
     used.sort_unstable();
     used.dedup();
@@ -95,7 +98,7 @@ fn key_in_use_is_not_given_to_another_registration_or_window() {
 }
 
 #[test]
-fn queue_pair_that_another_thread_polls_is_not_destroyed() {
+fn queue_pair_is_not_destroyed_if_another_thread_polled_its_completion_queue() {
     let polled = |elsewhere: bool| {
         let Rig { qp, mut recv, .. } = Rig::new(reflecting()).ready();
         let poll = move || recv.poll_run(&mut Completions::new(), RUN).map(|_| recv);
