@@ -388,8 +388,8 @@ fn every_poll_interface_returns_each_completion_once() {
     }
 }
 
-/// The self-test finds out which poll interface is reliable, without the version of the library. The result must match
-/// the quirk table, which lists the defects of each library version.
+/// The self-test finds out which poll interface is reliable. The self-test does not read the version of the library.
+/// The result must match the quirk table, which lists the defects of each library version.
 #[test]
 #[ignore = "needs the devices rxe0 and rxe1: run tools/vm/check-contract"]
 fn self_test_agrees_with_the_quirk_table() {
@@ -694,7 +694,7 @@ fn multicast_reaches_members_only() {
     assert_eq!(b.read(40, 6), b"to all");
     right.detach_multicast(group, 0).unwrap();
     assert_eq!(right.detach_multicast(group, 0).unwrap_err().errno, libc::EINVAL);
-    // The destruction of a queue pair removes it from its multicast groups.
+    // A queue pair can be destroyed while it is a member of a multicast group. The next queue pair has another number.
     right.attach_multicast(group, 0).unwrap();
     let number = right.number();
     drop(right);
@@ -826,7 +826,7 @@ fn objects_can_be_dropped_in_any_order() {
 /// queue.
 #[test]
 #[ignore = "needs the devices rxe0 and rxe1: run tools/vm/check-contract"]
-fn other_threads_cannot_use_a_queue_without_lock() {
+fn queue_that_has_no_lock_refuses_other_threads() {
     let (a, _) = sides(CqApi::Auto);
     let flags = CqFlags::SINGLE_THREADED;
     let spec = CqSpec { depth: 64, flags, api: CqApi::ExtendedSingle, ..CqSpec::default() };

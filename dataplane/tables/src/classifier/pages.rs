@@ -1,4 +1,4 @@
-//! Arrays that are copied page by page: a copy shares all pages, and a change copies only the changed page.
+//! Copy-on-write arrays: a copy of an array shares all pages with the array, and a change copies only the changed page.
 
 use std::sync::Arc;
 
