@@ -107,7 +107,7 @@ impl Builder<'_> {
     fn ipv4(&mut self, inner: u32) {
         let (src, dst) = (self.random.of(&V4), self.random.of(&V4));
         let ([tos], [ttl]) = (self.random.of(&TOS), self.random.of(&TTLS));
-        // The flags of the header, and the same flags in `enum ib_ipv4_flags`: more fragments, don't fragment.
+        // The flags of the header, and the same flags in `enum ib_ipv4_flags`: none, don't fragment, more fragments.
         let (bits, flags) = self.random.of(&[(0, 0), (0x40, 2), (0x20, 4)]);
         let protocol = self.protocol(inner);
         self.put(&[0x45, tos, 0, 0, 0, 0, bits, 0, ttl, protocol, 0, 0]);

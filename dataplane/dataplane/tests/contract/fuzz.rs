@@ -1,11 +1,11 @@
 //! Runs the same random verbs programs on two test beds and compares the results. A test bed is a pair of devices that
-//! can reach each other.
+//! can reach each other, or one device with both endpoints.
 //!
 //! A program is generated while it runs on the first bed, the software device. The next step may depend on earlier
 //! results, so that most steps are useful. The program then runs on the second bed. The second bed is rxe (the kernel's
-//! software RoCE driver), or a software device with another layout. After each step, the test waits until the second
-//! bed has as many completions as the first bed had, so that the result does not depend on timing. On both beds, the
-//! test checks that every accepted request ends exactly once. A request ends with its own completion, with the
+//! software RoCE driver), or one software device that has both endpoints. After each step, the test waits until the
+//! second bed has as many completions as the first bed had, so that the result does not depend on timing. On both beds,
+//! the test checks that every accepted request ends exactly once. A request ends with its own completion, with the
 //! completion of a later request of the same queue, or with a reset.
 //!
 //! On a slow machine, rxe sends some requests a second time. For two kinds of requests, the result of the second
@@ -119,7 +119,7 @@ enum Op {
     SendWithInvBadKey,
     /// Invalidates the peer's window.
     SendWithInvWindow,
-    /// Invalidates the own window.
+    /// Invalidates the window of the endpoint that posts the request.
     LocalInvWindow,
     Write(FarMemory),
     WriteWithImm(FarMemory, u32),
@@ -552,14 +552,14 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
         let accepted = done.as_ref().map_or_else(|refused| refused.accepted, |()| posted.len());
         self.log.push(format!("receives: {}", post_result(done)));
         self.receives[usize::from(b)].extend(posted.into_iter().take(accepted));
-        // rxe flushes receives that are posted in ERR only when the state is set to ERR again. The provider `verbs`
+        // rxe does not flush a receive that is posted in ERR until the state is set to ERR again. The provider `verbs`
         // sets ERR again after each post, but only if the provider knows that the state is ERR. If the device has set
         // ERR, the provider may not know the state, so the test sets ERR again.
         let end = self.end(b);
         if end.qp.query().is_ok_and(|it| it.state == QpState::Err) {
             let (attributes, mask) = QpAttributes::to(QpState::Err);
             let done = end.qp.modify(&attributes, mask);
-            self.log.push(format!("once more: {}", verb_result(done)));
+            self.log.push(format!("to Err again: {}", verb_result(done)));
         }
     }
 
@@ -723,7 +723,8 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
             let done = self.end(b).qp.modify(&attributes, mask);
             self.log.push(format!("end: {}", verb_result(done)));
         }
-        // Wait for all requests that have not ended, except the receives of a shared queue.
+        // The numbers of requests that have not ended, without the receives of a shared queue. The loop below waits for
+        // the receives and for the signalled sends.
         let out = |taken: &VecDeque<AcceptedRequest>| taken.len();
         let shared = self.srq.is_some();
         let wanted = [
@@ -732,7 +733,7 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
             out(&self.sends[1]),
             if shared { 0 } else { out(&self.receives[1]) },
         ];
-        // Do not wait for unsignalled sends: such a send succeeds without a completion, or is flushed.
+        // The loop does not wait for unsignalled sends: such a send succeeds without a completion, or is flushed.
         let begin = Instant::now();
         loop {
             self.pair.poll_queues()?;
@@ -1135,7 +1136,7 @@ pub(crate) fn env_number(name: &str, otherwise: u64) -> u64 {
     }
 }
 
-/// The maximum number of times that a program with a difference runs again.
+/// The maximum number of times that a program runs again if its results on the two beds differ.
 const RERUNS: usize = 3;
 /// The prefix of messages about requests that did not end exactly once.
 const ACCOUNTING: &str = "accounting: ";

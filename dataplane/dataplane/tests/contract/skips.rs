@@ -17,7 +17,8 @@ const EVERYWHERE: &[&str] = &[
 pub(crate) const SOFT: &[&str] = &[];
 /// The capabilities that are missing if both endpoints are on one software device.
 pub(crate) const SOFT_ALONE: &[&str] = &["raw packets from a device to itself"];
-/// The capabilities that a software device lacks if it refuses the change from RTS to SQD.
+/// The capabilities that the software devices of `soft_unchecked` lack. These devices do not check every key, and
+/// refuse the change from RTS to SQD.
 pub(crate) const SOFT_UNCHECKED: &[&str] = &["state SQD"];
 /// The capabilities that the software device lacks with the profile `Rxe`.
 pub(crate) const RXE: &[&str] =
