@@ -201,13 +201,18 @@ fn waiting_ends_at_the_deadline() {
 }
 
 #[test]
-fn invalid_offers_are_rejected() {
+fn offer_with_a_wrong_number_of_endpoints_is_rejected() {
     let (listener, address) = listener("127.0.0.1:0").unwrap();
     for count in [0, MAX_QUEUES + 1] {
         let own = vec![endpoint(5); count];
         assert!(matches!(listener.accept(&offer(&own), &wait_limits()), Err(ConnectError::Count(it)) if it == count));
         assert!(matches!(connect(address, &offer(&own), &wait_limits()), Err(ConnectError::Count(it)) if it == count));
     }
+}
+
+#[test]
+fn second_listener_on_an_address_is_rejected() {
+    let (_listener, address) = listener("127.0.0.1:0").unwrap();
     match Listener::bind(address, None) {
         Err(error @ ConnectError::Listen { .. }) => {
             let text = error.to_string();
