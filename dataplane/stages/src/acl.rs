@@ -45,8 +45,8 @@ use rules::{Action, RuleSpec, Rules};
 /// ```
 ///
 /// The rules of the file follow the rules of the config. The config and the file together can have at most 100,000
-/// rules. Replace the file atomically with `mv`. Otherwise, the stage may read a partly written file. If such a file is
-/// valid, the stage uses its rules, and the missing rules are not reported.
+/// rules. Replace the file atomically with `mv`. Otherwise, the stage may read a partly written file. If the written
+/// part is valid TOML, the stage uses its rules, and reports no error about the missing rules.
 ///
 /// On SIGHUP or `dataplane reload`, the stage reads the file again, while the workers continue. The stage compiles only
 /// the rules that have changed. Each worker switches to the new rules between two batches, so the stage never mixes old

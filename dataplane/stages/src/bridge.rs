@@ -29,10 +29,10 @@ use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 /// the bridge floods the frame to all other ports of the VLAN.
 ///
 /// Untagged frames belong to VLAN 0. All workers share one table of 65,536 MAC addresses. The bridge removes an address
-/// if no frame with this source address arrives for the time `ageing`. The table has buckets of four entries. In a full
-/// bucket, a new address replaces the least recently seen address of the same port. If the port has no address in the
-/// bucket, the new address replaces the least recently seen address of the bucket. The counter `evicted` counts
-/// replaced addresses.
+/// if no frame with this source address arrives for the time `ageing`. The table has buckets of four entries. If the
+/// bucket of a new address is full, the new address replaces the least recently seen address of its own port. If this
+/// port has no address in the bucket, the new address replaces the least recently seen address of the bucket. The
+/// counter `evicted` counts replaced addresses.
 ///
 /// The stage drops these frames:
 /// - frames to the reserved addresses 01:80:c2:00:00:00 to 01:80:c2:00:00:0f, which no bridge forwards;
@@ -48,12 +48,12 @@ use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 ///   frames above the rate. The drop reason states the kind of the frame, such as `broadcast_storm`.
 /// - `loop_shut` enables loop detection. Each second, the bridge sends a probe through each port. A probe is a
 ///   multicast frame of 60 bytes with the EtherType 0x88b5 and a random number. If a probe returns to the bridge, two
-///   ports are part of a loop: the sender and the receiver of the probe. The bridge shuts the port that is later in the
-///   config. A shut port neither receives nor sends frames, except for probes. The port opens again when no probe has
-///   returned for the time `loop_shut`. The program logs each change, and the counter `shut_PORT` counts how often a
-///   port was shut. On a port that is listed in `members`, the probes belong to the lowest VLAN of the port. On all
-///   other ports, the probes are untagged. The bridge therefore does not detect a loop that exists only in another
-///   VLAN.
+///   ports are part of a loop: the port that sent the probe and the port that received the probe. Of these two ports,
+///   the bridge shuts the port that is later in the config. A shut port neither receives nor sends frames, except for
+///   probes. The port opens again when no probe has returned for the time `loop_shut`. The program logs each change,
+///   and the counter `shut_PORT` counts how often a port was shut. On a port that is listed in `members`, the probes
+///   belong to the lowest VLAN of the port. On all other ports, the probes are untagged. The bridge therefore does not
+///   detect a loop that exists only in a VLAN without probes.
 ///
 /// ```toml
 /// [[pipeline.stage]]

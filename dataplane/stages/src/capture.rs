@@ -31,8 +31,8 @@ use sink::{Sink, Tap};
 /// packets of several workers are only nearly in the order of their timestamps.
 ///
 /// If all buffers of a worker are full, the capture does not write the packet, and counts the packet as `missed`. The
-/// packet goes to the next stage. With `lossless = true`, the worker waits for a buffer instead, until the run is
-/// stopped. Use `lossless` for offline runs only: on a live port, a waiting worker loses packets.
+/// packet goes to the next stage. With `lossless = true`, the worker waits until a buffer is free. A stop of the run
+/// also ends the wait. Use `lossless` for offline runs only: on a live port, a waiting worker loses packets.
 ///
 /// Each buffer needs `snaplen` bytes and about 230 more bytes. With the defaults, the buffers of one worker need 64
 /// MiB. `dataplane check` prints the memory of all buffers, and refuses a capture that needs more memory than the host
@@ -61,17 +61,10 @@ use sink::{Sink, Tap};
 /// drops   = "denied"
 ///
 /// [[pipeline.stage]]
-/// name        = "denied"
-/// use         = "capture"
-/// file        = "denied.pcapng"
-/// comment     = "denied by edge"
-/// snaplen     = 256
-/// max_packets = 10_000
-///
-/// [[pipeline.stage]]
-/// name         = "all"
+/// name         = "permitted"
 /// use          = "capture"
-/// file         = "all.pcapng"
+/// file         = "permitted.pcapng"
+/// comment      = "permitted by edge"
 /// group        = "root"
 /// rotate_bytes = "100MB"
 /// rotate_time  = "1m"
@@ -79,14 +72,26 @@ use sink::{Sink, Tap};
 /// max_bytes    = "10GB"
 /// buffers      = 4096
 /// lossless     = true
+///
+/// [[pipeline.stage]]
+/// name = "out"
+/// use  = "tx"
+/// port = "wan"
+///
+/// [[pipeline.stage]]
+/// name        = "denied"
+/// use         = "capture"
+/// file        = "denied.pcapng"
+/// snaplen     = 256
+/// max_packets = 10_000
 /// ```
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Capture {
     /// The file to write: a regular file, or a device such as `/dev/null`. A relative path starts from the folder of
-    /// the config. An existing file is replaced when the first packet is written or when the run ends. The capture
-    /// fails if another part of the run, or another run, reads or writes the same file, even through another path. No
-    /// default.
+    /// the config. The capture replaces an existing file when it writes the first packet. If there is no packet, the
+    /// capture replaces the file at the end of the run. The capture fails if another part of the run, or another run,
+    /// reads or writes the same file, even through another path. No default.
     file: PathBuf,
     /// A group that may read the files, as a name in `/etc/group` or a number in quotes. The files then have mode 0640,
     /// even if they existed before. Default: new files have mode 0600, so only the user of the program can read them.
@@ -95,12 +100,14 @@ pub struct Capture {
     #[serde(default = "default_snaplen", deserialize_with = "bytes_within::<_, u16, 1, 65535>")]
     #[schemars(with = "Bytes", range(min = 1, max = 65535))]
     snaplen: u16,
-    /// A comment of at most 128 bytes for every packet that was not dropped. Default: no comment.
+    /// A comment for every packet that another stage sends to the capture, of at most 128 bytes. Dropped packets have
+    /// the comment `STAGE.REASON` instead. Default: no comment.
     comment: Option<String>,
-    /// The number of packets after which the capture ends. Default: no limit.
+    /// The maximum number of packets to write. All further packets still go to the next stage. Default: no limit.
     max_packets: Option<u64>,
-    /// The maximum size of all files together, such as `"1GiB"`, including pcapng headers and files that `keep` has
-    /// deleted. The capture ends before a packet would exceed this limit. Default: no limit.
+    /// The maximum size of all files together, such as `"1GiB"`. The size includes pcapng headers, and files that the
+    /// capture has deleted because of `keep`. The capture stops writing before a packet would exceed this limit.
+    /// Default: no limit.
     max_bytes: Option<Bytes>,
     /// The maximum size of one file in bytes: 4,096 or more. The capture starts a new file before a packet would exceed
     /// this limit. Default: no limit.

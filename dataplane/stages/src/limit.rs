@@ -54,9 +54,11 @@ pub struct Limit {
     /// above `peak`. Default: `rate`.
     #[serde(default)]
     mode: Mode,
-    /// The committed rate in packets per second. No default: set this or `bytes_per_second`.
+    /// The committed rate in packets per second. No default: exactly one of `packets_per_second` and `bytes_per_second`
+    /// is required.
     packets_per_second: Option<PacketRate>,
-    /// The committed rate in bytes per second. No default: set this or `packets_per_second`.
+    /// The committed rate in bytes per second. No default: exactly one of `packets_per_second` and `bytes_per_second`
+    /// is required.
     bytes_per_second: Option<Bytes>,
     /// The burst size, in the unit of the rate (packets or bytes), such as `500` or `"64KiB"`. A burst size in bytes
     /// must be at least the size of the largest frame that any port supports. No default.

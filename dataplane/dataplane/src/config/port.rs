@@ -129,8 +129,8 @@ pub struct Faults {
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub corrupt: f64,
-    /// The probability that a packet is received later, after the time `delay_by`. At most 16384 packets can be delayed
-    /// at a time. The program drops packets that exceed this limit.
+    /// The probability that a packet is delayed by the time `delay_by`. At most 16384 packets can be delayed at a time.
+    /// The program drops packets that exceed this limit.
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub delay: f64,

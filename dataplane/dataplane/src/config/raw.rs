@@ -106,8 +106,9 @@ const MAX_PRIORITY: u64 = 21_844;
 /// The largest tag of a flow rule.
 const MAX_TAG: u64 = (1 << 24) - 1;
 
-/// A flow rule of the device. The rule selects frames, which the port receives or the device drops. The port does not
-/// receive frames that no rule selects. Not tested on hardware.
+/// A flow rule of the device. The rule selects frames. The key `action` determines whether the port receives these
+/// frames or the device drops them. If a port has flow rules, the port receives only frames that a rule selects. Not
+/// tested on hardware.
 ///
 /// Rules for traffic without a tunnel:
 ///

@@ -104,15 +104,15 @@ pub struct Runtime {
     /// The kind of pages for packet memory: `"1G"` for 1 GiB, `"2M"` for 2 MiB, `"transparent"` for transparent huge
     /// pages, or `"none"` for normal pages. If a kind is not available, the program uses the next kind in this list.
     pub hugepages: PageKind,
-    /// Whether the run fails if the requested memory is not available. Without `strict`, the run logs a warning and
-    /// uses smaller pages or memory of another NUMA node.
+    /// Whether the run fails if the requested memory is not available. If `false`, the run logs a warning and uses
+    /// smaller pages or memory of another NUMA node.
     pub strict: bool,
     /// The behaviour of a worker that receives nothing: `"spin"` polls without pauses, `"pause"` polls with pauses, and
     /// `"sleep"` sleeps until a packet arrives.
     pub idle: Idle,
     /// The source of packet timestamps: `"device"` for the device's counter, `"wallclock"` for the device's wall clock,
-    /// `"software"` for the system clock, or `"none"`. If the device has no usable clock, the program uses the system
-    /// clock.
+    /// `"software"` for the system clock, or `"none"` for no timestamps. If the device has no usable clock, the program
+    /// uses the system clock.
     pub timestamps: Timestamps,
     /// The maximum time to wait for packets in progress when the run stops, such as `"5s"`. At most `"365d"`.
     pub drain_timeout: Period,
@@ -122,8 +122,8 @@ pub struct Runtime {
     #[schemars(with = "String")]
     pub control: Control,
     /// A group whose members can connect to the control socket and to the Unix socket of `metrics`: a name in
-    /// `/etc/group`, or a number in quotes. The sockets then have mode 0660. Members can also change the config of the
-    /// running program. Default: no group.
+    /// `/etc/group`, or a number in quotes. The sockets then have mode 0660. Through the control socket, members can
+    /// also change the config of the running program. Default: no group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control_group: Option<String>,
     /// The address of the metrics server: `"none"` for no server, an IP address and a TCP port such as
@@ -135,11 +135,10 @@ pub struct Runtime {
     /// whose name the config chooses, or `"all"`. The label of an entry without a name is its text, so `"all"` shows the
     /// rules to every client. The metrics have at most 1000 entries of a stage.
     pub metrics_rules: MetricsRules,
-    /// Whether the program gives up the privileges that the run does not need, before the program opens its devices.
-    /// With `true`, the program keeps only the capabilities that its links and stages need. The program can then write
-    /// only to device files, and to the files and folders that the config names for writing, such as capture files. The
-    /// program can neither start programs nor change the system. The page "Capabilities and limits" lists the remaining
-    /// privileges.
+    /// Whether the program gives up privileges before it opens its devices. With `true`, the program keeps only the
+    /// capabilities that its links and stages need. The program can then write only to device files, and to the files
+    /// and folders that the config names for writing, such as capture files. The program can neither start programs nor
+    /// change the system. The page "Capabilities and limits" lists the remaining privileges.
     pub sandbox: bool,
 }
 

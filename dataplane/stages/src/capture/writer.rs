@@ -70,7 +70,7 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Returns the interface number of a clock. Writes the interface description when the clock is used first.
+    /// Returns the interface number of a clock. The first call for a clock writes the interface description.
     fn interface(&mut self, source: ClockSource) -> io::Result<u32> {
         let known = self.sources.iter().position(|known| *known == source);
         if known.is_none() {
