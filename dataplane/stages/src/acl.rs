@@ -362,7 +362,7 @@ impl Stage for Acl {
 
     fn info() -> StageInfo {
         StageInfo::new()
-            .keeps("the hits of its rules, by their names")
+            .keeps("the hits of each rule whose counter has the same name in the new stage")
             .drops(&[Reason::Denied])
             .gauges(&["rules"])
             .tables(const { &[TableInfo::of::<RuleTable>("acl")] })

@@ -37,7 +37,8 @@ fn plan_lists_the_operations_for_a_program_and_for_two_files() {
     let running = start(&folder);
     folder.0.write("new.toml", changed());
     let operation = "replace stage edge (rules): hitless: the program prepares the new stage before the workers switch to \
-                     their new graphs; keeps its counters and the hits of its rules, by their names\n";
+                     their new graphs; the stage keeps its counters and the hits of each rule whose counter has the \
+                     same name in the new stage\n";
     let (live, _) = ended(&folder, "plan @/new.toml", 0);
     let (offline, _) = ended(&folder, "plan @/x.toml @/new.toml", 0);
     assert!(live.starts_with(operation) && live.contains("hitless: `dataplane apply --base "), "{live}");
@@ -71,7 +72,7 @@ fn config_is_applied_confirmed_rolled_back_saved_and_reloaded() {
     let base = json(&plan)["base"].as_str().unwrap().to_owned();
     let (out, _) = ended(&folder, &format!("apply @/new.toml --base {base} --confirm 1h"), 0);
     assert!(
-        out.contains("applied: change 1, ") && out.ends_with("reverts in 3600 s without `dataplane confirm`\n"),
+        out.contains("applied: change 1, ") && out.ends_with("reverts in 3600 s unless you run `dataplane confirm`\n"),
         "{out}"
     );
     assert_eq!(in_force(&folder), changed());
@@ -81,7 +82,7 @@ fn config_is_applied_confirmed_rolled_back_saved_and_reloaded() {
     assert!(ended(&folder, "confirm", 1).1.contains("no change waits for a confirmation"));
     let (_, error) = ended(&folder, &format!("apply @/new.toml --base {base}"), 1);
     assert!(error.contains(&format!("made for the config {base}")), "{error}");
-    // The file of the run is the file with which the run started.
+    // `save` without a path writes to the file with which the run started, not to the applied file.
     assert!(ended(&folder, "save", 0).0.ends_with("x.toml\n"));
     assert_eq!(fs::read_to_string(folder.path("x.toml")).unwrap(), changed());
     ended(&folder, "rollback", 0);

@@ -232,7 +232,7 @@ fn print_applied(answer: &Answer, done: &str, json: bool) -> Result<(), CommandE
     applied.reloaded.iter().for_each(|line| text += &format!("{line}\n"));
     text += &format!("{done}: change {}, config {}\n", applied.number, applied.digest);
     if let Some(seconds) = applied.confirm_s {
-        text += &format!("reverts in {seconds} s without `dataplane confirm`\n");
+        text += &format!("reverts in {seconds} s unless you run `dataplane confirm`\n");
     }
     console::print(&text)
 }

@@ -47,9 +47,9 @@ pub(crate) fn operations(
         let keys = changed_keys(&to_json(&earlier.parameters), &to_json(&node.parameters));
         let continues = kept.map_or(keys.is_empty(), |kept| kept.contains(&node.name));
         let state = match state_of(registry, &node.kind) {
-            StageState::Kept(state) => format!("keeps its counters and {state}"),
-            StageState::Stateless => "keeps its counters, and has no other state".to_owned(),
-            StageState::Lost => "keeps the counters of its packets, and loses its other state".to_owned(),
+            StageState::Kept(state) => format!("the stage keeps its counters and {state}"),
+            StageState::Stateless => "the stage keeps its counters, and has no other state".to_owned(),
+            StageState::Lost => "the stage keeps the counters of its packets, and loses its other state".to_owned(),
         };
         if !keys.is_empty() {
             let why = "the program prepares the new stage before the workers switch to their new graphs";

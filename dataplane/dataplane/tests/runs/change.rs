@@ -192,7 +192,10 @@ fn stages_are_added_replaced_connected_and_removed_without_loss() {
         ];
         assert_eq!(kinds(&applied.operations), expected);
         assert_eq!(applied.operations[2].keys, ["step"]);
-        assert_eq!(applied.operations[2].state.as_deref(), Some("keeps its counters and the number of packets"));
+        assert_eq!(
+            applied.operations[2].state.as_deref(),
+            Some("the stage keeps its counters and the number of packets")
+        );
         run.wait_for_traffic();
         let snapshot = run.snapshot();
         let report = snapshot.report();
