@@ -248,7 +248,7 @@ fn wide_config(count: u64) -> String {
         "rules = [{ name = \"a \\\\ \\\"b\\\"\", action = \"deny\", protocol = \"udp\", src_port = \"1024-1027\" }]";
     Config::new()
         .port("wire", &format!("{LINK}, count = {count}"))
-        // A link without an end, so that the run continues after the last packet.
+        // The input of this link never ends, so the run continues after the last generated packet.
         .port("other", "kind = 'loopback'")
         .input(&["wire", "other"])
         .stage("mirror", "name = 'twice'\noutputs = { copy = 'away' }")
@@ -502,7 +502,7 @@ fn metrics_are_served_on_a_unix_socket_and_the_socket_is_removed() {
 }
 
 #[test]
-fn group_may_use_the_unix_socket_if_the_config_names_it() {
+fn group_that_the_config_names_may_use_the_unix_socket() {
     let folder = RuntimeFolder::new();
     let about = fs::metadata(folder.path("")).unwrap();
     // Only root can give a file to any group.
@@ -544,7 +544,11 @@ fn address_that_cannot_be_used_is_reported_at_the_start() {
         assert_eq!((status, err.contains(why)), (2, true), "{err}");
     }
     let (status, _, err) = folder.dataplane("check @/x.toml --set runtime.metrics=localhost:9464");
-    assert_eq!((status, err.contains("`localhost:9464` is not an address of a metrics server")), (2, true), "{err}");
+    assert_eq!(
+        (status, err.contains("`localhost:9464` is neither an IP address with a port nor a Unix socket")),
+        (2, true),
+        "{err}"
+    );
 
     let program = folder.path("dataplane");
     fs::copy(env!("CARGO_BIN_EXE_dataplane"), &program).unwrap();
@@ -569,7 +573,7 @@ fn address_that_cannot_be_used_is_reported_at_the_start() {
     let (status, _, err) = as_nobody("runtime.metrics=127.0.0.1:80");
     assert_eq!(status, 1, "{err}");
     if err.contains("Permission denied") {
-        assert!(err.contains("help: set a port from 1024 in `runtime.metrics`, or start"), "{err}");
+        assert!(err.contains("help: set a port of 1024 or above in `runtime.metrics`, or start"), "{err}");
     } else {
         // net.ipv4.ip_unprivileged_port_start may allow the port.
         assert!(err.contains("cannot listen on 127.0.0.1:80"), "{err}");
@@ -619,7 +623,7 @@ fn wrong_requests_are_refused_and_do_not_disturb_others() {
 fn slow_clients_are_disconnected_and_200_clients_at_once_are_answered() {
     let (folder, address) = (RuntimeFolder::new(), free_address());
     let running = folder.run(&format!(" --set runtime.metrics={address}"), None);
-    // These clients occupy more places than the server has, and never finish their requests.
+    // There are more of these clients than the server accepts at the same time. They never finish their requests.
     let mut slow: Vec<TcpStream> = (0..300).map(|_| connect(address)).collect();
     for stream in &mut slow {
         // A client that was already disconnected cannot send.

@@ -114,7 +114,7 @@ impl FromStr for Metrics {
         match text.parse::<SocketAddr>() {
             Ok(address) if address.port() == 0 => Err(format!("`{text}` has the port 0; {help}")),
             Ok(address) => Ok(Self::Tcp(address)),
-            Err(_) => Err(format!("`{text}` is not an address of a metrics server; {help}")),
+            Err(_) => Err(format!("`{text}` is neither an IP address with a port nor a Unix socket; {help}")),
         }
     }
 }

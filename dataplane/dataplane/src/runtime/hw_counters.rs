@@ -8,8 +8,9 @@ use std::sync::{Mutex, PoisonError};
 /// The length of the longest counter, with some space to spare: a number with 20 digits and a newline.
 const LENGTH: usize = 32;
 
-/// The packets that a port of an RDMA device has lost since this value was created, because no receive was posted. mlx5
-/// drops such packets without a completion. The counter of the device includes the queue pairs of all programs.
+/// The packets that a port of an RDMA device dropped because no receive was posted, counted since this value was
+/// created. mlx5 drops such packets without a completion. The counter of the device includes the queue pairs of all
+/// programs.
 pub(super) struct OutOfBuffer {
     /// `hw_counters/out_of_buffer` of the port. The file stays open, so that a run can read the counter after it has
     /// given up its privileges.

@@ -44,7 +44,9 @@ fn fix(address: SocketAddr, error: &io::Error) -> String {
             format!("run `ip address` to list the addresses of this host, and set one of them in `{KEY}`")
         }
         ErrorKind::PermissionDenied => {
-            format!("set a port from 1024 in `{KEY}`, or start the program with the capability CAP_NET_BIND_SERVICE")
+            format!(
+                "set a port of 1024 or above in `{KEY}`, or start the program with the capability CAP_NET_BIND_SERVICE"
+            )
         }
         _ => format!("set another address in `{KEY}`"),
     }
