@@ -27,10 +27,10 @@ use rules::{Action, RuleSpec, Rules};
 /// Permits or denies packets by ordered rules. The first rule that matches a packet determines the action.
 ///
 /// A rule matches a packet if all match keys of the rule match, such as `src` or `dst_port`. A rule without match keys
-/// matches all IP packets. Denied packets are dropped with the reason `denied`. The action `default` applies to packets
-/// that no rule matches, and to packets that are neither IPv4 nor IPv6. Every rule has a hit counter. The name of the
-/// counter is the rule's `name`, or the text of the rule, such as `deny tcp dst 10.0.0.0/8 dst_port 22`. If several
-/// rules without a name are equal, the text of each further rule ends with a number, such as `#2`.
+/// matches all IP packets. Denied packets are dropped with the reason `denied`. The key `default` sets the action for
+/// packets that no rule matches, and for packets that are neither IPv4 nor IPv6. Every rule has a hit counter. The name
+/// of the counter is the rule's `name`, or the text of the rule, such as `deny tcp dst 10.0.0.0/8 dst_port 22`. If
+/// several rules without a name are equal, the text of each further rule ends with a number, such as `#2`.
 ///
 /// A rule that names ports or TCP flags matches only packets that contain these fields. In a fragmented datagram, only
 /// the first fragment can contain these fields. `fragments = "deny"` drops all fragments without a complete TCP, UDP or
