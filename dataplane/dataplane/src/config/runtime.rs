@@ -131,9 +131,9 @@ pub struct Runtime {
     /// client that reaches a TCP address can read the metrics. A Unix socket has the permissions of the control socket.
     #[schemars(with = "String")]
     pub metrics: Metrics,
-    /// The counters of table entries, such as the hits of `acl` rules, in the metrics: `"none"`, `"named"` for entries
-    /// whose name the config chooses, or `"all"`. The label of an entry without a name is its text, so `"all"` shows the
-    /// rules to every client. The metrics have at most 1000 entries of a stage.
+    /// The table entries, such as `acl` rules, whose counters the metrics contain: `"none"`, `"named"` for entries
+    /// whose name the config chooses, or `"all"`. The label of an entry without a name is the text of the entry, so
+    /// with `"all"`, every client can read the rules. For each stage, the metrics contain at most 1000 entries.
     pub metrics_rules: MetricsRules,
     /// Whether the program gives up privileges before it opens its devices. With `true`, the program keeps only the
     /// capabilities that its links and stages need. The program can then write only to device files, and to the files
