@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Each side sends one address, or 256 addresses with a shared receive queue. The rdma-core server calls `read` once
-//! and expects all addresses from this call. Each side therefore sends its addresses in one segment, with a single
-//! write and `TCP_NODELAY`. The rdma-core programs close the connection after the exchange. This program keeps the
+//! and expects all addresses from this call. Each side therefore sends its addresses with a single write and
+//! `TCP_NODELAY`. The rdma-core programs close the connection after the exchange. This program keeps the
 //! connection open until it no longer needs the peer: see [`ExchangeConnection::finish`].
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -117,8 +117,8 @@ impl ExchangeConnection {
         Ok(Self(stream))
     }
 
-    /// Connects to a peer that listens on one of these addresses. Retries until the deadline. Calls `waiting` once,
-    /// with the first connection error.
+    /// Connects to a peer that listens on one of these addresses. Retries until the deadline. If the first
+    /// attempt fails on all addresses, calls `waiting` with the last error of this attempt.
     pub(crate) fn connect(addresses: &[SocketAddr], until: Instant, waiting: impl FnOnce(&str)) -> Result<Self, Fault> {
         let mut waiting = Some(waiting);
         let mut last = None;

@@ -98,7 +98,7 @@ impl Client {
     }
 
     /// Connects to the program with this process id, by a socket of this user in a default folder. Ignores the sockets
-    /// of other users, because any user can create a socket with such a name.
+    /// of other users, because any user can create a socket whose name has this process id.
     ///
     /// # Errors
     /// Fails if there is no such socket, or if the connection fails.

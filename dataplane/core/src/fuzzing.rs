@@ -101,8 +101,8 @@ fn only_ours_refuses(reason: Malformed, reference: &SlicedPacket<'_>) -> bool {
         | Malformed::TooManyIpv6Extensions
         | Malformed::BadIpv6Extension
         | Malformed::BadUdpLength => true,
-        // `etherparse` does not parse the content of an encrypted MACsec frame. If the payload length of IPv6 is 0,
-        // `etherparse` takes the whole frame.
+        // `etherparse` accepts some frames without parsing a transport header, such as encrypted MACsec frames. If the
+        // payload length of IPv6 is 0, `etherparse` takes the whole frame as the payload.
         _ => {
             let is_empty = matches!(&reference.net, Some(NetSlice::Ipv6(ip)) if ip.header().payload_length() == 0);
             is_empty || reference.transport.is_none()

@@ -137,8 +137,8 @@ pub struct EndpointParameters {
     pub alternate: Option<AlternatePath>,
     /// The migration state of a new connection. Needs `alternate`. With `"migrated"`, the connection stays on its
     /// current path. With `"armed"`, the device moves the connection if the primary path fails. With `"rearm"`, the
-    /// device asks the peer to prepare the migration, and both sides then become `"armed"`. Default: the initial state
-    /// of the device.
+    /// device asks the peer to prepare the migration, and both sides then become `"armed"`. Default: the migration
+    /// state that the device gives to a new queue pair.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path_migration: Option<PathMigration>,
 }

@@ -53,9 +53,9 @@ pub(crate) struct Worker {
     pub(crate) inputs: Vec<usize>,
     pub(crate) graph: Graph,
     pub(crate) pool: Pool,
-    /// The maximum number of packets of a burst: `runtime.burst` in the config. `burst` is smaller if the graph needs a
-    /// smaller burst.
+    /// The value of `runtime.burst` in the config.
     pub(crate) configured_burst: usize,
+    /// The maximum number of packets of a burst: `configured_burst`, or less if the graph needs a smaller burst.
     pub(crate) burst: usize,
     /// The packets that the stages of earlier graphs dropped.
     pub(crate) dropped_before: u64,

@@ -1,4 +1,4 @@
-//! Events of the fake device that a test has set, the acknowledgement of events, and registered memory.
+//! The events that a test adds to the fake device, the acknowledgement of events, and registered memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_void};
@@ -33,7 +33,7 @@ impl Events {
 
     pub(super) fn acknowledge(&mut self, cq: u32, events: u32) {
         let due = self.due.entry(cq).or_default();
-        *due = due.checked_sub(events).expect("no more events are acknowledged than were taken");
+        *due = due.checked_sub(events).expect("more events were acknowledged than were taken");
     }
 
     pub(super) fn take_async(&mut self) -> Result<ibv_async_event, c_int> {

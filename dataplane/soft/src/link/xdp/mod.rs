@@ -67,8 +67,8 @@ pub(crate) struct Xdp {
 struct InterfaceEpoch {
     /// Index of the interface. 0 while the program is not attached, because the interface does not exist.
     index: u32,
-    /// Number of attachments and detachments. The number distinguishes a new interface from a deleted interface with
-    /// the same index, whose sockets stay unusable.
+    /// Number of attachments and detachments. A new interface can have the index of a deleted interface, and this number
+    /// distinguishes the two. The sockets of the deleted interface stay unusable.
     generation: u32,
 }
 
@@ -302,7 +302,7 @@ impl Xdp {
             let name = &self.spec.interface;
             let message = format!("queue {queue} has no zero-copy mode ({why}), so the kernel copies every frame");
             let remedy =
-                "use an interface whose driver has zero-copy mode, with native XDP, or set copy = \"copy\" to accept \
+                "use native XDP on an interface whose driver has zero-copy mode, or set copy = \"copy\" to accept \
                  copies"
                     .to_owned();
             warn(name, &Notice { message, remedy });
