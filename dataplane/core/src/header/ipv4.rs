@@ -181,6 +181,19 @@ mod tests {
     }
 
     #[test]
+    fn fragment_field_has_an_offset_and_a_flag() {
+        // The flag "don't fragment" alone, "more fragments" alone, an offset alone, and all three.
+        for (field, is_fragment, offset) in
+            [(0x4000, false, 0), (0x2000, true, 0), (0x0001, true, 8), (0x1fff, true, 65_528), (0x6003, true, 24)]
+        {
+            let mut bytes = KNOWN;
+            let ip = Ipv4::view_mut(&mut bytes).unwrap();
+            ip.fragment.set(field);
+            assert_eq!((ip.is_fragment(), ip.fragment_offset()), (is_fragment, offset), "{field:#x}");
+        }
+    }
+
+    #[test]
     fn decrement_ttl_keeps_the_checksum_correct() {
         let mut bytes = KNOWN;
         for hop in (1..64).rev() {

@@ -107,6 +107,20 @@ mod tests {
     }
 
     #[test]
+    fn link_local_addresses_have_the_prefix_fe80_10() {
+        for (address, expected) in [
+            ("fe80::1", true),
+            ("febf::1", true),
+            ("fec0::1", false),
+            ("fe40::1", false),
+            ("2001:db8::1", false),
+            ("140::1", false),
+        ] {
+            assert_eq!(is_link_local(address.parse().unwrap()), expected, "{address}");
+        }
+    }
+
+    #[test]
     fn solicited_node_address_matches_the_rfc() {
         // The example of RFC 4291, section 2.7.1.
         let address = Ipv6Addr::new(0x4037, 0, 0, 0, 1, 0x800, 0x200e, 0x8c6c).octets();

@@ -382,3 +382,74 @@ fn frame_builder_writes_all_settings() {
     assert_eq!(frame.write(&mut small), None);
     assert_eq!(small, [0xee; 99]);
 }
+
+#[test]
+fn frame_builder_clips_and_pads_options() {
+    let long: Vec<u8> = (1..=50).collect();
+    for (options, padded) in [(&long[..0], 0), (&long[..5], 8), (&long[..40], 40), (&long[..], 40)] {
+        let mut expected = options[..options.len().min(padded)].to_vec();
+        expected.resize(padded, 0);
+        let ip = v4().options(options).udp(1, 2).build();
+        assert_eq!((ip[14], &ip[34..34 + padded]), (0x45 + padded as u8 / 4, &expected[..]));
+        assert!(ipv4::checksum_ok(&ip[14..]));
+        let tcp = v4().tcp(1, 2).tcp_options(options).build();
+        assert_eq!((tcp[46] >> 4, &tcp[54..]), (5 + padded as u8 / 4, &expected[..]));
+    }
+}
+
+#[test]
+fn frame_builder_pads_ipv6_extensions() {
+    // After the type and the length: no padding, Pad1, and PadN with one zero (RFC 8200, section 4.2).
+    for (content, padding) in [(&[5, 2, 0, 0, 5, 0][..], &[][..]), (&[5, 1, 9, 5, 0], &[0]), (&[5, 1, 9], &[1, 1, 0])] {
+        let frame = v6().extensions(&[Extension::HopByHop(content)]).udp(1, 2).build();
+        assert_eq!(frame[54..62], [&[protocol::UDP, 0], content, padding].concat());
+    }
+}
+
+#[test]
+fn frame_builder_writes_the_first_word_of_ipv6() {
+    let frame = v6().tos(0xff).flow_label(0xf_0f0f).udp(1, 2).build();
+    assert_eq!(frame[14..18], [0x6f, 0xff, 0x0f, 0x0f]);
+}
+
+#[test]
+fn dissect_usual_refuses_each_length_that_dissect_refuses() {
+    let udp = v4().udp(1, 2).payload(&[0; 20]).build();
+    let tcp = v4().tcp(1, 2).payload(&[0; 20]).build();
+    // Frame length 62: IPv4 length 48, UDP length 28. Frame length 74: IPv4 length 60, TCP data offset 5.
+    for (frame, at, values) in [(&udp, 17, 0..=255), (&udp, 39, 0..=255), (&tcp, 17, 0..=255), (&tcp, 46, 0..=255)] {
+        for value in values {
+            let frame = with(frame.clone(), at, value);
+            assert_eq!(dissect_usual(&frame), dissect(&frame).ok(), "byte {at} is {value}");
+        }
+    }
+    let long = v4().udp(1, 2).pad_to(usize::from(u16::MAX)).build();
+    assert_eq!(dissect_usual(&long), dissect(&long).ok());
+    assert!(dissect_usual(&long).is_some());
+    let longer = [&long[..], &[0]].concat();
+    assert_eq!((dissect_usual(&longer), dissect(&longer)), (None, Err(Malformed::Oversize)));
+}
+
+#[test]
+fn checksum_covers_the_segment_and_its_pseudo_header() {
+    let hop = [Extension::HopByHop(&[])];
+    let more = v4().fragment(ipv4::MORE_FRAGMENTS).udp(1, 2).payload(&[0; 24]).build();
+    let no_checksum = with(with(v4().udp(1, 2).payload(b"data").build(), 40, 0), 41, 0);
+    let low_byte = with(no_checksum.clone(), 41, 1);
+    for (frame, covered) in [
+        (v4().udp(1, 2).payload(b"data").build(), Some((12, true))),
+        (v4().options(&[1, 1, 1, 1]).udp(1, 2).payload(b"data").build(), Some((12, true))),
+        (v6().tcp(1, 2).payload(b"data").build(), Some((24, true))),
+        // The UDP datagram ends before the IP payload.
+        (with(v4().udp(1, 2).payload(b"data").build(), 39, 10), Some((10, false))),
+        (low_byte, Some((12, false))),
+        (no_checksum, None),
+        (more, None),
+        (v6().extensions(&hop).udp(1, 2).build(), None),
+        (v4().echo_request(1, 2).build(), None),
+    ] {
+        let found = dissect(&frame).unwrap();
+        let got = checksummed(&frame, &found).map(|(sum, bytes)| (bytes.len(), sum.bytes(bytes).checksum() == 0));
+        assert_eq!(got, covered, "{frame:02x?}");
+    }
+}

@@ -87,7 +87,7 @@ mod tests {
     fn missing_and_surplus_packets_are_both_unaccounted() {
         let mut ledger = Ledger { rx: 10, copied: 2, tx: 7, consumed: 1, held: 1, ..Ledger::default() };
         ledger.drop("acl", "denied", 2);
-        ledger.drop("acl", "denied", 0);
+        ledger.drop("acl", "malformed", 0);
         ledger.balance();
         assert_eq!((ledger.dropped, ledger.unaccounted), (2, 1));
         ledger.drop("tx", "too_long", 2);
