@@ -55,7 +55,7 @@ pub(crate) use metrics::fuzz as fuzz_metrics;
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
@@ -67,12 +67,19 @@ use dataplane_core::pipeline::{Registry, Stage};
 /// A program with the built-in stages, its own stages, and the command line.
 pub struct App {
     registry: Arc<Registry>,
+    commands: Vec<AppCommand>,
+}
+
+/// A command that the app adds to the command line.
+struct AppCommand {
+    command: clap::Command,
+    run: fn(&ArgMatches) -> Result<()>,
 }
 
 impl App {
     /// Creates an app with the built-in stages.
     pub fn new() -> Self {
-        Self { registry: Arc::new(dataplane_stages::registry()) }
+        Self { registry: Arc::new(dataplane_stages::registry()), commands: Vec::new() }
     }
 
     /// Adds a kind of stage. `name` is the value of `use` in a config. An existing kind with the same name is replaced.
@@ -86,6 +93,14 @@ impl App {
     #[must_use]
     pub fn described_stage<S: Stage + DeserializeOwned + JsonSchema + 'static>(mut self, name: &str) -> Self {
         self.registry().add_described::<S>(name);
+        self
+    }
+
+    /// Adds a command to the command line. `run` gets the arguments of the command. If `run` returns
+    /// [`Error::Config`](crate::Error::Config), the process ends with status 2, and after another error with status 1.
+    #[must_use]
+    pub fn command(mut self, command: clap::Command, run: fn(&ArgMatches) -> Result<()>) -> Self {
+        self.commands.push(AppCommand { command, run });
         self
     }
 
@@ -108,16 +123,35 @@ impl App {
 
     /// Runs the command line `args`, which starts with the name of the program. Returns the exit status.
     pub fn status<T: Into<OsString> + Clone>(&self, args: impl IntoIterator<Item = T>) -> i32 {
-        let cli = match Cli::try_parse_from(args) {
-            Ok(cli) => cli,
+        let commands = self.commands.iter().map(|added| added.command.clone());
+        let cli = Cli::command().subcommands(commands).try_get_matches_from(args).and_then(|matches| {
+            let added = matches.subcommand().and_then(|(name, arguments)| {
+                let added = self.commands.iter().find(|added| added.command.get_name() == name)?;
+                Some((added.run, arguments))
+            });
+            match added {
+                // The derived parser knows only the commands of every app.
+                Some((run, arguments)) => Ok(Parsed::Added(run, arguments.clone(), matches.clone())),
+                None => Cli::from_arg_matches(&matches).map(Parsed::Cli),
+            }
+        });
+        let result = match cli {
+            Ok(Parsed::Cli(cli)) => {
+                logs::start(cli.verbose, cli.log_format, matches!(cli.command, Command::Run(_)));
+                self.execute(cli.command)
+            }
+            Ok(Parsed::Added(run, arguments, all)) => {
+                let format = all.get_one("log_format").copied().unwrap_or_default();
+                logs::start(all.get_count("verbose"), format, false);
+                run(&arguments).map_err(CommandError::from)
+            }
             Err(error) => {
                 // If printing fails too, only the exit status is left.
                 let _ = error.print();
                 return error.exit_code();
             }
         };
-        logs::start(cli.verbose, cli.log_format, matches!(cli.command, Command::Run(_)));
-        match self.execute(cli.command) {
+        match result {
             Ok(()) | Err(CommandError::Pipe) => 0,
             Err(CommandError::Failed(message)) => logs::fail(&message, 1),
             Err(CommandError::Usage(message)) => logs::fail(&message, 2),
@@ -149,6 +183,14 @@ impl App {
             Command::Reference(args) => reference::reference(&self.registry, &args),
         }
     }
+}
+
+/// A parsed command line.
+enum Parsed {
+    /// A command that every app has.
+    Cli(Cli),
+    /// A command that the app added, with its arguments and the arguments of the whole command line.
+    Added(fn(&ArgMatches) -> Result<()>, ArgMatches, ArgMatches),
 }
 
 impl Default for App {

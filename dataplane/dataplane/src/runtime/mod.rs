@@ -13,6 +13,7 @@ mod follow;
 #[cfg(feature = "ibverbs")]
 mod hw_counters;
 mod idle;
+mod lanes;
 mod memory;
 mod offload;
 mod peer;
@@ -31,6 +32,7 @@ pub use assemble::{Assembly, assemble, assemble_offline};
 pub(crate) use change::digest;
 pub use change::{ApplyOptions, Changer, ReloadOutcome};
 pub(crate) use difference::operations;
+pub use lanes::PortLanes;
 pub use run::{Options, Run};
 pub(crate) use sample::Scope;
 pub(crate) use snapshot::SnapshotStage;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::config::{self, Source};
 use crate::runtime::Assembly;
@@ -13,7 +13,7 @@ use crate::runtime::change::{Changer, Changes, Generation, ReloadOutcome, RunSta
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::idle::IdlePolicy;
-use crate::runtime::offload;
+use crate::runtime::lanes::{self, OpenLanes};
 use crate::runtime::report::{self, Outcome};
 use crate::runtime::sample::{self, LoopCounters, Reply, ReportedStage, Sample, Scope, Times, WorkerInfo};
 use crate::runtime::snapshot::{Polled, Sampler, Snapshot, SnapshotPort, SnapshotStage};
@@ -21,8 +21,7 @@ use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker::{LatencyRecorder, Worker};
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::{Error, Result};
-use dataplane_core::lane::{Lane, LaneSpec};
-use dataplane_core::mem::{BatchMemory, PageKind, Pool, Region, RegionSpec, SlotLayout};
+use dataplane_core::mem::{BatchMemory, PageKind};
 use dataplane_core::pipeline::{Graph, PortInfo, Program, StageTable, Target, panic_message};
 use dataplane_core::telemetry::{Progress, Report};
 use dataplane_core::topology::pin_current_thread;
@@ -446,35 +445,11 @@ impl WorkerBuilder {
     fn set_up(self) -> Result<Option<(Worker, PageKind)>> {
         pin_current_thread(self.core)?;
         let runtime = &self.plan.runtime;
-        let room = runtime.buffer_size.saturating_sub(runtime.headroom) as usize;
-        let layout = SlotLayout::new(runtime.headroom as usize, room, self.plan.buffers as usize)?;
-        let spec =
-            RegionSpec { bytes: layout.bytes(), pages: runtime.hugepages, strict: runtime.strict, node: self.node };
-        let (region, notices) = Region::allocate(spec)?;
-        for notice in notices {
-            tracing::warn!("worker {}: {notice}", self.number);
-        }
-        let pages = region.pages();
-        let mut pool = Pool::new(region, layout)?;
-        if self.plan.ports.iter().any(|port| !offload::received(port).is_empty()) {
-            pool = pool.keeping_received();
-        }
-        let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
-        for (port, device) in self.plan.ports.iter().zip(&self.ports) {
-            let spec = LaneSpec {
-                kind: devices::kind(port.config.qp),
-                queue: (self.number as u16, self.workers as u16),
-                recv_depth: if port.input { port.config.rx_depth } else { 0 },
-                send_depth: port.config.tx_depth,
-                stamps: devices::stamping(&self.plan),
-                received: offload::received(port),
-                sleeps: runtime.idle == config::Idle::Sleep,
-            };
-            lanes.push(device.open_lane(&mut pool, spec)?);
-        }
-        if !self.await_peers(&mut lanes, &mut pool)? {
+        let mut open = lanes::open(&self.plan, &self.ports, self.node, (self.number, self.workers))?;
+        if !lanes::await_peers(&self.plan, &self.ports, self.number, &mut open, || self.control.is_stopped())? {
             return Ok(None);
         }
+        let OpenLanes { lanes, pool, pages } = open;
         let inputs = self.plan.ports.iter().enumerate().filter(|(_, port)| port.input).map(|(at, _)| at).collect();
         let graph = Graph::new(self.program, lanes.len(), &pool);
         let worker = Worker {
@@ -501,35 +476,6 @@ impl WorkerBuilder {
             reply: self.reply,
         };
         Ok(Some((worker, pages)))
-    }
-}
-
-impl WorkerBuilder {
-    /// Waits until every lane is connected. Raw-packet lanes need no peer. Other lanes exchange parameters with their
-    /// peer during the wait. Returns `false` if the run was stopped during the wait.
-    fn await_peers(&self, lanes: &mut [Box<dyn Lane>], pool: &mut Pool) -> Result<bool> {
-        /// The interval between two checks. No packet can arrive before the lanes are connected.
-        const CONNECT_POLL_INTERVAL: Duration = Duration::from_millis(1);
-        let begin = Instant::now();
-        loop {
-            let mut unconnected = None;
-            // Advance all lanes in each round, because the peer of one lane may be another lane of this worker.
-            for (index, lane) in lanes.iter_mut().enumerate().filter(|(_, lane)| !lane.is_connected()) {
-                let port = &self.plan.ports[index].config;
-                lane.refill(pool).and_then(|()| lane.housekeep(pool)).map_err(|error| error.on(&port.name))?;
-                unconnected = unconnected.or((!lane.is_connected()).then_some(index));
-            }
-            let Some(index) = unconnected else { return Ok(true) };
-            if self.control.is_stopped() {
-                return Ok(false);
-            }
-            let device = &self.ports[index];
-            if begin.elapsed() > device.connect_timeout() {
-                let message = device.connect_error();
-                return Err(Error::Worker { worker: self.number, message });
-            }
-            thread::sleep(CONNECT_POLL_INTERVAL);
-        }
     }
 }
 

@@ -17,6 +17,12 @@ pub mod app {
             mut self,
             name: &str,
         ) -> Self {}
+        #[must_use]
+        pub fn command(
+            mut self,
+            command: clap::Command,
+            run: fn(&ArgMatches) -> Result<()>,
+        ) -> Self {}
         pub fn run(self) -> Result<()> {}
         pub fn status<T: Into<OsString> + Clone>(
             &self,
@@ -785,6 +791,25 @@ pub mod runtime {
             pub fn history(&self) -> History {}
         }
     }
+    mod lanes {
+        pub struct PortLanes {
+            private: _,
+        }
+        impl PortLanes {
+            pub fn open(
+                assembly: Assembly,
+                clock: &HostClock,
+                is_stopped: impl Fn() -> bool,
+            ) -> Result<Self> {}
+            pub fn parts(&mut self) -> (&mut [Box<dyn Lane>], &mut Pool) {}
+            pub fn plan(&self) -> &Plan {}
+            pub fn ports(&self) -> &[PortInfo] {}
+            pub fn is_link_up(&self, port: usize) -> Option<bool> {}
+            pub fn describe(&self, port: usize) -> String {}
+            pub fn counters(&self, port: usize) -> BTreeMap<String, u64> {}
+            pub fn close(self) -> (Vec<Error>, usize) {}
+        }
+    }
     mod run {
         #[derive(Clone, Copy, Debug, Default)]
         pub struct Options {
@@ -879,6 +904,7 @@ pub mod runtime {
     }
     pub use assemble::{Assembly, assemble, assemble_offline};
     pub use change::{ApplyOptions, Changer, ReloadOutcome};
+    pub use lanes::PortLanes;
     pub use run::{Options, Run};
     pub use snapshot::{Snapshot, WorkerState};
     pub use trace::{End, Hop, Trace, Tracer};

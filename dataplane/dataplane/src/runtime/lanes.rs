@@ -1,0 +1,179 @@
+//! The lanes and the packet memory of one worker, also for programs that have a packet loop of their own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Assembly;
+use crate::config::{self, Plan};
+use crate::runtime::devices::{self, PortDevice};
+use crate::runtime::offload;
+use dataplane_core::clock::HostClock;
+use dataplane_core::error::{Error, Result};
+use dataplane_core::lane::{Lane, LaneSpec};
+use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
+use dataplane_core::pipeline::PortInfo;
+use dataplane_core::topology::pin_current_thread;
+use dataplane_core::units::{NumaNode, Period};
+
+/// The lanes of one worker, and the pool of their packet buffers.
+pub(super) struct OpenLanes {
+    // Rust drops fields in order. The lanes come before the pool, so that the devices release the packet memory before
+    // the pool frees the memory.
+    pub(super) lanes: Vec<Box<dyn Lane>>,
+    pub(super) pool: Pool,
+    pub(super) pages: PageKind,
+}
+
+/// Allocates the packet memory of a worker, and opens its lane on each port. `place` is the number of the worker and
+/// the number of all workers. Must be called on the worker's thread.
+pub(super) fn open(
+    plan: &Plan,
+    ports: &[Arc<dyn PortDevice>],
+    node: Option<NumaNode>,
+    place: (usize, usize),
+) -> Result<OpenLanes> {
+    let runtime = &plan.runtime;
+    let room = runtime.buffer_size.saturating_sub(runtime.headroom) as usize;
+    let layout = SlotLayout::new(runtime.headroom as usize, room, plan.buffers as usize)?;
+    let spec = RegionSpec { bytes: layout.bytes(), pages: runtime.hugepages, strict: runtime.strict, node };
+    let (region, notices) = Region::allocate(spec)?;
+    for notice in notices {
+        tracing::warn!("worker {}: {notice}", place.0);
+    }
+    let pages = region.pages();
+    let mut pool = Pool::new(region, layout)?;
+    if plan.ports.iter().any(|port| !offload::received(port).is_empty()) {
+        pool = pool.keeping_received();
+    }
+    let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
+    for (port, device) in plan.ports.iter().zip(ports) {
+        let spec = LaneSpec {
+            kind: devices::kind(port.config.qp),
+            queue: (place.0 as u16, place.1 as u16),
+            recv_depth: if port.input { port.config.rx_depth } else { 0 },
+            send_depth: port.config.tx_depth,
+            stamps: devices::stamping(plan),
+            received: offload::received(port),
+            sleeps: runtime.idle == config::Idle::Sleep,
+        };
+        lanes.push(device.open_lane(&mut pool, spec)?);
+    }
+    Ok(OpenLanes { lanes, pool, pages })
+}
+
+/// Waits until every lane is connected. Raw-packet lanes need no peer. Other lanes exchange parameters with their peer
+/// during the wait. Returns `false` if `is_stopped` returned `true` during the wait.
+pub(super) fn await_peers(
+    plan: &Plan,
+    ports: &[Arc<dyn PortDevice>],
+    worker: usize,
+    OpenLanes { lanes, pool, .. }: &mut OpenLanes,
+    is_stopped: impl Fn() -> bool,
+) -> Result<bool> {
+    /// The interval between two checks. No packet can arrive before the lanes are connected.
+    const CONNECT_POLL_INTERVAL: Duration = Duration::from_millis(1);
+    let begin = Instant::now();
+    loop {
+        let mut unconnected = None;
+        // Advance all lanes in each round, because the peer of one lane may be another lane of this worker.
+        for (index, lane) in lanes.iter_mut().enumerate().filter(|(_, lane)| !lane.is_connected()) {
+            let port = &plan.ports[index].config;
+            lane.refill(pool).and_then(|()| lane.housekeep(pool)).map_err(|error| error.on(&port.name))?;
+            unconnected = unconnected.or((!lane.is_connected()).then_some(index));
+        }
+        let Some(index) = unconnected else { return Ok(true) };
+        if is_stopped() {
+            return Ok(false);
+        }
+        let device = &ports[index];
+        if begin.elapsed() > device.connect_timeout() {
+            return Err(Error::Worker { worker, message: device.connect_error() });
+        }
+        thread::sleep(CONNECT_POLL_INTERVAL);
+    }
+}
+
+/// The open ports of a config, for a program that has a packet loop of its own instead of a pipeline.
+///
+/// The program is the only worker: it receives from the lanes, sends on the lanes, and allocates packets from the pool.
+/// The stages of the config do not run.
+pub struct PortLanes {
+    open: OpenLanes,
+    ports: Vec<Arc<dyn PortDevice>>,
+    infos: Vec<PortInfo>,
+    plan: Plan,
+}
+
+impl PortLanes {
+    /// Pins the current thread to the first core of the plan, and opens the ports. `clock` is the clock of the packet
+    /// timestamps. Ends the wait for peers when `is_stopped` returns `true`.
+    ///
+    /// # Errors
+    /// Returns an error if a device, a core or memory is not available, or if the wait for peers was ended.
+    pub fn open(assembly: Assembly, clock: &HostClock, is_stopped: impl Fn() -> bool) -> Result<Self> {
+        let Assembly { plan, ports: infos, topology, resources, .. } = assembly;
+        let stop = resources.services.stop.clone();
+        let ports = devices::open(&plan, &infos, clock, &stop)?;
+        let core = plan.cores.first().copied();
+        if let Some(core) = core {
+            pin_current_thread(core)?;
+        }
+        let node = core.and_then(|core| topology.core(core)).map(|core| core.node);
+        let mut open = open(&plan, &ports, node, (0, 1))?;
+        if !await_peers(&plan, &ports, 0, &mut open, || stop.is_set() || is_stopped())? {
+            return Err(Error::Topology("stopped before all ports were connected".to_owned()));
+        }
+        Ok(Self { open, ports, infos, plan })
+    }
+
+    /// Returns the lanes, in the order of the ports of the config, and the pool of their packet buffers.
+    pub fn parts(&mut self) -> (&mut [Box<dyn Lane>], &mut Pool) {
+        (&mut self.open.lanes, &mut self.open.pool)
+    }
+
+    /// Returns the plan of the config.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Returns the properties of the ports.
+    pub fn ports(&self) -> &[PortInfo] {
+        &self.infos
+    }
+
+    /// Returns whether the link of a port is up. Returns `None` if the device does not report the state of the port.
+    pub fn is_link_up(&self, port: usize) -> Option<bool> {
+        self.ports.get(port)?.is_link_up()
+    }
+
+    /// Returns the description of the device of a port.
+    pub fn describe(&self, port: usize) -> String {
+        self.ports.get(port).map_or_else(String::new, |port| port.describe())
+    }
+
+    /// Returns the device's own counters of a port. Counters with the value 0 may be missing.
+    pub fn counters(&self, port: usize) -> BTreeMap<String, u64> {
+        self.ports.get(port).map_or_else(BTreeMap::new, |port| port.counters())
+    }
+
+    /// Stops the lanes and takes back all packet buffers, then closes the ports. Returns the errors of the links and
+    /// the number of packet buffers that are missing.
+    pub fn close(self) -> (Vec<Error>, usize) {
+        let Self { open: OpenLanes { mut lanes, mut pool, .. }, ports, plan, .. } = self;
+        let deadline = Period(plan.runtime.drain_timeout.0).after_now();
+        for lane in &mut lanes {
+            // `stop` fails only if the queue pair is already stopped.
+            let _ = lane.stop();
+        }
+        while lanes.iter_mut().any(|lane| lane.drain(&mut pool).is_ok_and(|left| left > 0)) && Instant::now() < deadline
+        {
+            std::hint::spin_loop();
+        }
+        lanes.iter_mut().for_each(|lane| lane.abandon(&mut pool));
+        let missing = (pool.layout().count() as usize).saturating_sub(pool.available());
+        drop(lanes);
+        (ports.iter().flat_map(|port| port.finish()).collect(), missing)
+    }
+}
