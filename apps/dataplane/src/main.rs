@@ -1,5 +1,5 @@
-//! The `dataplane` program. It has the command line that all apps have, and the built-in stages.
+//! The `dataplane` program. It has the command line that all apps have, the built-in stages, and the command `bench`.
 
 fn main() -> dataplane::Result<()> {
-    dataplane::prelude::App::new().run()
+    dataplane::prelude::App::new().command(dataplane_bench::command::command(), dataplane_bench::command::run).run()
 }

@@ -1,0 +1,250 @@
+//! The judgement of a stream: which packets arrived, in which order, and when.
+//!
+//! The memory of a judge is fixed. A judge remembers the last `window` sequence numbers. With at most `window` packets
+//! between the newest packet and a packet that arrives, the judgement is exact.
+
+use hdrhistogram::Histogram;
+
+/// The longest measured time in nanoseconds: one minute. Longer times count as this value.
+const LONGEST: u64 = 60_000_000_000;
+/// The number of significant digits of measured times.
+const DIGITS: u8 = 3;
+/// The number of gaps that a judge stores with their times. The judge stores the longest gaps.
+pub const STORED_GAPS: usize = 16;
+
+/// The entry of a packet that arrived.
+const ARRIVED: u64 = u64::MAX;
+
+/// A packet that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// The sequence number.
+    pub sequence: u64,
+    /// The time of arrival in nanoseconds. Any clock is possible, if all arrivals use the same clock.
+    pub at: u64,
+    /// The time from transmission to arrival in nanoseconds.
+    pub latency: u64,
+    /// Whether the content of the packet differs from the content that was sent.
+    pub corrupted: bool,
+}
+
+/// The limits of a judgement, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// A packet with a higher latency is late.
+    pub late: u64,
+    /// A time without arrivals that is longer than this limit is a gap.
+    pub gap: u64,
+}
+
+/// A time without arrivals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gap {
+    /// The time of the last arrival before the gap, or the start of the trial.
+    pub start: u64,
+    /// The duration in nanoseconds.
+    pub length: u64,
+}
+
+/// The counts of a stream, in packets.
+///
+/// `received + corrupted + late + lost` is the number of packets that were sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Packets that arrived in time with the right content. Further copies of a packet count only as duplicates.
+    pub received: u64,
+    /// Packets that arrived with a wrong content.
+    pub corrupted: u64,
+    /// Packets that arrived after the limit with the right content.
+    pub late: u64,
+    /// Packets that did not arrive.
+    pub lost: u64,
+    /// Further copies of packets that had already arrived.
+    pub duplicated: u64,
+    /// Packets that arrived after a packet with a higher sequence number (RFC 4737, section 3.3).
+    pub reordered: u64,
+    /// The longest reordering extent: the number of packets between a reordered packet and the earliest packet that
+    /// arrived too early (RFC 4737, section 4.2.1).
+    pub max_extent: u64,
+    /// The sum of all reordering extents.
+    pub extents: u64,
+    /// Packets that arrived after the window had passed their sequence number. The packets also count as lost, because
+    /// a judge cannot distinguish them from duplicates.
+    pub too_old: u64,
+    /// Packets with a sequence number that was not sent.
+    pub unsent: u64,
+}
+
+impl Counts {
+    /// Returns the number of all packets that arrived.
+    pub fn arrived(&self) -> u64 {
+        self.received + self.corrupted + self.late + self.duplicated + self.too_old + self.unsent
+    }
+}
+
+/// The state of the judgement of a stream.
+#[derive(Clone, Debug)]
+pub struct Judge {
+    limits: Limits,
+    counts: Counts,
+    /// For each sequence number of the window: [`ARRIVED`], or the number of the arrival that was the first with a
+    /// higher sequence number.
+    window: Box<[u64]>,
+    /// The highest sequence number that arrived, plus 1.
+    next: u64,
+    /// The number of packets that arrived, without duplicates.
+    position: u64,
+    latency: Histogram<u64>,
+    jitter: Histogram<u64>,
+    /// The sequence number and the latency of the last packet.
+    last: Option<(u64, u64)>,
+    last_at: u64,
+    gaps: [Gap; STORED_GAPS],
+    gap_count: u64,
+}
+
+/// The result of a judgement.
+#[derive(Clone, Debug)]
+pub struct Judgement {
+    /// The counts.
+    pub counts: Counts,
+    /// The latency of the packets of `received` and `late`, in nanoseconds.
+    pub latency: Histogram<u64>,
+    /// The difference between the latencies of two packets that were sent one after the other, without its sign, in
+    /// nanoseconds (RFC 3393). Measured if the second packet also arrived directly after the first.
+    pub jitter: Histogram<u64>,
+    /// The longest gaps, in the order of their times.
+    pub gaps: Vec<Gap>,
+    /// The number of all gaps.
+    pub gap_count: u64,
+}
+
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("1 to a minute at 3 digits are valid bounds")
+}
+
+impl Judge {
+    /// Creates a judge. `window` is rounded up to a power of two.
+    pub fn new(window: usize, limits: Limits) -> Self {
+        Self {
+            limits,
+            counts: Counts::default(),
+            window: vec![ARRIVED; window.max(1).next_power_of_two()].into(),
+            next: 0,
+            position: 0,
+            latency: histogram(),
+            jitter: histogram(),
+            last: None,
+            last_at: 0,
+            gaps: [Gap::default(); STORED_GAPS],
+            gap_count: 0,
+        }
+    }
+
+    /// Starts a new trial at the time `start`.
+    pub fn start(&mut self, start: u64) {
+        self.counts = Counts::default();
+        self.window.fill(ARRIVED);
+        (self.next, self.position, self.last, self.last_at) = (0, 0, None, start);
+        self.latency.reset();
+        self.jitter.reset();
+        (self.gaps, self.gap_count) = ([Gap::default(); STORED_GAPS], 0);
+    }
+
+    /// Judges a packet that arrived. `sent` is the number of packets that were sent so far.
+    #[inline]
+    pub fn arrive(&mut self, packet: Arrival, sent: u64) {
+        let Arrival { sequence, at, latency, corrupted } = packet;
+        let length = self.window.len() as u64;
+        let mask = length - 1;
+        if sequence >= self.next {
+            if sequence >= sent {
+                self.counts.unsent += 1;
+                return;
+            }
+            // This packet is the first with a higher sequence number than the packets between the old and the new
+            // highest number. Older entries than the window are overwritten.
+            for missing in self.next.max((sequence + 1).saturating_sub(length))..sequence {
+                self.window[(missing & mask) as usize] = self.position;
+            }
+            self.window[(sequence & mask) as usize] = ARRIVED;
+            self.next = sequence + 1;
+        } else {
+            if self.next - sequence > length {
+                self.counts.too_old += 1;
+                return;
+            }
+            let entry = &mut self.window[(sequence & mask) as usize];
+            if *entry == ARRIVED {
+                self.counts.duplicated += 1;
+                return;
+            }
+            let extent = self.position - *entry;
+            *entry = ARRIVED;
+            self.counts.reordered += 1;
+            self.counts.extents += extent;
+            self.counts.max_extent = self.counts.max_extent.max(extent);
+        }
+        self.position += 1;
+        self.note_gap(at);
+        if corrupted {
+            // The transmit time may be wrong too.
+            self.counts.corrupted += 1;
+            self.last = None;
+            return;
+        }
+        let is_late = latency > self.limits.late;
+        self.counts.late += u64::from(is_late);
+        self.counts.received += u64::from(!is_late);
+        self.latency.saturating_record(latency);
+        if let Some((last, before)) = self.last
+            && last + 1 == sequence
+        {
+            self.jitter.saturating_record(latency.abs_diff(before));
+        }
+        self.last = Some((sequence, latency));
+    }
+
+    #[inline]
+    fn note_gap(&mut self, at: u64) {
+        let length = at.saturating_sub(self.last_at);
+        if length > self.limits.gap {
+            self.add_gap(Gap { start: self.last_at, length });
+        }
+        self.last_at = self.last_at.max(at);
+    }
+
+    #[cold]
+    fn add_gap(&mut self, gap: Gap) {
+        self.gap_count += 1;
+        if let Some(shortest) = self.gaps.iter_mut().min_by_key(|gap| gap.length)
+            && shortest.length < gap.length
+        {
+            *shortest = gap;
+        }
+    }
+
+    /// Returns the judgement. `sent` is the number of packets that were sent, and `end` is the time of the last
+    /// transmission.
+    pub fn finish(&mut self, sent: u64, end: u64) -> Judgement {
+        if sent > 0 {
+            self.note_gap(end);
+        }
+        let mut counts = self.counts;
+        counts.lost = sent.saturating_sub(counts.received + counts.corrupted + counts.late);
+        let mut gaps: Vec<Gap> = self.gaps.iter().copied().filter(|gap| gap.length > 0).collect();
+        gaps.sort_unstable_by_key(|gap| gap.start);
+        Judgement {
+            counts,
+            latency: self.latency.clone(),
+            jitter: self.jitter.clone(),
+            gaps,
+            gap_count: self.gap_count,
+        }
+    }
+
+    /// Returns the number of packets that arrived, without duplicates.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+}

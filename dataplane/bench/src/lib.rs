@@ -1,0 +1,27 @@
+//! A tester for networks and network devices: sends streams of packets, judges the packets that return, and searches the
+//! highest rate that a device under test carries.
+//!
+//! | module | responsibility |
+//! | --- | --- |
+//! | [`signature`] | the signature in the payload of each packet |
+//! | [`values`], [`stream`] | the frames of a stream, and the values of their fields |
+//! | [`rate`] | rates in packets, bits, or percent of the line |
+//! | [`sender`] | the schedule of a stream |
+//! | [`judge`] | loss, duplicates, reordering, latency, jitter and gaps of a stream |
+//! | [`tester`] | trials on open ports |
+//! | [`search`] | the search for the highest rate (MLRsearch) |
+//! | [`setup`] | streams and ports from a config or the command line |
+//! | [`report`] | the results as text and JSON |
+//! | [`command`] | the command `dataplane bench` |
+
+pub mod command;
+pub mod judge;
+pub mod rate;
+pub mod report;
+pub mod search;
+pub mod sender;
+pub mod setup;
+pub mod signature;
+pub mod stream;
+pub mod tester;
+pub mod values;

@@ -1,0 +1,157 @@
+//! The sender of a stream: when the next packet is due, and its bytes.
+
+use dataplane::clock::Stamp;
+use dataplane::mem::{Batch, Pool};
+use dataplane::units::Nanos;
+
+use crate::signature::{Key, Signature};
+use crate::stream::{Field, Spacing, Stream, Template};
+use crate::values::Random;
+
+/// Times of the schedule have this many bits for fractions of a nanosecond.
+const FRACTION: u32 = 16;
+/// Longer trials do not fit the schedule.
+pub const LONGEST_TRIAL: u64 = 1 << 47;
+
+/// The sender of a stream. Times are in nanoseconds since the start of the trial.
+#[derive(Clone, Debug)]
+pub struct Sender {
+    number: u8,
+    templates: Box<[Template]>,
+    order: Box<[u8]>,
+    fields: Vec<Field>,
+    checksums: (Option<usize>, usize, bool),
+    spacing: Spacing,
+    seed: u64,
+    /// The values of the fields at the start of a trial.
+    first_fields: Vec<Field>,
+    random: Random,
+    key: Key,
+    place: usize,
+    /// The mean time between packets, with its fraction. 0 means as fast as possible.
+    interval: u64,
+    /// The time of the next packet, with its fraction.
+    next: u64,
+    /// The end of the trial, with its fraction.
+    end: u64,
+    /// The maximum delay of a packet, with its fraction. More delayed packets are not sent.
+    catch_up: u64,
+    sent: u64,
+    missed: u64,
+}
+
+impl Sender {
+    /// Creates the sender of a stream. `number` is the number of the stream in signatures.
+    pub fn new(stream: &Stream, number: u8) -> Self {
+        Self {
+            number,
+            templates: stream.templates.clone(),
+            order: stream.order.clone(),
+            fields: stream.fields.clone(),
+            checksums: (stream.ip_checksum, stream.l4_checksum, stream.is_udp),
+            spacing: stream.spacing,
+            seed: stream.seed,
+            first_fields: stream.fields.clone(),
+            random: Random::new(stream.seed),
+            key: Key::new(0),
+            place: 0,
+            interval: 0,
+            next: 0,
+            end: 0,
+            catch_up: 0,
+            sent: 0,
+            missed: 0,
+        }
+    }
+
+    /// Starts a trial of `duration` nanoseconds with `rate` packets per second, or as many as possible. The packets of a
+    /// trial depend only on the stream, not on earlier trials. `key` is the key of the signatures. `phase` is the time
+    /// of the first packet as a fraction of the interval.
+    pub fn start(&mut self, key: Key, rate: Option<f64>, duration: u64, catch_up: u64, phase: f64) {
+        let scale = (1u64 << FRACTION) as f64;
+        self.key = key;
+        self.fields.clone_from(&self.first_fields);
+        self.random = Random::new(self.seed);
+        self.place = 0;
+        self.interval = rate.map_or(0, |rate| (1e9 / rate * scale).ceil().max(1.0) as u64);
+        self.next = (self.interval as f64 * phase) as u64;
+        self.end = duration.min(LONGEST_TRIAL) << FRACTION;
+        self.catch_up = catch_up.min(LONGEST_TRIAL) << FRACTION;
+        (self.sent, self.missed) = (0, 0);
+    }
+
+    /// Whether a packet is due at the time `now`. Skips the packets whose delay exceeds the maximum.
+    #[inline]
+    pub fn is_due(&mut self, now: u64) -> bool {
+        let now = now << FRACTION;
+        if self.interval == 0 {
+            return now < self.end;
+        }
+        if self.next >= self.end || self.next > now {
+            return false;
+        }
+        if now - self.next > self.catch_up {
+            self.skip(now - self.catch_up);
+        }
+        self.next < self.end && self.next <= now
+    }
+
+    /// Counts the packets before `until` as missed.
+    #[cold]
+    fn skip(&mut self, until: u64) {
+        let until = until.min(self.end);
+        let missed = until.saturating_sub(self.next).div_ceil(self.interval);
+        self.missed += missed;
+        self.next += missed * self.interval;
+    }
+
+    /// The time of the next packet, or `None` if all packets were sent.
+    pub fn next_due(&self) -> Option<u64> {
+        (self.next < self.end).then_some(self.next >> FRACTION)
+    }
+
+    /// Adds the next packet to the batch. Returns `false` if the batch is full or no buffer is free.
+    #[inline]
+    pub fn send(&mut self, batch: &mut Batch, pool: &mut Pool, now: Nanos) -> bool {
+        let size = self.order.get(self.place).copied().unwrap_or(0);
+        let Some(template) = self.templates.get(usize::from(size)) else { return false };
+        if !batch.push_bytes(&template.frame, Stamp::NONE, pool) {
+            return false;
+        }
+        let Some(mut packet) = batch.len().checked_sub(1).and_then(|last| batch.get_mut(last)) else { return false };
+        let signature = Signature {
+            stream: self.number,
+            size,
+            sequence: self.sent,
+            sent: now.0 & ((1 << 48) - 1),
+            filler: template.filler_sum,
+        };
+        Stream::write(template, &mut self.fields, self.checksums, &signature.encode(self.key), packet.data_mut());
+        self.place = if self.place + 1 < self.order.len() { self.place + 1 } else { 0 };
+        self.sent += 1;
+        self.next += match self.spacing {
+            Spacing::Constant => self.interval,
+            Spacing::Poisson => (-self.random.fraction().ln() * self.interval as f64) as u64,
+        };
+        true
+    }
+
+    /// Ends the trial at the time `now`, and counts the packets that were due but not sent as missed.
+    pub fn finish(&mut self, now: u64) {
+        let now = (now << FRACTION).min(self.end);
+        if self.interval > 0 && self.next < now {
+            self.skip(now);
+        }
+        self.end = self.end.min(now);
+    }
+
+    /// Returns the number of packets that were added to batches.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Returns the number of packets that were due, but that the tester could not send in time.
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+}

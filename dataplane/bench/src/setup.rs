@@ -1,0 +1,272 @@
+//! Reads the streams and the ports from a config or from the command line.
+
+use std::path::{Path, PathBuf};
+
+use dataplane::config::{Diagnostics, Source};
+use dataplane::header::MacAddr;
+use dataplane::runtime::{Assembly, assemble};
+use dataplane::topology::Topology;
+use dataplane::{Error, Result};
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::rate::Rate;
+use crate::signature::MAX_STREAMS;
+use crate::stream::{Stream, StreamConfig, StreamPort};
+
+/// The ports and streams of the command line.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// A config with `[[port]]`, `[runtime]` and `[[stream]]`.
+    pub config: Option<PathBuf>,
+    /// The interfaces or RDMA devices of the ports, if there is no config.
+    pub ports: Vec<String>,
+    /// The kind of link of `ports`.
+    pub link: String,
+    /// The core of the tester.
+    pub core: Option<u32>,
+    /// Streams, each as the content of a TOML inline table.
+    pub streams: Vec<String>,
+    /// Values that override the config.
+    pub settings: Vec<(String, String)>,
+}
+
+/// The part of a config that describes streams.
+#[derive(Debug, Default, Deserialize)]
+struct StreamsFile {
+    #[serde(default)]
+    stream: Vec<Spanned<StreamConfig>>,
+    pipeline: Option<Spanned<toml::Table>>,
+}
+
+/// A stream and its place in the config or on the command line.
+type Placed = (String, StreamConfig);
+
+/// Returns the checked config of the ports, and the streams.
+///
+/// # Errors
+/// Returns [`Error::Config`] with all mistakes in the ports, or with the first mistake in the streams.
+pub fn load(sources: &Sources) -> Result<(Assembly, Vec<Stream>)> {
+    let (path, text, mut streams) = match &sources.config {
+        Some(path) => read(path)?,
+        None => (PathBuf::from("--ports"), ports_text(sources)?, Vec::new()),
+    };
+    for text in &sources.streams {
+        streams.push((format!("--stream {text}"), inline_stream(text)?));
+    }
+    if streams.is_empty() {
+        streams.push(("the default stream".to_owned(), StreamConfig::default()));
+    }
+    let source = Source::new(path, with_pipeline(&text), &sources.settings);
+    let mut diagnostics = Diagnostics::new(&source);
+    let assembly = assemble(&source, &dataplane::stages::registry(), Topology::discover()?, &mut diagnostics)?;
+    let Some(assembly) = assembly.filter(|_| !diagnostics.has_errors()) else {
+        return Err(Error::Config(diagnostics.render(false).trim_end().trim_start_matches("error: ").to_owned()));
+    };
+    let ports: Vec<StreamPort> = assembly
+        .ports
+        .iter()
+        .zip(&assembly.plan.ports)
+        .map(|(info, plan)| StreamPort {
+            name: info.name.clone(),
+            mac: MacAddr(info.mac),
+            mtu: plan.config.max_packet(),
+        })
+        .collect();
+    let streams = checked(&streams, &ports)?;
+    Ok((assembly, streams))
+}
+
+/// Checks the streams.
+fn checked(streams: &[Placed], ports: &[StreamPort]) -> Result<Vec<Stream>> {
+    if streams.len() > MAX_STREAMS {
+        return Err(Error::Config(format!(
+            "there are {} streams; help: use at most {MAX_STREAMS} streams, and fields with several values instead",
+            streams.len()
+        )));
+    }
+    let mut names = Vec::new();
+    let mut checked = Vec::new();
+    for (number, (place, config)) in streams.iter().enumerate() {
+        let stream = Stream::new(config, number, ports).map_err(|why| Error::Config(format!("{place}: {why}")))?;
+        if names.contains(&stream.name) {
+            let name = &stream.name;
+            return Err(Error::Config(format!(
+                "{place}: two streams have the name `{name}`; help: rename one of them"
+            )));
+        }
+        names.push(stream.name.clone());
+        checked.push(stream);
+    }
+    Ok(checked)
+}
+
+/// Reads a config. Returns its path, its text without the streams, and the streams.
+fn read(path: &Path) -> Result<(PathBuf, String, Vec<Placed>)> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
+    let shown = path.display();
+    let file: StreamsFile =
+        toml::from_str(&text).map_err(|error| Error::Config(format!("{shown}: {}", error.to_string().trim_end())))?;
+    let line = |at: usize| text.get(..at).map_or(0, |before| before.matches('\n').count()) + 1;
+    if let Some(pipeline) = &file.pipeline {
+        return Err(Error::Config(format!(
+            "{shown}:{}: a config for `bench` has no [pipeline], because the tester sends and receives itself; help: \
+             remove this section",
+            line(pipeline.span().start)
+        )));
+    }
+    let rest = without_streams(&text);
+    let remains = |text: &str| {
+        let mut table: toml::Table = text.parse().ok()?;
+        table.remove("stream");
+        Some(table)
+    };
+    if rest.parse::<toml::Table>().ok() != remains(&text) {
+        return Err(Error::Config(format!("{shown}: help: write each stream as a section with the header [[stream]]")));
+    }
+    let streams =
+        file.stream.into_iter().map(|stream| (format!("{shown}:{}", line(stream.span().start)), stream.into_inner()));
+    Ok((path.to_owned(), rest, streams.collect()))
+}
+
+/// Replaces the sections `[[stream]]` by empty lines, so that the other lines keep their numbers.
+fn without_streams(text: &str) -> String {
+    let mut inside = false;
+    let mut rest = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        let header = line.trim().strip_prefix('[').map(|header| header.trim_start_matches('[').trim_start());
+        if let Some(header) = header {
+            let is_stream = header.strip_prefix("stream").is_some_and(|rest| rest.trim_start().starts_with([']', '.']));
+            // Inside a stream, a line such as `[1, 2],` is part of a value.
+            let is_header = line.split('#').next().is_some_and(|line| line.trim_end().ends_with(']'));
+            inside = if is_header { is_stream } else { inside };
+        }
+        match inside {
+            true => rest.push('\n'),
+            false => rest.push_str(line),
+        }
+    }
+    rest
+}
+
+fn inline_stream(text: &str) -> Result<StreamConfig> {
+    #[derive(Deserialize)]
+    struct Inline {
+        stream: StreamConfig,
+    }
+    let inline: Result<Inline, _> = toml::from_str(&format!("stream = {{ {text} }}"));
+    inline.map(|inline| inline.stream).map_err(|error| {
+        Error::Config(format!(
+            "--stream {text}: {}; help: write the keys of a [[stream]], such as --stream 'size = 60, dst_port = 53'",
+            error.message()
+        ))
+    })
+}
+
+/// Returns a config with one port for each interface or RDMA device.
+fn ports_text(sources: &Sources) -> Result<String> {
+    let Sources { ports, link, core, .. } = sources;
+    if ports.is_empty() {
+        return Err(Error::Config("no ports; help: add --ports A,B, or the path of a config with [[port]]".to_owned()));
+    }
+    let quoted = |text: &str| toml::Value::from(text).to_string();
+    let mut text = String::from("[runtime]\n");
+    if let Some(core) = core {
+        text += &format!("workers = [{core}]\n");
+    }
+    for name in ports {
+        let is_rdma = !name.contains('/') && Path::new("/sys/class/infiniband").join(name).exists();
+        text += &format!("[[port]]\nname = {}\n", quoted(name));
+        text += &match is_rdma {
+            true => format!("device = {}\n", quoted(name)),
+            false => {
+                format!("device = \"host\"\nlink = {{ kind = {}, interface = {} }}\n", quoted(link), quoted(name))
+            }
+        };
+    }
+    Ok(text)
+}
+
+/// Adds a pipeline that uses all ports, which the check of a config needs. The pipeline does not run.
+fn with_pipeline(text: &str) -> String {
+    let table: toml::Table = text.parse().unwrap_or_default();
+    let ports = table.get("port").and_then(|ports| ports.as_array()).map_or(&[][..], Vec::as_slice);
+    let names: Vec<String> = ports.iter().filter_map(|port| port.get("name")).map(ToString::to_string).collect();
+    format!("{text}\n[pipeline]\ninput = [{}]\n[[pipeline.stage]]\nname = \"end\"\nuse = \"drop\"\n", names.join(", "))
+}
+
+/// Returns the speed of the line of each port in bits per second. `given` is the speed from the command line.
+pub fn line_speeds(assembly: &Assembly, given: Option<u64>) -> Vec<Option<u64>> {
+    let reported = |interface: &str| -> Option<u64> {
+        let text = std::fs::read_to_string(Path::new("/sys/class/net").join(interface).join("speed")).ok()?;
+        // The kernel reports -1 for an unknown speed.
+        text.trim().parse::<u64>().ok().filter(|speed| *speed > 0).map(|speed| speed * 1_000_000)
+    };
+    let is_virtual = |interface: &str| !Path::new("/sys/class/net").join(interface).join("device").exists();
+    let speed = |plan: &dataplane::config::PortPlan| {
+        let interface = plan.config.kernel_interface()?;
+        // A virtual interface reports a speed that does not limit it.
+        if is_virtual(interface) { None } else { reported(interface) }
+    };
+    assembly.plan.ports.iter().map(|port| given.or_else(|| speed(port))).collect()
+}
+
+/// Returns the rate of each stream in packets per second, or `None` for as many as possible. `total` is the rate of each
+/// port that sends. Without `total`, each stream has its own rate.
+///
+/// # Errors
+/// Returns [`Error::Config`] if a rate is missing, or exceeds the line.
+pub fn rates(streams: &[Stream], total: Option<Rate>, lines: &[Option<u64>]) -> Result<Vec<Option<f64>>> {
+    let line = |stream: &Stream| lines.get(stream.from).copied().flatten();
+    let own = |stream: &Stream| match stream.rate {
+        None => Ok(None),
+        Some(rate) => rate
+            .packets(stream.mean_size, line(stream))
+            .map(Some)
+            .map_err(|why| Error::Config(format!("stream `{}`: {why}", stream.name))),
+    };
+    let Some(total) = total else {
+        let rate = |stream: &Stream| {
+            own(stream)?.ok_or_else(|| {
+                let name = &stream.name;
+                Error::Config(format!(
+                    "the stream `{name}` has no rate; help: add --rate RATE, or `rate` to the stream"
+                ))
+            })
+        };
+        return streams.iter().map(rate).collect();
+    };
+    if total == Rate::Max {
+        return Ok(vec![None; streams.len()]);
+    }
+    // The share of each stream: its own rate, or its weight.
+    let owns: Vec<Option<Option<f64>>> = streams.iter().map(own).collect::<Result<_>>()?;
+    let shares: Vec<f64> = match owns.iter().filter(|own| own.is_some()).count() {
+        0 => streams.iter().map(|stream| stream.weight).collect(),
+        count if count == streams.len() && owns.iter().all(|own| matches!(own, Some(Some(_)))) => {
+            owns.iter().map(|own| own.flatten().unwrap_or(0.0)).collect()
+        }
+        _ => {
+            return Err(Error::Config(
+                "only some streams have a `rate` other than \"max\"; help: with --rate, give all streams a rate or none"
+                    .to_owned(),
+            ));
+        }
+    };
+    let mut rates = vec![None; streams.len()];
+    for (port, line) in lines.iter().enumerate() {
+        let of_port = || streams.iter().zip(&shares).filter(|(stream, _)| stream.from == port);
+        let share: f64 = of_port().map(|(_, share)| share).sum();
+        if share <= 0.0 {
+            continue;
+        }
+        let mean = of_port().map(|(stream, share)| stream.mean_size * share).sum::<f64>() / share;
+        let packets = total.packets(mean, *line).map_err(Error::Config)?;
+        for (rate, (stream, own)) in rates.iter_mut().zip(streams.iter().zip(&shares)) {
+            if stream.from == port {
+                *rate = packets.map(|packets| packets * own / share);
+            }
+        }
+    }
+    Ok(rates)
+}

@@ -1,0 +1,237 @@
+//! The signature: the last bytes of each frame that the tester sends. The receiver finds the signature although the
+//! device under test may change or remove headers, encapsulate the frame, or append padding.
+//!
+//! | bytes | content |
+//! | --- | --- |
+//! | 0 to 3 | the check: a hash of the other bytes and of the key of the trial |
+//! | 4 to 5 | the Internet checksum of the filler, the payload before the signature |
+//! | 6 | the number of the stream |
+//! | 7 to 11 | the index of the frame size (4 bits) and the sequence number (36 bits) |
+//! | 12 to 17 | the transmit time in nanoseconds of the system clock, modulo 2^48 |
+
+use dataplane::units::Nanos;
+
+/// The length of a signature in bytes. With this length, a frame of 60 bytes with IPv4 and UDP has room for exactly one
+/// signature.
+pub const LENGTH: usize = 18;
+/// The maximum number of streams.
+pub const MAX_STREAMS: usize = 256;
+/// The maximum number of frame sizes of a stream.
+pub const MAX_SIZES: usize = 16;
+/// The sequence numbers of a stream are below this value.
+pub const SEQUENCES: u64 = 1 << 36;
+
+/// The number of bits of the transmit time.
+const TIME_BITS: u32 = 48;
+/// The receiver searches the signature in the last bytes of a frame, up to this distance from the end.
+const MAX_PADDING: usize = 64;
+
+/// The key of a trial. The signatures of a trial are not valid in another trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key(u64);
+
+impl Key {
+    /// Creates the key with a number. Keys with different numbers differ in many bits. Otherwise, a signature with one
+    /// wrong bit could be valid in another trial.
+    pub const fn new(number: u64) -> Self {
+        Self(mix(number))
+    }
+}
+
+/// The finalizer of MurmurHash3, which is a bijection.
+#[inline]
+const fn mix(mut hash: u64) -> u64 {
+    hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    hash ^ (hash >> 33)
+}
+
+/// The content of a signature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// The number of the stream.
+    pub stream: u8,
+    /// The index of the frame size in the sizes of the stream.
+    pub size: u8,
+    /// The number of the packet in its stream, from 0.
+    pub sequence: u64,
+    /// The transmit time on the system clock, modulo 2^48 ns.
+    pub sent: u64,
+    /// The Internet checksum of the filler.
+    pub filler: u16,
+}
+
+/// A signature that the receiver found in a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The content.
+    pub signature: Signature,
+    /// The offset of the signature in the frame.
+    pub offset: usize,
+    /// Whether one bit of the signature was wrong. The content has the right value of this bit.
+    pub repaired: bool,
+}
+
+/// Returns the hash of the last 14 bytes of a signature.
+#[inline]
+fn check(bytes: &[u8; LENGTH], key: Key) -> u32 {
+    let [.., a, b, c, d, e, f] = *bytes;
+    let high = u64::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7], bytes[8], bytes[9], bytes[10], bytes[11]]);
+    let low = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
+    mix(mix(high ^ key.0) ^ low) as u32
+}
+
+impl Signature {
+    /// Writes the signature. `key` is the key of the trial.
+    #[inline]
+    pub fn encode(&self, key: Key) -> [u8; LENGTH] {
+        let mut bytes = [0; LENGTH];
+        bytes[4..6].copy_from_slice(&self.filler.to_be_bytes());
+        bytes[6] = self.stream;
+        let number = (u64::from(self.size & 0xf) << 36) | (self.sequence & (SEQUENCES - 1));
+        bytes[7..12].copy_from_slice(&number.to_be_bytes()[3..]);
+        bytes[12..].copy_from_slice(&self.sent.to_be_bytes()[2..]);
+        let check = check(&bytes, key);
+        bytes[..4].copy_from_slice(&check.to_be_bytes());
+        bytes
+    }
+
+    /// Reads a signature. Returns `None` if the check is wrong.
+    #[inline]
+    pub fn decode(bytes: &[u8; LENGTH], key: Key) -> Option<Self> {
+        if check(bytes, key) != u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) {
+            return None;
+        }
+        let number = u64::from_be_bytes([0, 0, 0, bytes[7], bytes[8], bytes[9], bytes[10], bytes[11]]);
+        let sent = u64::from_be_bytes([0, 0, bytes[12], bytes[13], bytes[14], bytes[15], bytes[16], bytes[17]]);
+        Some(Self {
+            stream: bytes[6],
+            size: (number >> 36) as u8,
+            sequence: number & (SEQUENCES - 1),
+            sent,
+            filler: u16::from_be_bytes([bytes[4], bytes[5]]),
+        })
+    }
+
+    /// Finds the signature of a frame: at the end of the frame, before padding, or with one wrong bit at the end of the
+    /// frame. Returns `None` for a frame that has no signature with this key.
+    #[inline]
+    pub fn find(frame: &[u8], key: Key) -> Option<Found> {
+        let bytes = frame.last_chunk()?;
+        match Self::decode(bytes, key) {
+            Some(signature) => Some(Found { signature, offset: frame.len() - LENGTH, repaired: false }),
+            None => Self::find_elsewhere(frame, key),
+        }
+    }
+
+    #[cold]
+    fn find_elsewhere(frame: &[u8], key: Key) -> Option<Found> {
+        let last = frame.len().checked_sub(LENGTH)?;
+        for offset in (last.saturating_sub(MAX_PADDING)..last).rev() {
+            if let Some(signature) = frame[offset..].first_chunk().and_then(|bytes| Self::decode(bytes, key)) {
+                return Some(Found { signature, offset, repaired: false });
+            }
+        }
+        let bytes: [u8; LENGTH] = *frame.last_chunk()?;
+        (0..LENGTH * 8).find_map(|bit| {
+            let mut repaired = bytes;
+            repaired[bit / 8] ^= 1 << (bit % 8);
+            Self::decode(&repaired, key).map(|signature| Found { signature, offset: last, repaired: true })
+        })
+    }
+
+    /// Returns the transmit time of the signature, given a later time of the same clock. Corrects the wrap-around after
+    /// 2^48 ns (three days).
+    #[inline]
+    pub fn sent_before(&self, now: Nanos) -> Nanos {
+        let mask = (1 << TIME_BITS) - 1;
+        let age = now.0.wrapping_sub(self.sent) & mask;
+        // A time that appears to be in the future differs by the error of the receive clock.
+        if age > mask / 2 { Nanos(now.0.saturating_add((mask + 1) - age)) } else { Nanos(now.0 - age.min(now.0)) }
+    }
+}
+
+/// Returns the ones' complement sum of 16-bit words in network byte order (RFC 1071), not inverted. A last odd byte is
+/// the high byte of a word.
+#[inline]
+pub fn ones_sum(bytes: &[u8]) -> u16 {
+    let (words, rest) = bytes.as_chunks::<4>();
+    // A sum of 32-bit words is, modulo 2^16 - 1, also the sum of their 16-bit words. 2^32 words would overflow.
+    let mut sum: u64 = words.iter().map(|word| u64::from(u32::from_be_bytes(*word))).sum();
+    let mut last = [0; 4];
+    last[..rest.len()].copy_from_slice(rest);
+    sum += u64::from(u32::from_be_bytes(last));
+    fold(sum)
+}
+
+/// Reduces a sum of 16-bit words to 16 bits.
+#[inline]
+pub fn fold(mut sum: u64) -> u16 {
+    sum = (sum & 0xffff_ffff) + (sum >> 32);
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn signature() -> impl Strategy<Value = Signature> {
+        (any::<u8>(), 0..16u8, 0..SEQUENCES, 0..1u64 << 48, any::<u16>())
+            .prop_map(|(stream, size, sequence, sent, filler)| Signature { stream, size, sequence, sent, filler })
+    }
+
+    proptest! {
+        #[test]
+        fn signature_is_found_behind_other_headers_and_before_padding(
+            signature in signature(), key: u64, head in prop::collection::vec(any::<u8>(), 0..100), padding in 0..46usize,
+        ) {
+            let mut frame = head.clone();
+            frame.extend(signature.encode(Key::new(key)));
+            frame.extend(vec![0; padding]);
+            let found = Signature::find(&frame, Key::new(key));
+            prop_assert_eq!(found, Some(Found { signature, offset: head.len(), repaired: false }));
+        }
+
+        #[test]
+        fn signature_with_one_wrong_bit_is_found_and_marked(
+            signature in signature(), key: u64, head in prop::collection::vec(any::<u8>(), 0..100), bit in 0..LENGTH * 8,
+        ) {
+            let mut frame = head.clone();
+            frame.extend(signature.encode(Key::new(key)));
+            frame[head.len() + bit / 8] ^= 1 << (bit % 8);
+            prop_assert_eq!(Signature::find(&frame, Key::new(key)), Some(Found { signature, offset: head.len(), repaired: true }));
+        }
+
+        #[test]
+        fn signature_of_another_trial_is_not_found(
+            signature in signature(), key: u64, other in prop_oneof![any::<u64>(), 1..9u64],
+        ) {
+            // The keys of consecutive trials have consecutive numbers.
+            let other = key.wrapping_add(other);
+            prop_assume!(key != other);
+            prop_assert_eq!(Signature::find(&signature.encode(Key::new(key)), Key::new(other)), None);
+        }
+
+        #[test]
+        fn transmit_time_survives_the_wrap_around(now in 0u64..1 << 60, age in 0u64..1 << 40) {
+            prop_assume!(age <= now);
+            let sent = now - age;
+            let signature = Signature { stream: 0, size: 0, sequence: 0, sent: sent & ((1 << 48) - 1), filler: 0 };
+            prop_assert_eq!(signature.sent_before(Nanos(now)), Nanos(sent));
+        }
+
+        #[test]
+        fn ones_sum_equals_the_sum_of_words(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+            let mut sum = 0u32;
+            for word in bytes.chunks(2) {
+                sum += u32::from(word[0]) << 8 | u32::from(word.get(1).copied().unwrap_or(0));
+                sum = (sum & 0xffff) + (sum >> 16);
+            }
+            prop_assert_eq!(ones_sum(&bytes), sum as u16);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The values of a header field: one value, a list, or a range that counts or is drawn at random.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use dataplane::header::MacAddr;
+use serde::de::value::{MapAccessDeserializer, StrDeserializer, U64Deserializer};
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// The values that a header field takes, one for each packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Values<T> {
+    /// The same value in each packet.
+    One(T),
+    /// The values of a list, in turn.
+    List(Vec<T>),
+    /// The values of a range.
+    Range(ValueRange<T>),
+}
+
+/// A range of values: `first`, `first + step`, `first + 2 * step` and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ValueRange<T> {
+    /// The first value.
+    pub first: T,
+    /// The number of values.
+    pub count: u64,
+    /// The difference between two values.
+    #[serde(default = "one")]
+    pub step: u64,
+    /// Whether each packet gets a random value of the range. Otherwise, the packets get the values in turn.
+    #[serde(default)]
+    pub random: bool,
+}
+
+const fn one() -> u64 {
+    1
+}
+
+/// A type that a header field can have.
+pub trait FieldValue: Copy {
+    /// The width of the field in bits.
+    fn bits(self) -> u32;
+    /// Returns the value as a number.
+    fn number(self) -> u128;
+}
+
+impl FieldValue for u16 {
+    fn bits(self) -> u32 {
+        16
+    }
+    fn number(self) -> u128 {
+        self.into()
+    }
+}
+
+impl FieldValue for MacAddr {
+    fn bits(self) -> u32 {
+        48
+    }
+    fn number(self) -> u128 {
+        self.0.iter().fold(0, |number, byte| number << 8 | u128::from(*byte))
+    }
+}
+
+impl FieldValue for Ipv4Addr {
+    fn bits(self) -> u32 {
+        32
+    }
+    fn number(self) -> u128 {
+        self.to_bits().into()
+    }
+}
+
+impl FieldValue for Ipv6Addr {
+    fn bits(self) -> u32 {
+        128
+    }
+    fn number(self) -> u128 {
+        self.to_bits()
+    }
+}
+
+impl FieldValue for IpAddr {
+    fn bits(self) -> u32 {
+        match self {
+            Self::V4(_) => 32,
+            Self::V6(_) => 128,
+        }
+    }
+    fn number(self) -> u128 {
+        match self {
+            Self::V4(address) => address.number(),
+            Self::V6(address) => address.number(),
+        }
+    }
+}
+
+impl<T: FieldValue> Values<T> {
+    /// Returns a first value, which has the type of all values.
+    pub(crate) fn sample(&self) -> Option<T> {
+        match self {
+            Self::One(value) => Some(*value),
+            Self::List(values) => values.first().copied(),
+            Self::Range(range) => Some(range.first),
+        }
+    }
+
+    /// Returns the value if all packets have the same value.
+    pub(crate) fn constant(&self) -> Option<T> {
+        match self {
+            Self::One(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// Checks that all values are at most `most` and of the same type. Returns the reason if not.
+    pub(crate) fn check(&self, key: &str, most: u128) -> Result<(), String> {
+        let too_large = |number: u128| format!("`{key}` reaches {number}; help: use values up to {most}");
+        match self {
+            Self::One(value) => match value.number() {
+                number if number > most => Err(too_large(number)),
+                _ => Ok(()),
+            },
+            Self::List(values) => {
+                let bits = self.sample().ok_or_else(|| format!("`{key}` is an empty list; help: add a value"))?.bits();
+                if values.iter().any(|value| value.bits() != bits) {
+                    return Err(format!("`{key}` mixes IPv4 and IPv6; help: write one stream for each family"));
+                }
+                values
+                    .iter()
+                    .map(|value| value.number())
+                    .find(|number| *number > most)
+                    .map_or(Ok(()), |it| Err(too_large(it)))
+            }
+            Self::Range(ValueRange { count: 0, .. }) => {
+                Err(format!("`{key}` has the count 0; help: set count to at least 1"))
+            }
+            Self::Range(range) => {
+                let span = u128::from(range.count - 1) * u128::from(range.step);
+                match range.first.number().checked_add(span) {
+                    Some(last) if last <= most => Ok(()),
+                    _ => Err(format!(
+                        "`{key}` has {} values with step {}, which exceeds the width of the field; help: reduce `count`",
+                        range.count, range.step
+                    )),
+                }
+            }
+        }
+    }
+
+    /// Creates the sequence of values. The values must have passed [`Values::check`].
+    pub(crate) fn cycle(&self, seed: u64) -> Cycle {
+        match self {
+            Self::One(value) => Cycle::List { values: [value.number()].into(), at: 0 },
+            Self::List(values) => Cycle::List { values: values.iter().map(|value| value.number()).collect(), at: 0 },
+            Self::Range(range) => {
+                let (first, step, count) = (range.first.number(), range.step.into(), range.count.max(1));
+                match range.random {
+                    true => Cycle::Random { first, step, count, random: Random::new(seed) },
+                    false => Cycle::Count { first, step, count, at: 0 },
+                }
+            }
+        }
+    }
+}
+
+/// The sequence of the values of a field. The sequence has no end.
+#[derive(Clone, Debug)]
+pub(crate) enum Cycle {
+    Count { first: u128, step: u128, count: u64, at: u64 },
+    Random { first: u128, step: u128, count: u64, random: Random },
+    List { values: Box<[u128]>, at: usize },
+}
+
+impl Cycle {
+    /// Returns the next value.
+    #[inline]
+    pub(crate) fn next(&mut self) -> u128 {
+        match self {
+            Self::Count { first, step, count, at } => {
+                let value = *first + *step * u128::from(*at);
+                *at = if *at + 1 < *count { *at + 1 } else { 0 };
+                value
+            }
+            Self::Random { first, step, count, random } => *first + *step * u128::from(random.below(*count)),
+            Self::List { values, at } => {
+                let value = values.get(*at).copied().unwrap_or(0);
+                *at = if *at + 1 < values.len() { *at + 1 } else { 0 };
+                value
+            }
+        }
+    }
+}
+
+/// A pseudo-random number generator (SplitMix64). Equal seeds give equal numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    #[inline]
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Returns a number below `limit`.
+    #[inline]
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
+    }
+
+    /// Returns a number in the interval (0, 1].
+    #[inline]
+    pub(crate) fn fraction(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Values<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Any<T> {
+            type Value = Values<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value, a list of values, or a range such as { first = 1000, count = 16 }")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                T::deserialize(StrDeserializer::new(text)).map(Values::One)
+            }
+
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+                T::deserialize(U64Deserializer::new(number)).map(Values::One)
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
+                let number = u64::try_from(number).map_err(|_| E::custom(format!("{number} is negative")))?;
+                self.visit_u64(number)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut values = Vec::new();
+                while let Some(value) = list.next_element()? {
+                    values.push(value);
+                }
+                Ok(Values::List(values))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                ValueRange::deserialize(MapAccessDeserializer::new(map)).map(Values::Range)
+            }
+        }
+
+        deserializer.deserialize_any(Any(PhantomData))
+    }
+}

@@ -1,0 +1,155 @@
+//! Compares the judge with a simple model that stores all arrivals.
+
+use std::collections::BTreeSet;
+
+use dataplane_bench::judge::{Arrival, Counts, Gap, Judge, Limits};
+use proptest::prelude::*;
+
+const LIMITS: Limits = Limits { late: 1_000, gap: 400 };
+
+/// The result of the model: the counts, the latencies, the jitters and the gaps.
+struct Model {
+    counts: Counts,
+    latencies: Vec<u64>,
+    jitters: Vec<u64>,
+    gaps: Vec<Gap>,
+}
+
+/// Applies the definitions to the list of all arrivals.
+fn model(arrivals: &[Arrival], sent: u64, window: u64, end: u64) -> Model {
+    let mut counts = Counts::default();
+    let mut seen = BTreeSet::new();
+    // The sequence numbers in the order of arrival, without duplicates.
+    let mut order: Vec<u64> = Vec::new();
+    let (mut latencies, mut jitters, mut gaps) = (Vec::new(), Vec::new(), Vec::new());
+    let mut previous: Option<&Arrival> = None;
+    let mut last_at = 0;
+    let mut note = |at: u64| {
+        if at > last_at && at - last_at > LIMITS.gap {
+            gaps.push(Gap { start: last_at, length: at - last_at });
+        }
+        last_at = last_at.max(at);
+    };
+    for arrival in arrivals {
+        let highest = order.iter().max().copied();
+        if arrival.sequence >= sent {
+            counts.unsent += 1;
+            continue;
+        }
+        if highest.is_some_and(|highest| arrival.sequence + window <= highest) {
+            counts.too_old += 1;
+            continue;
+        }
+        if !seen.insert(arrival.sequence) {
+            counts.duplicated += 1;
+            continue;
+        }
+        // RFC 4737, section 4.2.2: the extent is the distance to the earliest arrival with a higher number.
+        if let Some(first) = order.iter().position(|earlier| *earlier > arrival.sequence) {
+            let extent = (order.len() - first) as u64;
+            counts.reordered += 1;
+            counts.extents += extent;
+            counts.max_extent = counts.max_extent.max(extent);
+        }
+        order.push(arrival.sequence);
+        note(arrival.at);
+        if arrival.corrupted {
+            counts.corrupted += 1;
+            previous = None;
+            continue;
+        }
+        if arrival.latency > LIMITS.late {
+            counts.late += 1
+        } else {
+            counts.received += 1
+        }
+        latencies.push(arrival.latency);
+        if let Some(before) = previous.filter(|before| before.sequence + 1 == arrival.sequence) {
+            jitters.push(arrival.latency.abs_diff(before.latency));
+        }
+        previous = Some(arrival);
+    }
+    if sent > 0 {
+        note(end);
+    }
+    counts.lost = sent - seen.len() as u64;
+    Model { counts, latencies, jitters, gaps }
+}
+
+/// Arrivals that are mostly in order, with losses, duplicates, jumps back and corruption.
+fn arrivals(sent: u64) -> impl Strategy<Value = Vec<Arrival>> {
+    let step = (prop_oneof![8 => Just(1i64), 2 => -20i64..40, 1 => -200i64..400], 0u64..500, 1u64..1500, 0u8..20);
+    prop::collection::vec(step, 0..300).prop_map(move |steps| {
+        let (mut sequence, mut at) = (-1i64, 0);
+        let arrival = |(step, wait, latency, corrupted): (i64, u64, u64, u8)| {
+            sequence = (sequence + step).clamp(0, sent as i64 + 2);
+            at += wait;
+            Arrival { sequence: sequence as u64, at, latency, corrupted: corrupted == 0 }
+        };
+        steps.into_iter().map(arrival).collect()
+    })
+}
+
+fn judge(arrivals: &[Arrival], sent: u64, window: usize, end: u64) -> dataplane_bench::judge::Judgement {
+    let mut judge = Judge::new(window, LIMITS);
+    // The results of an earlier trial must not matter.
+    judge.start(0);
+    judge.arrive(Arrival { sequence: 3, at: 9_999, latency: 77, corrupted: false }, 10);
+    judge.start(0);
+    arrivals.iter().for_each(|arrival| judge.arrive(*arrival, sent));
+    judge.finish(sent, end)
+}
+
+proptest! {
+    #[test]
+    fn judge_agrees_with_the_model(
+        (sent, arrivals) in (1u64..500).prop_flat_map(|sent| (Just(sent), arrivals(sent))),
+        window in prop::sample::select(vec![8usize, 64, 1024]),
+    ) {
+        let end = arrivals.last().map_or(1000, |last| last.at + 50);
+        let (found, model) = (judge(&arrivals, sent, window, end), model(&arrivals, sent, window as u64, end));
+        prop_assert_eq!(found.counts, model.counts);
+        prop_assert_eq!(found.counts.arrived(), arrivals.len() as u64);
+        let sum = found.counts.received + found.counts.corrupted + found.counts.late + found.counts.lost;
+        prop_assert_eq!(sum, sent);
+        prop_assert_eq!(found.gap_count, model.gaps.len() as u64);
+        for (histogram, mut values) in [(found.latency, model.latencies), (found.jitter, model.jitters)] {
+            values.sort_unstable();
+            prop_assert_eq!(histogram.len(), values.len() as u64);
+            for quantile in [0.5, 0.9, 0.99, 1.0] {
+                let Some(rank) = ((values.len() as f64 * quantile).ceil() as usize).checked_sub(1) else { continue };
+                // The histogram starts at 1 ns, and has an error of at most 0.1 %.
+                let (measured, value) = (histogram.value_at_quantile(quantile) as f64, values[rank].max(1) as f64);
+                prop_assert!((measured / value - 1.0).abs() <= 0.001, "{measured} {value}");
+            }
+        }
+        if model.gaps.len() <= dataplane_bench::judge::STORED_GAPS {
+            prop_assert_eq!(found.gaps, model.gaps);
+        }
+    }
+}
+
+fn in_order(sequences: &[u64]) -> Vec<Arrival> {
+    let arrival =
+        |(at, sequence): (usize, &u64)| Arrival { sequence: *sequence, at: at as u64, latency: 5, corrupted: false };
+    sequences.iter().enumerate().map(arrival).collect()
+}
+
+/// The examples of RFC 4737, sections 4.2.3 and 7.
+#[test]
+fn reordering_has_the_extents_of_the_standard() {
+    for (order, reordered, max_extent, extents) in [
+        (&[1u64, 2, 3, 7, 4, 5, 6, 8][..], 3, 3, 6),
+        (&[1, 4, 2, 5, 3, 6, 7, 8], 2, 3, 4),
+        (&[1, 2, 3, 4, 5, 6, 7, 8], 0, 0, 0),
+        (&[1, 2, 3, 3, 4], 0, 0, 0),
+    ] {
+        let sequences: Vec<u64> = order.iter().map(|number| number - 1).collect();
+        let counts = judge(&in_order(&sequences), 8, 64, 10).counts;
+        assert_eq!(
+            (counts.reordered, counts.max_extent, counts.extents),
+            (reordered, max_extent, extents),
+            "{order:?}"
+        );
+    }
+}

@@ -1,0 +1,167 @@
+//! Searches devices whose truth is known.
+
+use dataplane_bench::search::*;
+use proptest::prelude::*;
+
+fn goal(loss_ratio: f64, exceed_ratio: f64) -> Goal {
+    Goal {
+        name: "goal".to_owned(),
+        loss_ratio,
+        exceed_ratio,
+        initial_duration: 0.25,
+        final_duration: 1.0,
+        duration_sum: 10.0,
+        width: 0.005,
+    }
+}
+
+/// A device in software: a function from the load, the start time and the duration of a trial to the loss ratio.
+struct Device<F> {
+    loss: F,
+    now: f64,
+    loads: Vec<f64>,
+}
+
+impl<F: FnMut(f64, f64, f64) -> f64> Trials for Device<F> {
+    type Error = String;
+
+    fn measure(&mut self, load: f64, duration: f64) -> Result<Measurement, String> {
+        let loss_ratio = (self.loss)(load, self.now, duration);
+        self.now += duration;
+        self.loads.push(load);
+        Ok(Measurement { duration, loss_ratio })
+    }
+}
+
+fn device<F: FnMut(f64, f64, f64) -> f64>(loss: F) -> Device<F> {
+    Device { loss, now: 0.0, loads: Vec::new() }
+}
+
+fn run(goals: &[Goal], range: (f64, f64), loss: impl FnMut(f64, f64, f64) -> f64) -> Vec<GoalResult> {
+    search(goals, range, &mut device(loss)).unwrap()
+}
+
+fn limited(capacity: f64) -> impl FnMut(f64, f64, f64) -> f64 {
+    move |load, _, _| ((load - capacity) / load).max(0.0)
+}
+
+proptest! {
+    #[test]
+    fn limit_of_a_device_is_found(capacity in 150.0..9e6f64, exceed in prop::sample::select(vec![0.0, 0.5])) {
+        let goals = [goal(0.0, exceed), goal(0.01, exceed)];
+        let [ndr, pdr] = &run(&goals, (100.0, 1e7), limited(capacity))[..] else { panic!() };
+        for (result, truth) in [(ndr, capacity), (pdr, capacity / 0.99)] {
+            let [lower, upper] = [&result.lower, &result.upper].map(|bound| bound.as_ref().unwrap().load);
+            prop_assert!(lower <= truth && truth <= upper, "{lower} {truth} {upper}");
+            prop_assert!((upper - lower) / upper <= 0.005, "{lower} {upper}");
+            prop_assert!(result.complete);
+        }
+        prop_assert!(pdr.conditional_throughput.unwrap() <= capacity * 1.0001);
+    }
+
+    #[test]
+    fn search_ends_on_any_device(seed: u64, noise in 0.0..0.5f64) {
+        let mut state = seed;
+        let random = move |load: f64, _: f64, _: f64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let noise = (state >> 40) as f64 / (1u64 << 24) as f64 * noise;
+            ((load - 5e4) / load).max(0.0).max(noise - 0.2)
+        };
+        let mut device = device(random);
+        let results = search(&[goal(0.0, 0.5), goal(0.05, 0.5)], (100.0, 1e5), &mut device).unwrap();
+        for result in results {
+            if let (Some(lower), Some(upper)) = (result.lower, result.upper) {
+                prop_assert!(lower.load < upper.load);
+            }
+        }
+    }
+}
+
+#[test]
+fn device_without_loss_has_the_highest_load_as_lower_bound() {
+    let [result] = &run(&[goal(0.0, 0.5)], (100.0, 1e6), |_, _, _| 0.0)[..] else { panic!() };
+    assert_eq!(result.lower.as_ref().map(|bound| bound.load), Some(1e6));
+    assert_eq!((result.upper.as_ref(), result.complete), (None, true));
+    assert_eq!(result.conditional_throughput, Some(1e6));
+}
+
+#[test]
+fn device_that_loses_at_every_load_has_no_lower_bound() {
+    let [result] = &run(&[goal(0.0, 0.5)], (100.0, 1e6), |_, _, _| 0.1)[..] else { panic!() };
+    assert_eq!(result.upper.as_ref().map(|bound| bound.load), Some(100.0));
+    assert_eq!((result.lower.as_ref(), result.complete), (None, true));
+}
+
+/// The device carries 1000 packets per second for 2.5 s, then pauses for 50 ms if the load exceeds 400. Most short
+/// trials see no loss.
+#[test]
+fn rare_bursts_of_loss_do_not_raise_a_strict_result() {
+    let loss = |load: f64, now: f64, duration: f64| {
+        let has_burst = ((now + duration) / 2.5).floor() > (now / 2.5).floor();
+        let burst = if has_burst && load > 400.0 { 0.05 / duration } else { 0.0 };
+        burst.max((load - 1000.0) / load)
+    };
+    let [strict] = &run(&[goal(0.0, 0.0)], (10.0, 1e5), loss)[..] else { panic!() };
+    let lower = strict.lower.as_ref().unwrap();
+    assert!((397.0..=400.0).contains(&lower.load), "{lower:?}");
+    assert_eq!((lower.exceeded, lower.trials), (0, 10));
+}
+
+#[test]
+fn short_trial_without_loss_is_not_a_lower_bound() {
+    let goal = goal(0.0, 0.5);
+    let trial = |duration, loss_ratio| Measurement { duration, loss_ratio };
+    assert_eq!(classify(&goal, &[]), Class::Undecided);
+    assert_eq!(classify(&goal, &vec![trial(0.5, 0.0); 1000]), Class::Undecided);
+    assert_eq!(classify(&goal, &[trial(1.0, 0.0); 4]), Class::Undecided);
+    assert_eq!(classify(&goal, &[trial(1.0, 0.0); 5]), Class::Lower);
+    assert_eq!(classify(&goal, &[trial(1.0, 0.1); 5]), Class::Upper);
+    // A strict goal needs all trials.
+    let strict = Goal { exceed_ratio: 0.0, ..goal };
+    assert_eq!(classify(&strict, &[trial(1.0, 0.0); 9]), Class::Undecided);
+    assert_eq!(classify(&strict, &[trial(1.0, 0.0); 10]), Class::Lower);
+    assert_eq!(classify(&strict, &[trial(0.25, 0.1)]), Class::Upper);
+}
+
+#[test]
+fn equal_devices_get_equal_trials() {
+    let loads = |_| {
+        let mut device = device(limited(7777.0));
+        search(&[goal(0.0, 0.5)], (100.0, 1e6), &mut device).unwrap();
+        device.loads
+    };
+    assert_eq!(loads(0), loads(1));
+}
+
+#[test]
+fn error_of_a_trial_ends_the_search_with_the_results_so_far() {
+    struct Failing(u32);
+    impl Trials for Failing {
+        type Error = &'static str;
+        fn measure(&mut self, load: f64, duration: f64) -> Result<Measurement, Self::Error> {
+            self.0 += 1;
+            match self.0 {
+                20 => Err("stopped"),
+                _ => Ok(Measurement { duration, loss_ratio: if load > 500.0 { 0.5 } else { 0.0 } }),
+            }
+        }
+    }
+    let (error, results) = search(&[goal(0.0, 0.5)], (100.0, 1e6), &mut Failing(0)).unwrap_err();
+    assert_eq!(error, "stopped");
+    assert!(!results[0].complete);
+}
+
+/// The values are from R: `binom.test(x, n)$conf.int`.
+#[test]
+fn confidence_interval_matches_the_literature() {
+    for (hits, trials, lower, upper) in [
+        (0, 10, 0.0, 0.308_497),
+        (10, 10, 0.691_503, 1.0),
+        (1, 10, 0.002_529, 0.445_016),
+        (5, 10, 0.187_086, 0.812_914),
+    ] {
+        let found = confidence_interval(hits, trials);
+        assert!((found.0 - lower).abs() < 1e-5 && (found.1 - upper).abs() < 1e-5, "{hits} of {trials}: {found:?}");
+    }
+    assert_eq!(confidence_interval(0, 0), (0.0, 1.0));
+}

@@ -1,0 +1,278 @@
+//! The frames of streams, read with the crate `etherparse`.
+
+use std::collections::BTreeMap;
+
+use dataplane::header::MacAddr;
+use dataplane::mem::{Batch, PageKind, Pool, Region, RegionSpec, SlotLayout};
+use dataplane::units::Nanos;
+use dataplane_bench::sender::Sender;
+use dataplane_bench::signature::{Key, Signature};
+use dataplane_bench::stream::{Stream, StreamConfig, StreamPort};
+use etherparse::{LinkExtSlice, NetSlice, SlicedPacket, TransportSlice};
+
+const KEY: Key = Key::new(7);
+
+fn ports() -> Vec<StreamPort> {
+    let port =
+        |(name, last): (&str, u8)| StreamPort { name: name.to_owned(), mac: MacAddr([2, 0, 0, 0, 0, last]), mtu: 1500 };
+    [("left", 1), ("right", 2)].into_iter().map(port).collect()
+}
+
+fn config(keys: &str) -> StreamConfig {
+    toml::from_str(keys).unwrap_or_else(|error| panic!("{keys}: {error}"))
+}
+
+fn pool() -> Pool {
+    let layout = SlotLayout::new(128, 1700, 64).unwrap();
+    let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+    Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap()
+}
+
+/// Returns the first frames of a stream.
+fn frames(keys: &str, count: usize) -> Vec<Vec<u8>> {
+    let stream = Stream::new(&config(keys), 3, &ports()).unwrap_or_else(|why| panic!("{keys}: {why}"));
+    let (mut sender, mut pool, mut frames) = (Sender::new(&stream, 3), pool(), Vec::new());
+    let mut batch = Batch::new(&pool);
+    sender.start(KEY, None, 1_000_000_000, 0, 0.0);
+    for _ in 0..count {
+        assert!(sender.send(&mut batch, &mut pool, Nanos(77)));
+        frames.extend(batch.iter_mut().map(|packet| packet.data().to_vec()));
+        batch.free_into(&mut pool);
+    }
+    frames
+}
+
+/// Checks the lengths and checksums of a frame, and its signature. Returns the important fields as text.
+fn describe(frame: &[u8], sequence: u64) -> String {
+    let sliced = SlicedPacket::from_ethernet(frame).unwrap();
+    let found = Signature::find(frame, KEY).unwrap();
+    assert_eq!((found.signature.stream, found.signature.sequence, found.signature.sent), (3, sequence, 77));
+    assert_eq!((found.repaired, found.offset), (false, frame.len() - 18));
+    let mut text = String::new();
+    for tag in &sliced.link_exts {
+        if let LinkExtSlice::Vlan(tag) = tag {
+            text += &format!("vlan {} {} ", tag.vlan_identifier().value(), tag.priority_code_point().value());
+        }
+    }
+    match sliced.net.as_ref().unwrap() {
+        NetSlice::Ipv4(ip) => {
+            let header = ip.header().to_header();
+            assert_eq!(header.calc_header_checksum(), header.header_checksum);
+            assert_eq!(usize::from(header.total_len), frame.len() - 14 - 4 * sliced.link_exts.len());
+            let (source, to) = (ip.header().source_addr(), ip.header().destination_addr());
+            text += &format!("{source} {to} ttl {} dscp {}", header.time_to_live, header.dscp.value());
+        }
+        NetSlice::Ipv6(ip) => {
+            let header = ip.header();
+            text += &format!("{} {} ttl {}", header.source_addr(), header.destination_addr(), header.hop_limit());
+        }
+        other => panic!("{other:?}"),
+    }
+    let (v4, v6) = match sliced.net.as_ref().unwrap() {
+        NetSlice::Ipv4(ip) => (Some(ip.header().to_header()), None),
+        NetSlice::Ipv6(ip) => (None, Some(ip.header().to_header())),
+        _ => (None, None),
+    };
+    match sliced.transport.as_ref().unwrap() {
+        TransportSlice::Udp(udp) => {
+            let (header, payload) = (udp.to_header(), udp.payload());
+            let sum = v4.as_ref().map(|ip| header.calc_checksum_ipv4(ip, payload).unwrap());
+            let sum = sum.or(v6.as_ref().map(|ip| header.calc_checksum_ipv6(ip, payload).unwrap()));
+            assert_eq!(sum, Some(header.checksum));
+            text += &format!(" udp {} {}", header.source_port, header.destination_port);
+        }
+        TransportSlice::Tcp(tcp) => {
+            let (header, payload) = (tcp.to_header(), tcp.payload());
+            let sum = v4.as_ref().map(|ip| header.calc_checksum_ipv4(ip, payload).unwrap());
+            let sum = sum.or(v6.as_ref().map(|ip| header.calc_checksum_ipv6(ip, payload).unwrap()));
+            assert_eq!(sum, Some(header.checksum));
+            text += &format!(" tcp {} {}", header.source_port, header.destination_port);
+        }
+        TransportSlice::Icmpv4(icmp) => {
+            assert_eq!(icmp.icmp_type().calc_checksum(icmp.payload()), icmp.checksum());
+            text += &format!(" icmp {:?}", icmp.icmp_type());
+        }
+        TransportSlice::Icmpv6(icmp) => {
+            let ip = v6.unwrap();
+            assert!(icmp.is_checksum_valid(ip.source, ip.destination));
+            text += &format!(" icmp6 {:?}", icmp.icmp_type());
+        }
+        other => panic!("{other:?}"),
+    }
+    text
+}
+
+fn described(keys: &str, count: usize) -> Vec<String> {
+    let frames = frames(keys, count);
+    frames.iter().enumerate().map(|(sequence, frame)| describe(frame, sequence as u64)).collect()
+}
+
+#[test]
+fn default_stream_sends_the_shortest_udp_frames() {
+    let frames = frames("", 2);
+    assert!(frames.iter().all(|frame| frame.len() == 60));
+    assert_eq!(frames[0][..12], [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
+    assert_eq!(described("", 2), vec!["198.18.0.1 198.19.0.1 ttl 64 dscp 0 udp 1024 9"; 2]);
+}
+
+#[test]
+fn checksums_are_right_for_every_protocol_and_length() {
+    for ip in [
+        "",
+        "src_ip = '2001:2::1'\ndst_ip = { first = '2001:2::ffff', count = 5 }",
+        "dst_ip = ['10.0.0.1', '10.0.0.9']",
+    ] {
+        for protocol in ["udp", "tcp", "icmp"] {
+            for vlan in ["", "vlan = 7"] {
+                for size in [100, 101, 102, 103, 999, 1514] {
+                    let ports =
+                        "src_port = { first = 0, count = 65536, random = true }\ndst_port = { first = 1, count = 3 }";
+                    described(&format!("{ip}\nprotocol = '{protocol}'\nsize = {size}\n{vlan}\n{ports}"), 5);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn fields_count_step_repeat_and_take_the_values_of_lists() {
+    let keys = "src_ip = { first = '10.0.0.254', count = 3 }\ndst_port = { first = 100, count = 2, step = 10 }\n\
+                src_port = [53, 80, 443]\nvlan = [1, 4094]\nvlan_priority = 5\nttl = 9\ndscp = 46";
+    assert_eq!(
+        described(keys, 4),
+        [
+            "vlan 1 5 10.0.0.254 198.19.0.1 ttl 9 dscp 46 udp 53 100",
+            "vlan 4094 5 10.0.0.255 198.19.0.1 ttl 9 dscp 46 udp 80 110",
+            "vlan 1 5 10.0.1.0 198.19.0.1 ttl 9 dscp 46 udp 443 100",
+            "vlan 4094 5 10.0.0.254 198.19.0.1 ttl 9 dscp 46 udp 53 110",
+        ]
+    );
+    let macs = frames("src_mac = { first = '02:00:00:00:00:ff', count = 2 }\ndst_mac = ['02:00:00:00:01:00']", 2);
+    assert_eq!(macs.iter().map(|frame| &frame[6..12]).collect::<Vec<_>>(), [[2, 0, 0, 0, 0, 255], [2, 0, 0, 0, 1, 0]]);
+}
+
+#[test]
+fn random_values_differ_and_equal_seeds_repeat_them() {
+    let keys = |seed| format!("src_port = {{ first = 1000, count = 1000, random = true }}\nseed = {seed}");
+    let first = described(&keys(1), 50);
+    assert_eq!(first, described(&keys(1), 50));
+    assert_ne!(first, described(&keys(2), 50));
+    assert!(first.iter().collect::<std::collections::BTreeSet<_>>().len() > 40);
+}
+
+#[test]
+fn sizes_have_the_weights_of_the_mix() {
+    let mut counts = BTreeMap::new();
+    for frame in frames("size = 'imix'", 120) {
+        *counts.entry(frame.len()).or_insert(0) += 1;
+    }
+    assert_eq!(counts, BTreeMap::from([(60, 70), (590, 40), (1514, 10)]));
+    let lengths: Vec<usize> =
+        frames("size = [{ size = 70, weight = 2 }, { size = 80 }]", 6).iter().map(Vec::len).collect();
+    assert_eq!(lengths, [70, 80, 70, 70, 80, 70]);
+}
+
+/// Returns the times at which a sender sends, if the tester polls at each of `polls`.
+fn sent_times(
+    keys: &str,
+    rate: f64,
+    duration: u64,
+    catch_up: u64,
+    polls: impl Iterator<Item = u64>,
+) -> (Vec<u64>, u64) {
+    let stream = Stream::new(&config(keys), 0, &ports()).unwrap();
+    let (mut sender, mut pool, mut times) = (Sender::new(&stream, 0), pool(), Vec::new());
+    let mut batch = Batch::new(&pool);
+    sender.start(KEY, Some(rate), duration, catch_up, 0.0);
+    for now in polls {
+        while sender.is_due(now) {
+            assert!(sender.send(&mut batch, &mut pool, Nanos(now)));
+            batch.free_into(&mut pool);
+            times.push(now);
+        }
+    }
+    sender.finish(duration);
+    assert_eq!(sender.sent(), times.len() as u64);
+    (times, sender.missed())
+}
+
+#[test]
+fn constant_spacing_has_exactly_the_rate() {
+    // 30,000 packets per second do not have a whole number of nanoseconds between packets.
+    let (times, missed) = sent_times("", 30_000.0, 1_000_000_000, 10_000, (0..=1_000_000_000).step_by(1000));
+    assert_eq!((times.len(), missed), (30_000, 0));
+    for (number, time) in times.iter().enumerate() {
+        let due = number as f64 * 1e9 / 30_000.0;
+        assert!((*time as f64) >= due - 1.0 && (*time as f64) < due + 1001.0, "{number}: {time}");
+    }
+}
+
+#[test]
+fn poisson_spacing_has_an_exponential_distribution() {
+    let (times, _) =
+        sent_times("spacing = 'poisson'", 10_000.0, 2_000_000_000, 10_000, (0..2_000_000_000).step_by(100));
+    let spaces: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]) as f64 / 1e5).collect();
+    let mean = spaces.iter().sum::<f64>() / spaces.len() as f64;
+    assert!((0.97..1.03).contains(&mean), "{mean}");
+    // The share of the spaces above x times the mean is exp(-x).
+    for x in [0.5f64, 1.0, 2.0] {
+        let share = spaces.iter().filter(|space| **space > x).count() as f64 / spaces.len() as f64;
+        assert!((share - (-x).exp()).abs() < 0.015, "{x}: {share}");
+    }
+}
+
+#[test]
+fn pause_of_the_tester_is_caught_up_only_for_a_limited_time() {
+    // The tester does not poll from 100 us to 200 us, with one packet each microsecond.
+    let polls = || (0..100_000).chain(200_000..300_000).step_by(100);
+    let (times, missed) = sent_times("", 1e6, 300_000, 20_000, polls());
+    // 20 packets are caught up, and 80 are missed.
+    assert!((79..=80).contains(&missed), "{missed}");
+    assert_eq!(times.len() as u64 + missed, 300);
+    assert_eq!(sent_times("", 1e6, 300_000, 200_000, polls()).1, 0);
+}
+
+#[test]
+fn wrong_streams_are_refused_with_a_fix() {
+    for (keys, expected) in [
+        ("size = 59", "help: use sizes of 60 to 1514"),
+        ("protocol = 'tcp'\nsize = 60", "help: use sizes of 72 to 1514"),
+        ("size = 1515", "`size` 1515 does not fit"),
+        ("size = []", "help: use 1 to 16 sizes"),
+        ("from = 'middle'", "`from` names the unknown port `middle`; help: use one of `left`, `right`"),
+        ("src_port = { first = 65000, count = 1000 }", "exceeds the width of the field"),
+        ("src_port = { first = 1, count = 0 }", "count 0"),
+        ("vlan = 4095", "`vlan` reaches 4095; help: use values up to 4094"),
+        ("dst_port = []", "`dst_port` is an empty list"),
+        ("src_ip = '::1'", "help: set `dst_ip` to the same family"),
+        ("src_ip = ['10.0.0.1', '::1']", "mixes IPv4 and IPv6"),
+        ("dst_ip = { first = '255.255.255.255', count = 2 }", "exceeds the width"),
+        ("dscp = 64", "`dscp` is 64; help: use a value up to 63"),
+        ("weight = 0.0", "help: use a weight above 0"),
+    ] {
+        let why = Stream::new(&config(keys), 0, &ports()).unwrap_err();
+        assert!(why.contains(expected), "{keys}: {why}");
+    }
+    for (keys, expected) in [
+        ("size = 'mix'", "`mix` is not a mix of sizes"),
+        ("sizes = 60", "unknown field `sizes`"),
+        ("dst_port = -1", "-1 is negative"),
+        ("rate = 'fast'", "is not a rate above 0"),
+    ] {
+        let why = toml::from_str::<StreamConfig>(keys).unwrap_err().to_string();
+        assert!(why.contains(expected), "{keys}: {why}");
+    }
+}
+
+#[test]
+fn page_lists_every_key_of_a_stream() {
+    let page = include_str!("../../../docs/benchmarking.md");
+    let section = page.split("\n## Keys of a stream\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+    let listed: Vec<&str> = rows.filter_map(|row| row.split('`').next()).collect();
+    // The message about an unknown key lists all keys.
+    let why = toml::from_str::<StreamConfig>("unknown = 1").unwrap_err().to_string();
+    let keys = why.split("expected one of ").nth(1).unwrap();
+    let keys: Vec<&str> = keys.split('`').skip(1).step_by(2).collect();
+    assert_eq!(listed, keys);
+}

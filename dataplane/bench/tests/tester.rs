@@ -1,0 +1,201 @@
+//! Trials over cables in memory, with faults that the software device injects and counts.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use dataplane::clock::HostClock;
+use dataplane::runtime::PortLanes;
+use dataplane_bench::report::{RateReport, rate_report};
+use dataplane_bench::setup::{self, Sources};
+use dataplane_bench::tester::{Outcome, Tester, TesterOptions};
+use dataplane_testing::Folder;
+
+/// The options of the tests. The machine of a test may be busy, so nothing is late and the tester catches up.
+const OPTIONS: TesterOptions = TesterOptions {
+    late: Duration::from_secs(30),
+    gap: Duration::from_secs(30),
+    settle: Duration::from_millis(50),
+    catch_up: Duration::from_secs(60),
+};
+
+/// Returns a config with two ports on one cable. `right` are further keys of the port `right`.
+fn cable(right: &str, streams: &str) -> String {
+    format!(
+        "[runtime]\nworkers = 1\nhugepages = 'none'\nidle = 'sleep'\n\
+         [[port]]\nname = 'left'\ndevice = 'soft'\nlink = {{ kind = 'loopback', peer = 'right' }}\n\
+         {streams}\n\
+         [[port]]\nname = 'right'\ndevice = 'soft'\nlink = {{ kind = 'loopback', peer = 'left' }}\n{right}\n"
+    )
+}
+
+fn sources(folder: &Folder, config: &str) -> Sources {
+    let path = folder.write("bench.toml", config);
+    Sources { config: Some(path), ..Sources::default() }
+}
+
+fn open(config: &str, stop: &Arc<AtomicBool>) -> Tester {
+    let folder = Folder::new();
+    let (assembly, streams) = setup::load(&sources(&folder, config)).unwrap();
+    let clock = HostClock::new();
+    let lanes = PortLanes::open(assembly, &clock, || false).unwrap();
+    let rates = vec![None; streams.len()];
+    Tester::new(lanes, clock, streams, &rates, OPTIONS, stop.clone())
+}
+
+fn report(tester: &Tester, rates: &[Option<f64>], outcome: &Outcome) -> RateReport {
+    let names = vec![("left".to_owned(), String::new()), ("right".to_owned(), String::new())];
+    rate_report("rate", tester.streams(), rates, &names, outcome, None, None)
+}
+
+/// Runs a trial with a number of packets of each stream, and checks the sums.
+fn trial(config: &str, rates: &[f64], duration: Duration) -> (RateReport, u64) {
+    let mut tester = open(config, &Arc::default());
+    let rates: Vec<_> = rates.iter().copied().map(Some).collect();
+    let outcome = tester.trial(&rates, duration).unwrap();
+    let report = report(&tester, &rates, &outcome);
+    tester.close().unwrap();
+    assert_eq!(report.unaccounted, 0, "{report}");
+    let faults = report.ports[1].counters.get("faults").copied().unwrap_or(0);
+    (report, faults)
+}
+
+const HALF_SECOND: Duration = Duration::from_millis(500);
+
+#[test]
+fn cable_without_faults_loses_nothing() {
+    let streams =
+        "[[stream]]\nname = 'there'\nsize = 'imix'\n[[stream]]\nname = 'back'\nfrom = 'right'\nvlan = 3\nsize = 100\n";
+    let (report, _) = trial(&cable("", streams), &[20_000.0, 10_000.0], HALF_SECOND);
+    for (stream, sent) in report.streams.iter().zip([10_000, 5_000]) {
+        let traffic = &stream.traffic;
+        assert_eq!((traffic.sent, traffic.received, traffic.lost, traffic.missed), (sent, sent, 0, 0), "{report}");
+        assert_eq!((traffic.duplicated, traffic.reordered, traffic.corrupted), (0, 0, 0), "{report}");
+        assert_eq!(stream.latency_ns.count, sent);
+    }
+    assert_eq!(report.total.sent, 15_000);
+    assert_eq!((report.ports[0].tx, report.ports[1].tx, report.ports[0].foreign), (10_000, 5_000, 0));
+}
+
+#[test]
+fn planted_faults_are_counted_exactly() {
+    for (fault, of) in [
+        ("duplicate", (|report| report.total.duplicated) as fn(&RateReport) -> u64),
+        ("loss", |report| report.total.lost),
+        // The packet after a held packet overtakes it. The last packet of the trial may be held without effect.
+        ("reorder", |report| report.total.reordered),
+    ] {
+        for seed in [1, 2] {
+            let keys = format!("faults = {{ seed = {seed}, {fault} = 0.02 }}");
+            let (report, faults) = trial(&cable(&keys, ""), &[40_000.0], HALF_SECOND);
+            let found = of(&report);
+            assert!(faults > 200, "{faults} {report}");
+            // On a busy machine, the tester sends in bursts. The last packet of a burst may wait for so many polls that
+            // the device releases it before the next packet.
+            let exact = if fault == "reorder" { report.total.sent / 100 } else { 0 };
+            assert!(found <= faults && faults - found <= exact, "{fault}: {found} of {faults}\n{report}");
+            let others = report.total.duplicated + report.total.lost + report.total.reordered + report.total.corrupted;
+            assert_eq!(others, found, "{report}");
+            if fault == "reorder" {
+                assert_eq!(report.streams[0].max_reordering_extent, 1, "{report}");
+            }
+        }
+    }
+}
+
+#[test]
+fn corrupted_packets_are_not_received() {
+    let (report, faults) =
+        trial(&cable("faults = { corrupt = 0.1 }", "[[stream]]\nsize = 1000\n"), &[10_000.0], HALF_SECOND);
+    let traffic = &report.total;
+    // Bits of the headers may change. The device under test may change headers too.
+    assert!(traffic.corrupted <= faults && traffic.corrupted > faults * 9 / 10, "{faults} {report}");
+    assert_eq!((traffic.lost, report.ports[1].foreign), (0, 0), "{report}");
+    assert_eq!(traffic.received + traffic.corrupted, traffic.sent);
+}
+
+#[test]
+fn trials_do_not_count_the_packets_of_earlier_trials() {
+    // The device delays each packet until after the end of the first trial.
+    let config = cable("faults = { delay = 1.0, delay_by = '400ms' }", "");
+    let mut tester = open(&config, &Arc::default());
+    let rates = [Some(1000.0)];
+    let first = tester.trial(&rates, Duration::from_millis(100)).unwrap();
+    let first = report(&tester, &rates, &first);
+    assert_eq!((first.total.sent, first.unaccounted), (100, 0), "{first}");
+    let second = tester.trial(&rates, Duration::from_millis(800)).unwrap();
+    let second = report(&tester, &rates, &second);
+    // On a busy machine, the first trial may take longer, so that some packets arrive in time.
+    assert_eq!((second.ports[1].foreign, second.unaccounted), (first.total.lost, 0), "{second}");
+    assert_eq!((second.total.duplicated, second.total.corrupted), (0, 0), "{second}");
+    tester.close().unwrap();
+}
+
+#[test]
+fn stop_ends_a_trial_early_with_the_counts_so_far() {
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut tester = open(&cable("", ""), &stop);
+    stop.store(true, Ordering::Relaxed);
+    let rates = [Some(1000.0)];
+    let outcome = tester.trial(&rates, Duration::from_secs(3600)).unwrap();
+    assert!(outcome.stopped);
+    let report = report(&tester, &rates, &outcome);
+    assert_eq!((report.unaccounted, report.stopped), (0, true));
+    tester.close().unwrap();
+}
+
+#[test]
+fn rate_above_the_tester_is_marked_as_a_limit_of_the_tester() {
+    let mut tester = open(&cable("", ""), &Arc::default());
+    let rates = [Some(1e9)];
+    let outcome = tester.trial(&rates, Duration::from_millis(50)).unwrap();
+    let report = report(&tester, &rates, &outcome);
+    assert!(report.tester.limits.iter().any(|limit| limit.contains("in time")), "{report}");
+    assert_eq!(report.unaccounted, 0, "{report}");
+    tester.close().unwrap();
+}
+
+#[test]
+fn mistakes_of_a_config_have_their_place() {
+    let folder = Folder::new();
+    let why = |config: &str| match setup::load(&sources(&folder, config)) {
+        Ok(_) => panic!("{config}"),
+        Err(error) => error.to_string(),
+    };
+    let stream = why(&cable("", "[[stream]]\nname = 'a'\n[[stream]]\nname = 'b'\nsize = 20\n"));
+    assert!(stream.contains("bench.toml:11: `size` 20 does not fit"), "{stream}");
+    let key = why(&cable("", "[[stream]]\nsrc = 1\n"));
+    assert!(key.contains("unknown field `src`") && key.contains("line 10"), "{key}");
+    // The lines of the ports keep their numbers although the streams are read apart.
+    let port = why(&cable("mtuu = 9\n", "[[stream]]\nsize = [\n  { size = 70 },\n]\n"));
+    assert!(port.contains("bench.toml:18:1"), "{port}");
+    let pipeline = why(&(cable("", "") + "[pipeline]\ninput = ['left']\n"));
+    assert!(pipeline.contains("has no [pipeline]"), "{pipeline}");
+    let same = why(&cable("", "[[stream]]\nname = 'a'\n[[stream]]\nname = 'a'\n"));
+    assert!(same.contains("two streams have the name `a`"), "{same}");
+    assert!(fs::metadata(folder.file("bench.toml")).is_ok());
+}
+
+#[test]
+fn rates_are_shared_by_weights_or_by_the_own_rates() {
+    let folder = Folder::new();
+    let rates = |streams: &str, total: Option<&str>| {
+        let (_, streams) = setup::load(&sources(&folder, &cable("", streams))).unwrap();
+        let total = total.map(|total| total.parse().unwrap());
+        setup::rates(&streams, total, &[Some(1_000_000_000), None]).map_err(|error| error.to_string())
+    };
+    let two = "[[stream]]\nname = 'a'\nweight = 3\n[[stream]]\nname = 'b'\n";
+    assert_eq!(rates(two, Some("1kpps")), Ok(vec![Some(750.0), Some(250.0)]));
+    assert_eq!(rates(two, Some("max")), Ok(vec![None, None]));
+    assert!(rates(two, None).unwrap_err().contains("the stream `a` has no rate; help: add --rate RATE"));
+    let own = "[[stream]]\nname = 'a'\nrate = '300pps'\n[[stream]]\nname = 'b'\nrate = 100\n";
+    assert_eq!(rates(own, None), Ok(vec![Some(300.0), Some(100.0)]));
+    assert_eq!(rates(own, Some("8kpps")), Ok(vec![Some(6000.0), Some(2000.0)]));
+    // The rate is the rate of each port.
+    let both = "[[stream]]\n[[stream]]\nfrom = 'right'\n";
+    assert_eq!(rates(both, Some("5kpps")), Ok(vec![Some(5000.0), Some(5000.0)]));
+    assert!(rates(both, Some("10%")).unwrap_err().contains("--line"));
+    assert_eq!(rates("", Some("100%")).map(|rates| rates[0].map(f64::round)), Ok(Some(1_488_095.0)));
+    assert!(rates("", Some("2Mpps")).unwrap_err().contains("134.4 % of the line"));
+}
