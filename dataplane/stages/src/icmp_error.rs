@@ -11,7 +11,7 @@ mod host_limit;
 
 use crate::forwarding::Reader;
 use crate::kernel;
-use crate::parameter::Origin;
+use crate::parameter::{Origin, rate_share};
 use crate::responder::{Responder, is_host};
 use dataplane_core::header::checksum::Sum;
 use dataplane_core::header::ethernet::Ethernet;
@@ -38,9 +38,9 @@ use host_limit::HostLimit;
 /// Two rates limit the errors. `per_host` limits the errors to each IPv4 host and to each IPv6 network with a 64-bit
 /// prefix. Errors above this rate are dropped as `host_rate_exceeded`. A host that causes many errors therefore does
 /// not reduce the errors to other hosts. `per_second` limits the errors to all hosts together. Errors above this rate
-/// are dropped as `rate_exceeded`. With several workers, each worker gets an equal share of `per_second`. `per_host` is
-/// not divided, so each worker can send `per_host` errors per second to a host. A worker tracks 4,096 hosts. With more
-/// hosts, a host may get more errors than `per_host` allows, up to `per_second`.
+/// are dropped as `rate_exceeded`. With several workers, each worker gets an equal share of `per_second`, but at least
+/// one error per second. `per_host` is not divided, so each worker can send `per_host` errors per second to a host. A
+/// worker tracks 4,096 hosts. With more hosts, a host may get more errors than `per_host` allows, up to `per_second`.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -255,10 +255,7 @@ impl Stage for IcmpError {
         if let Some((key, _)) = limits.into_iter().find(|(_, limit)| *limit == 0) {
             return Err(Problem::at(key, "0 allows no error").help("use a `drop` stage instead"));
         }
-        let (worker, workers) = setup.worker();
-        // If the division has a remainder, each of the first workers gets one more error per second.
-        let share = self.per_second / workers as u64 + u64::from((worker as u64) < self.per_second % workers as u64);
-        self.bucket = Some(TokenBucket::new(share, self.burst, 0));
+        self.bucket = Some(TokenBucket::new(rate_share(self.per_second, setup.worker()), self.burst, 0));
         self.host_limit = Some(HostLimit::new(self.per_host, (self.burst / HOST_SHARE).max(1)));
         match self.source {
             Origin::Kernel if !self.addresses.is_empty() => {

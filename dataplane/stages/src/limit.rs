@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::parameter::NumberOrText;
+use crate::parameter::{NumberOrText, rate_share};
 use dataplane_core::prelude::*;
 use dataplane_core::units::{Bytes, PacketRate};
 use dataplane_tables::bucket::{SingleRate, TokenBucket, TwoRate};
@@ -16,8 +16,8 @@ use dataplane_tables::bucket::{SingleRate, TokenBucket, TwoRate};
 /// `yellow` and `red` define whether yellow and red packets go to the next stage or are dropped as `rate_exceeded`.
 ///
 /// With several workers, each worker gets an equal share of the rates, because the flows are distributed over the
-/// workers. The burst sizes `burst`, `excess_burst` and `peak_burst` are not divided, so each worker has the full burst
-/// sizes.
+/// workers. The share is at least one packet or byte per second. The burst sizes `burst`, `excess_burst` and
+/// `peak_burst` are not divided, so each worker has the full burst sizes.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -339,15 +339,14 @@ impl Stage for Limit {
                 return Err(problem.help(format!("set `{key}` to {least} or more")));
             }
         }
-        let (worker, workers) = setup.worker();
-        // If the division has a remainder, each of the first workers gets one more packet or byte per second.
-        let share = |rate: u64| rate / workers as u64 + u64::from((worker as u64) < rate % workers as u64);
+        let worker = setup.worker();
+        let share = |rate| rate_share(rate, worker);
         self.meter = Some(match self.mode {
             Mode::Rate => Meter::Rate(TokenBucket::new(share(rate), burst, 0)),
             Mode::Srtcm => Meter::SingleRate(SingleRate::new(share(rate), burst, excess, 0)),
             Mode::Trtcm => Meter::TwoRate(TwoRate::new((share(rate), burst), (share(peak), peak_burst), 0)),
         });
-        if worker == 0 {
+        if worker.0 == 0 {
             let unit = if by_bytes { LimitUnit::Bytes } else { LimitUnit::Packets };
             let only = |mode, value| (self.mode == mode).then_some(value);
             setup.table(

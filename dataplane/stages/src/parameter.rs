@@ -54,6 +54,15 @@ pub(crate) fn check_period(key: &str, period: Period, range: RangeInclusive<Peri
     Err(Problem::at(key, format!("{period} is out of range")).help(help))
 }
 
+/// Returns the share of a rate that one worker gets. `worker` is the index of the worker. If the division has a
+/// remainder, each of the first workers gets one more token per second. Each worker gets at least one token per second,
+/// because a worker without tokens would block its flows. So for a rate below the number of workers, the shares together
+/// exceed the rate.
+pub(crate) fn rate_share(rate: u64, (worker, workers): (usize, usize)) -> u64 {
+    let share = rate / workers as u64 + u64::from((worker as u64) < rate % workers as u64);
+    share.max(rate.min(1))
+}
+
 /// An address prefix, such as `"10.0.0.0/8"` or `"2001:db8::/32"`. A single address is a prefix that contains only this
 /// address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, JsonSchema)]

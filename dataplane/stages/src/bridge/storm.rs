@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::parameter::rate_share;
 use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::{Header, MacAddr};
 use dataplane_core::mem::{Packet, Reason};
@@ -11,7 +12,7 @@ use dataplane_core::units::PacketRate;
 use dataplane_tables::bucket::TokenBucket;
 
 /// The rate limits of the frames that each port floods. The rates are for all workers together, and each worker gets an
-/// equal share. `burst` applies to each worker in full.
+/// equal share, but at least one frame per second. `burst` applies to each worker in full.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StormControl {
@@ -41,12 +42,11 @@ pub(super) struct StormMeter {
 }
 
 impl StormMeter {
-    /// Creates the meters for ports with these numbers. `worker` is the index of this worker, and `workers` is the
-    /// number of workers.
+    /// Creates the meters for ports with these numbers. `worker` is the index of this worker and the number of workers.
     pub(super) fn new(
         limits: &StormControl,
         ports: impl Iterator<Item = u8>,
-        (worker, workers): (usize, usize),
+        worker: (usize, usize),
     ) -> Result<Self, Problem> {
         if limits.burst == 0 {
             return Err(Problem::at("storm_control.burst", "0 passes no frame").help("set `burst` to 1 or more"));
@@ -56,9 +56,8 @@ impl StormMeter {
             let problem = Problem::at("storm_control", "no rate is set");
             return Err(problem.help("set broadcast, multicast or unknown_unicast"));
         }
-        // If the division has a remainder, each of the first workers gets one more packet per second.
-        let share = |rate: u64| rate / workers as u64 + u64::from((worker as u64) < rate % workers as u64);
-        let meters = rates.map(|rate| rate.map(|PacketRate(rate)| TokenBucket::new(share(rate), limits.burst, 0)));
+        let meter = |PacketRate(rate)| TokenBucket::new(rate_share(rate, worker), limits.burst, 0);
+        let meters = rates.map(|rate| rate.map(meter));
         let last = ports.max().map_or(0, usize::from);
         Ok(Self { ports: vec![meters; last + 1] })
     }

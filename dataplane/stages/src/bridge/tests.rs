@@ -218,8 +218,9 @@ fn workers_share_the_rate_of_storm_control() {
         send_many(&mut harness, MacAddr([1; 6]), 9).0
     });
     assert_eq!(passed.sum::<usize>(), 1 + 5);
-    for (worker, expected) in [(0, "rate: 3"), (1, "rate: 2")] {
-        let meter = StormMeter::new(&limits, [0].into_iter(), (worker, 2)).unwrap();
+    // Each worker passes at least one frame per second, even if the rate is below the number of workers.
+    for (worker, workers, expected) in [(0, 2, "rate: 3"), (1, 2, "rate: 2"), (7, 8, "rate: 1,")] {
+        let meter = StormMeter::new(&limits, [0].into_iter(), (worker, workers)).unwrap();
         assert!(format!("{meter:?}").contains(expected), "{meter:?}");
     }
 }
