@@ -28,8 +28,9 @@ use index::Index;
 /// Two fragments conflict if they overlap or disagree about the end of the datagram. After a conflict, the stage
 /// discards the whole datagram, including fragments that arrive later (RFC 5722). If a fragment arrives twice, the
 /// stage drops only the second copy. If a datagram is incomplete after `timeout`, the counter `expired` counts the
-/// datagram. If the fragment with offset 0 has arrived, this fragment leaves by the output `expired`. Connect an
-/// `icmp_error` stage with `kind = "reassembly_timeout"` to this output to notify the sender.
+/// datagram. If the fragment with offset 0 has arrived, this fragment leaves by the output `expired`, unless an earlier
+/// stage made the fragment longer than a received packet can be. Connect an `icmp_error` stage with
+/// `kind = "reassembly_timeout"` to this output to notify the sender.
 ///
 /// Each worker needs `datagrams` times `largest` bytes of memory. If the limit `datagrams` is reached, a new datagram
 /// replaces the oldest incomplete datagram. If a source reaches the limit `per_source`, its new datagram replaces its
@@ -292,13 +293,17 @@ impl Generator for Reassemble {
                 continue;
             }
             batch.set_ingress(slot.key.port);
-            let Some(mut packet) = slot.assembly.first().and_then(|first| batch.generate(first)) else { return };
-            match parse::parse_again(&mut packet) {
-                Ok(()) => packet.steer(EXPIRED),
-                Err(_) => packet.drop(BAD_FRAGMENT),
+            // A fragment that grew into the headroom of its buffer may be too long for a new packet. Its datagram is
+            // only counted.
+            if let Some(first) = slot.assembly.first().filter(|first| first.len() <= batch.max_generated_len()) {
+                let Some(mut packet) = batch.generate(first) else { return };
+                match parse::parse_again(&mut packet) {
+                    Ok(()) => packet.steer(EXPIRED),
+                    Err(_) => packet.drop(BAD_FRAGMENT),
+                }
+                made += 1;
             }
             self.index.close(&slot.key, at);
-            made += 1;
         }
     }
 }

@@ -51,13 +51,19 @@ impl Batch {
         Some(Packet::at(self, at))
     }
 
+    /// Returns the maximum length of the packets that [`Batch::generate`] creates, in bytes.
+    #[inline]
+    pub fn max_generated_len(&self) -> usize {
+        self.memory.layout.room() as usize
+    }
+
     /// Appends a new packet with these bytes and default metadata.
     ///
     /// Returns `None` if no spare slot is left or the bytes do not fit into a slot. A stage that calls this method must
     /// declare the number of new packets with `Contract::splits` or `Generator::max_generated`.
     pub fn generate(&mut self, bytes: &[u8]) -> Option<Packet<'_>> {
         let (at, layout) = (self.len(), self.memory.layout);
-        if at == BATCH || bytes.len() > layout.room() as usize {
+        if at == BATCH || bytes.len() > self.max_generated_len() {
             return None;
         }
         let slot = self.spares.pop()?;

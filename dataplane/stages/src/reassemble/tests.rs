@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::parse::Parse;
+use crate::vlan::Vlan;
 use dataplane_core::harness::{Fate, Harness, Outcome, frame, port};
 use dataplane_core::header::build::{Extension, Frame};
 use dataplane_core::header::ipv4::{MORE_FRAGMENTS, checksum_ok};
@@ -269,6 +270,32 @@ fn incomplete_datagram_goes_to_output_expired_after_the_timeout() {
     assert_eq!((counter(&bench, "expired"), counter(&bench, "open")), (2, 0));
     // A later fragment starts a new datagram.
     assert_eq!(fate(&mut bench, &part(1, 800, true, 800)), Fate::Consumed);
+}
+
+/// Two `vlan` stages add tags to a fragment that fills its packet buffer.
+#[test]
+fn expired_fragment_that_is_too_long_for_a_new_packet_does_not_delay_others() {
+    let tag: Vlan = toml::from_str("op = \"push\"\nid = 1").unwrap();
+    let mut bench = Harness::builder()
+        .wanting(Facts::FLOW_HASH)
+        .after(tag.clone())
+        .after(tag)
+        .after(Parse::default())
+        .build::<Reassemble>("timeout = \"5s\"\nlargest = 65_515")
+        .unwrap();
+    // The buffers of the harness have room for packets of 9,216 bytes.
+    let long = (9000..9300).map(|len| part(1, 0, true, len / 8 * 8)).rfind(|part| part.build(0).len() <= 9216).unwrap();
+    let short = part(2, 0, true, 800);
+    assert!(long.build(2).len() > 9216);
+    assert_eq!([fate(&mut bench, &long), fate(&mut bench, &short)], [Fate::Consumed, Fate::Consumed]);
+    bench.advance(5 * SECOND);
+    let expired = bench.tick();
+    assert_eq!(expired.len(), 1);
+    assert_eq!(
+        (expired[0].fate.clone(), expired[0].bytes.len()),
+        (Fate::Output("expired".to_owned()), short.build(2).len())
+    );
+    assert_eq!((counter(&bench, "expired"), counter(&bench, "open")), (2, 0));
 }
 
 #[test]

@@ -1649,6 +1649,7 @@ pub mod mem {
                 index: usize,
                 parts: [std::ops::Range<usize>; 2],
             ) -> Option<Packet<'_>> {}
+            pub fn max_generated_len(&self) -> usize {}
             pub fn generate(&mut self, bytes: &[u8]) -> Option<Packet<'_>> {}
             pub fn push_bytes(
                 &mut self,
