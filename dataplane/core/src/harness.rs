@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::de::DeserializeOwned;
 
 use crate::clock::{ClockSource, Stamp};
-use crate::mem::{Batch, Edge, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout, Verdict as Label};
+use crate::mem::{Batch, Edge, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout, Verdict as Label, Wait};
 use crate::pipeline::{Ctx, Facts, PortChange, PortInfo, Problem, Reload, Resources, Services, Setup, Stage, Tasks};
 use crate::units::Nanos;
 
@@ -51,6 +51,7 @@ pub struct Harness {
     batch: Box<Batch>,
     now: u64,
     ingress: u8,
+    wait: Wait,
 }
 
 /// The setup of a [`Harness`].
@@ -90,6 +91,7 @@ impl Harness {
     /// Panics if there are more packets than a batch holds, or if a packet is longer than 9,216 bytes.
     pub fn run<T: AsRef<[u8]>>(&mut self, packets: &[T]) -> Vec<Outcome> {
         let ctx = self.fill_batch(packets);
+        self.batch.set_wait(self.wait);
         self.batch.take_spares(packets.len() * self.stage.contract().splits, &mut self.pool);
         self.stage.process(&ctx, &mut self.batch);
         self.outcomes()
@@ -160,6 +162,12 @@ impl Harness {
     /// Sets the index of the ingress port.
     pub fn set_ingress(&mut self, port: u8) {
         self.ingress = port;
+    }
+
+    /// Sets whether the tested stage has held the packets of the following calls of [`Harness::run`] before. The harness
+    /// itself frees held packets.
+    pub fn set_wait(&mut self, wait: Wait) {
+        self.wait = wait;
     }
 
     /// Makes the stage re-read its external input. See [`crate::pipeline::Reload`]. The stage applies the new input
@@ -284,7 +292,18 @@ impl HarnessBuilder {
         let batch = Batch::new(&pool);
         let reasons = S::info().reasons.iter().map(|(name, _)| *name).collect();
         let services = resources.services;
-        Ok(Harness { stage, outputs: S::info().outputs, reasons, before, services, pool, batch, now: 0, ingress })
+        Ok(Harness {
+            stage,
+            outputs: S::info().outputs,
+            reasons,
+            before,
+            services,
+            pool,
+            batch,
+            now: 0,
+            ingress,
+            wait: Wait::Fresh,
+        })
     }
 }
 

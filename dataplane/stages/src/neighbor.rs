@@ -1,6 +1,7 @@
 //! `neighbor`: resolves next hops to MAC addresses.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 
 use schemars::JsonSchema;
@@ -146,8 +147,13 @@ struct Live {
     known: NeighborSource,
     /// Rate limit of requests for neighbours without an entry.
     request_limit: TokenBucket,
-    /// Number of held packets, indexed by a hash of the next hop.
+    /// The secret of the hash that assigns next hops to queues. With a known hash, a sender could fill the queue of a
+    /// gateway with packets to other hosts.
+    hash: RandomState,
+    /// For each queue, the number of held packets.
     held: [u8; QUEUES],
+    /// For each queue, the time of the last request, in nanoseconds since start.
+    asked: [u64; QUEUES],
 }
 
 /// The source of neighbours that change during the run.
@@ -279,6 +285,9 @@ const HOLD_TIME: Nanos = Nanos(4_000_000_000);
 
 /// Limit of requests for unknown neighbours, for each worker: requests per second, and burst size.
 const REQUEST_LIMIT: (u64, u64) = (1000, 256);
+/// The minimum time between two requests that the held packets of one queue cause, in nanoseconds. The thread that
+/// resolves neighbours creates the entry of a requested neighbour within this time, and an entry ends the requests.
+const REPEAT_INTERVAL: u64 = 100_000_000;
 
 impl Stage for Neighbor {
     fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
@@ -357,7 +366,9 @@ impl Stage for Neighbor {
             self.live = Some(Live {
                 known,
                 request_limit: TokenBucket::new(REQUEST_LIMIT.0, REQUEST_LIMIT.1, 0),
+                hash: RandomState::new(),
                 held: [0; QUEUES],
+                asked: [0; QUEUES],
             });
             return Ok(());
         }
@@ -496,13 +507,10 @@ impl Live {
     /// Holds a packet until its neighbour is resolved.
     #[cold]
     fn hold(&mut self, mut packet: Packet<'_>) {
-        let hop = match packet.meta().next_hop {
-            0 => destination(&packet).map_or(0, |key| (key.address as u64 ^ (key.address >> 64) as u64) as u32),
-            number => number,
-        };
         // Neighbours with the same hash share a limit, so the stage may hold fewer packets for a neighbour than the
         // limit, but never more.
-        let queue = &mut self.held[(hop.wrapping_mul(0x9e37_79b1) >> 24) as usize % QUEUES];
+        let queue = self.queue(&packet);
+        let queue = &mut self.held[queue];
         if *queue >= MAX_HELD_PER_QUEUE {
             packet.drop(Reason::QueueFull);
             return;
@@ -511,17 +519,36 @@ impl Live {
         packet.hold();
     }
 
+    /// Returns the queue of a packet.
+    #[cold]
+    fn queue(&self, packet: &Packet<'_>) -> usize {
+        let next_hop = packet.meta().next_hop;
+        let address = if next_hop == 0 { destination(packet).map(|key| (key.address, key.place)) } else { None };
+        self.hash.hash_one((next_hop, address)) as usize % QUEUES
+    }
+
     /// Returns the state of a packet's destination, which is a neighbour on the link of the egress port.
     #[inline]
     fn neighbor(&mut self, packet: &Packet<'_>, now: u64) -> Resolved {
         let Some(key) = destination(packet) else { return Resolved::Unknown };
         let hop = NextHop { address: key.address(), port: packet.meta().egress };
         let known = self.known.reader().neighbor(hop);
-        // A packet that was held before has already caused a request.
-        if known.is_none() && packet.wait() == Wait::Fresh && self.request_limit.take(now, 1) {
-            self.known.reader().ask(hop);
+        if known.is_none() {
+            self.ask(packet, hop, now);
         }
         known.unwrap_or(Resolved::Unknown)
+    }
+
+    /// Requests a neighbour without an entry, if the rate limit permits.
+    #[cold]
+    fn ask(&mut self, packet: &Packet<'_>, hop: NextHop, now: u64) {
+        let queue = self.queue(packet);
+        // Usually, the packet has caused a request before the stage held it. The request may have exceeded the limit.
+        let is_due = packet.wait() == Wait::Fresh || now.saturating_sub(self.asked[queue]) >= REPEAT_INTERVAL;
+        if is_due && self.request_limit.take(now, 1) {
+            self.asked[queue] = now;
+            self.known.reader().ask(hop);
+        }
     }
 }
 

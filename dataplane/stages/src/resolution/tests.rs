@@ -13,7 +13,7 @@ use dataplane_core::harness::{Fate, Harness, frame, port};
 use dataplane_core::header::arp::{REPLY, REQUEST};
 use dataplane_core::header::ndp::{SOURCE_LINK_ADDRESS, link_address};
 use dataplane_core::header::parse::dissect;
-use dataplane_core::mem::Batch;
+use dataplane_core::mem::{Batch, Wait};
 use dataplane_core::pipeline::{Contract, Facts, Stage};
 use dataplane_testing::strategies;
 
@@ -871,6 +871,43 @@ fn new_neighbour_is_found_during_a_faster_scan() {
         }
     }
     assert!(asked_at.is_some_and(|at| at <= 5000), "asked at {asked_at:?} ms");
+}
+
+#[test]
+fn held_packet_causes_the_request_that_the_rate_limit_refused() {
+    let (mut harness, mut state) = bench("").unwrap();
+    let packet = |last| frame().ipv4([192, 0, 2, 1].into(), [10, 0, 0, last].into()).udp(1, 2).build();
+    state.step(0);
+    sent(&mut harness);
+    // Each packet to a host without an entry takes one token. The limit permits bursts of 256.
+    harness.run(&vec![packet(8); 256]);
+    assert_eq!(harness.run_one(&packet(9)).fate, Fate::Held);
+    let asked = |harness: &mut Harness, state: &mut ResolverState, now| {
+        state.step(now);
+        sent(harness).iter().filter(|request| request[38..42] == [10, 0, 0, 9]).count()
+    };
+    // Each step handles some of the 256 requests.
+    (1..=10).for_each(|now| state.step(now));
+    assert_eq!(asked(&mut harness, &mut state, 20), 0);
+    harness.advance(1_000_000_000);
+    // The held packet passes through the stage again.
+    harness.set_wait(Wait::Held);
+    for (now, requests) in [(40, 1), (60, 0)] {
+        assert_eq!(harness.run_one(&packet(9)).fate, Fate::Held);
+        // The request creates an entry, so no further packet asks.
+        assert_eq!(asked(&mut harness, &mut state, now), requests);
+    }
+}
+
+/// The addresses differ only in bits that a simple hash ignores or that a sender could choose.
+#[test]
+fn addresses_of_a_pattern_share_no_queue_of_held_packets() {
+    let (mut harness, _) = bench("").unwrap();
+    let to = |host: u16| std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, host, 0, 9);
+    let packets: Vec<_> =
+        (1..=64).map(|host| frame().ipv6("2001:db8:1::1".parse().unwrap(), to(host)).udp(1, 2).build()).collect();
+    let outcomes = harness.run(&packets);
+    assert!(outcomes.iter().all(|outcome| outcome.fate == Fate::Held), "{outcomes:?}");
 }
 
 /// The hosts of one port answer for more addresses than the table has entries.

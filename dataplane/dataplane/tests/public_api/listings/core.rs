@@ -642,6 +642,7 @@ pub mod harness {
         pub fn explain_one(&mut self, packet: &[u8]) -> Option<String> {}
         pub fn advance(&mut self, nanos: u64) {}
         pub fn set_ingress(&mut self, port: u8) {}
+        pub fn set_wait(&mut self, wait: Wait) {}
         pub fn reload(&mut self) -> Result<(), Vec<Problem>> {}
         pub fn start_tasks(&mut self) -> crate::error::Result<Tasks> {}
         pub fn change_port(&self, port: u8, change: PortChange) {}
