@@ -602,9 +602,8 @@ impl CqCore {
             return Ok(Some(it));
         }
         if self.had_fabric_qp
-            && let Some(cqe) = self.inbox.pop()
+            && let Some(cqe) = self.inbox.pop(|cqe| self.release_message(cqe))
         {
-            self.release_message(&cqe);
             return Ok(Some(self.with_fields_of_queue(cqe.completion)));
         }
         if self.ring.is_empty() && self.has_receivers {

@@ -87,7 +87,7 @@ impl Inbox {
     }
 
     /// Passes completions to `take`, oldest first, and removes them while `take` returns `true`. Returns `false` if the
-    /// queue is unusable.
+    /// queue is unusable. As for [`Inbox::pop`], `take` runs while the inbox is locked.
     pub(super) fn drain(&self, mut take: impl FnMut(&FabricCqe) -> bool) -> bool {
         let mut entries = self.entries();
         if entries.dead {
@@ -99,9 +99,15 @@ impl Inbox {
         true
     }
 
-    /// Removes and returns the oldest completion.
-    pub(super) fn pop(&self) -> Option<FabricCqe> {
-        self.entries().ring.pop_front()
+    /// Removes and returns the oldest completion, and passes it to `take`.
+    ///
+    /// `take` runs while the inbox is locked. So after [`Inbox::purge`], no thread still works on a completion of the
+    /// queue pair.
+    pub(super) fn pop(&self, take: impl FnOnce(&FabricCqe)) -> Option<FabricCqe> {
+        let mut entries = self.entries();
+        let cqe = entries.ring.pop_front()?;
+        take(&cqe);
+        Some(cqe)
     }
 
     pub(super) fn is_dead(&self) -> bool {

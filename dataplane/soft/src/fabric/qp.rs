@@ -258,12 +258,14 @@ impl Qp {
         self.responder = Responder::default();
         self.draining = false;
         self.receives_posted = 0;
-        self.shared.released.store(0, Ordering::Relaxed);
-        self.shared.polled.store(0, Ordering::Relaxed);
+        // Purge first: a thread that polls at the same time counts each completion before the purge or does not find the
+        // completion.
         if !self.is_rxe() {
             self.send_cq.purge(self.shared.number);
             self.recv_cq.purge(self.shared.number);
         }
+        self.shared.released.store(0, Ordering::Relaxed);
+        self.shared.polled.store(0, Ordering::Relaxed);
     }
 
     /// Changes attributes. On an error, returns the `errno` and changes nothing.

@@ -1,5 +1,7 @@
 //! Tests of the fields that completions have.
 
+use std::thread;
+
 use super::ends::*;
 use super::*;
 
@@ -184,5 +186,41 @@ fn only_classic_queues_report_the_partition_key_index() {
         a.post_to(1, SendOp::Send, &from, b.address(), QKEY).unwrap();
         let (sent, received) = (End::completions(&mut a.send), End::completions(&mut b.recv));
         assert_eq!((sent[0].pkey_index(), received[0].pkey_index()), (None, index), "{api:?}");
+    }
+}
+
+/// Each round flushes all receives and then resets the queue pair, while another thread polls the flushed receives.
+#[test]
+fn reset_frees_all_receives_while_another_thread_polls() {
+    for api in [CqApi::Classic, CqApi::Extended] {
+        // Many receives, so that the other thread is often in the middle of a poll.
+        let caps = QpCaps { recv_depth: 512, ..Ends::default().caps };
+        let ends = Ends { api, caps, cq_depth: 1024, ..Ends::default() };
+        let (End { mut qp, recv: mut cq, attributes, .. }, _b) = ends.unconnected();
+        let resets = thread::spawn(move || {
+            let requests: Vec<_> = (0..512).map(|wr_id| RecvRequest { wr_id, sges: &[] }).collect();
+            for round in 0..1_000 {
+                let (mut init, mask) = QpAttributes::init(qp.kind(), 1, QKEY);
+                init.access = attributes.access;
+                qp.modify(&init, mask).unwrap();
+                // SAFETY: the requests have no memory.
+                let posted = unsafe { qp.post_recv(&requests) };
+                assert!(posted.is_ok(), "{api:?}, round {round}: {posted:?}");
+                let mut to = |state| {
+                    let (attributes, mask) = QpAttributes::to(state);
+                    qp.modify(&attributes, mask).unwrap();
+                };
+                to(QpState::Err);
+                // Give the other thread a different number of steps in each round.
+                (0..round % 64 * 50).for_each(|_| std::hint::spin_loop());
+                to(QpState::Reset);
+            }
+        });
+        let mut run = Completions::new();
+        while !resets.is_finished() {
+            cq.poll_run(&mut run, RUN).unwrap();
+            End::completions(&mut cq);
+        }
+        resets.join().unwrap();
     }
 }
