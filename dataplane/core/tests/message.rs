@@ -236,7 +236,7 @@ mod short {
             self.0.capabilities()
         }
         fn checks_every_key(&self) -> bool {
-            self.0.checks_every_key()
+            false
         }
         fn port(&self, port: u8) -> Result<PortAttributes, VerbError> {
             self.0.port(port)
@@ -278,7 +278,9 @@ mod short {
         type Ah = SoftAh;
         type Mw = SoftMw;
 
-        fn keep_mapped(&self, _: Arc<Region>) {}
+        fn keep_mapped(&self, _: Arc<Region>) {
+            panic!("the memory of a refused registration must not stay mapped");
+        }
         fn register_part(&self, _: Arc<Region>, _: Range<usize>, access: Access) -> Result<SoftMr, VerbError> {
             let spec = RegionSpec { bytes: 4096, pages: PageKind::Normal, strict: false, node: None };
             let (other, _) = Region::allocate(spec).unwrap();

@@ -103,12 +103,13 @@ impl<D: Device> MessageDomain<D> {
     /// Fails if the memory cannot be allocated or registered. See [`ProtectionDomain::register_part`].
     pub fn allocate(&self, spec: RegionSpec, access: Access) -> Result<Buffer<D>> {
         let region = Arc::new(Region::allocate(spec)?.0);
-        if !self.memories.checks_every_key() {
-            self.pd.keep_mapped(region.clone());
-        }
         let registered = self.pd.register_part(region.clone(), 0..spec.bytes, access);
         let mr = registered.map_err(|refused| refused.on(self.device.name()))?;
         check_registered(&mr, &region, self.device.name())?;
+        // Not before: the memory of a refused registration would stay mapped.
+        if !self.memories.checks_every_key() {
+            self.pd.keep_mapped(region.clone());
+        }
         let memory = Arc::new(Memory::new(mr, region, spec.bytes));
         self.memories.add(&memory);
         Ok(Buffer::new(memory))
