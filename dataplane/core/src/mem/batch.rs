@@ -479,14 +479,16 @@ impl Batch {
         self.bounds_known = false;
     }
 
-    /// Returns all slots to their pool. No packet may be labelled.
+    /// Returns all slots to their pool.
     ///
     /// # Panics
     /// Panics if the packets belong to another pool.
     #[inline]
     pub fn free_into(&mut self, pool: &mut Pool) {
         self.check_pool(pool);
-        debug_assert!(!self.is_labelled());
+        if self.maybe_labelled {
+            self.clear_labels();
+        }
         pool.put_descs(self.descs(), SlotState::Batched);
         self.bounds_known = false;
         self.shorten(0);

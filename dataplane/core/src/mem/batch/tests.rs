@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::mem::{PageKind, Region, RegionSpec, SlotLayout};
+use crate::mem::{PageKind, Reason, Region, RegionSpec, SlotLayout};
 
 const HEADROOM: u16 = 64;
 
@@ -59,6 +59,16 @@ fn plain_ipv4_mark_moves_with_the_batch_until_packets_are_borrowed() {
     assert!(second.is_plain() && second.get_mut(0).is_some() && !second.is_plain());
     second.set_plain();
     assert!(second.heads_mut::<14>().count() == 1 && !second.is_plain());
+}
+
+#[test]
+fn packet_that_follows_a_freed_packet_has_no_label() {
+    let mut pool = pool();
+    let mut batch = batch_of_one(&mut pool);
+    batch.get_mut(0).unwrap().drop(Reason::own(0));
+    batch.free_into(&mut pool);
+    assert!(batch.push_bytes(&[0; 60], Stamp::NONE, &mut pool));
+    assert_eq!(batch.verdict(0), Verdict::Next);
 }
 
 /// An operation on one batch or on two batches.
@@ -138,10 +148,7 @@ proptest! {
                 Change::Prepend(index) => _ = one.get_mut(index).is_some_and(|mut packet| packet.prepend(2).is_some()),
                 Change::Retain(of) => _ = one.retain_into(&mut pool, |desc| desc.slot % of == 0),
                 Change::Truncate(len) => one.truncate(len, &mut pool),
-                Change::Free => {
-                    one.clear_labels();
-                    one.free_into(&mut pool);
-                }
+                Change::Free => one.free_into(&mut pool),
                 Change::CompareAddresses => {
                     let [located, exact] = packet_addresses(&mut one);
                     prop_assert_eq!(located, exact);
