@@ -9,7 +9,6 @@ use super::program::Instruction;
 // `enum bpf_cmd`.
 const MAP_CREATE: u32 = 0;
 const MAP_UPDATE_ELEM: u32 = 2;
-const MAP_DELETE_ELEM: u32 = 3;
 const PROG_LOAD: u32 = 5;
 /// Maximum number of attempts to load a program. A signal can interrupt the kernel's verifier (`EAGAIN`).
 const ATTEMPTS: usize = 5;
@@ -99,9 +98,8 @@ impl SocketMap {
         self.0.as_raw_fd()
     }
 
-    /// Redirects the frames of a queue to `socket`. With `None`, the frames go to the kernel again. Closing a socket
-    /// also removes it from the map.
-    pub(super) fn set(&self, queue: u32, socket: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    /// Redirects the frames of a queue to `socket`. When the socket closes, the kernel removes the socket from the map.
+    pub(super) fn set(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         #[repr(C)]
         struct Update {
             map_fd: u32,
@@ -110,12 +108,11 @@ impl SocketMap {
             value: *const i32,
             flags: u64,
         }
-        let value = socket.map_or(-1, |socket| socket.as_raw_fd());
-        let command = if socket.is_some() { MAP_UPDATE_ELEM } else { MAP_DELETE_ELEM };
+        let value = socket.as_raw_fd();
         let mut update = Update { map_fd: self.fd() as u32, padding: 0, key: &queue, value: &value, flags: 0 };
-        // SAFETY: `Update` has the layout of the anonymous structure of BPF_MAP_*_ELEM. Key and value have the sizes of
-        // this map.
-        unsafe { bpf(command, &mut update).map(drop) }
+        // SAFETY: `Update` has the layout of the anonymous structure of BPF_MAP_UPDATE_ELEM. Key and value have the sizes
+        // of this map.
+        unsafe { bpf(MAP_UPDATE_ELEM, &mut update).map(drop) }
     }
 }
 

@@ -288,7 +288,7 @@ impl Xdp {
 
     /// Redirects the frames of a queue to the queue's socket.
     fn redirect(&self, queue: u32, socket: &socket::XdpSocket) -> io::Result<()> {
-        self.map.set(queue, Some(socket.as_fd()))
+        self.map.set(queue, socket.as_fd())
     }
 
     /// Records an open socket. `why` is the reason for copy mode, which is logged.
