@@ -16,6 +16,11 @@ const TCP4: u8 = 1;
 const TCP6: u8 = 4;
 const UDP: u8 = 5;
 
+/// The maximum number of segments of a frame. The sender of a veth pair chooses the size of the segments, and could
+/// otherwise turn one frame into 65,000 packets. A TCP segment of Linux has at least 48 bytes, so a frame of 64 KiB has
+/// at most 1,366 segments.
+const MAX_SEGMENTS: usize = 2048;
+
 const ETHERTYPE_AT: usize = 12;
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
@@ -177,7 +182,9 @@ fn plan(frame: &[u8], what: PendingOffload) -> Option<SplitPlan> {
     // The offset from the kernel may lie inside the IPv6 header.
     let begins_after_ip = upper >= ip + if is_ipv6 { 40 } else { 20 };
     let fits = begins_after_ip && header >= if is_tcp { 20 } else { 8 } && payload < frame.len();
-    (fits && what.size > 0).then_some(SplitPlan { ip, is_ipv6, upper, is_tcp, payload, size: usize::from(what.size) })
+    let splits =
+        what.size > 0 && (frame.len() - payload.min(frame.len())).div_ceil(usize::from(what.size)) <= MAX_SEGMENTS;
+    (fits && splits).then_some(SplitPlan { ip, is_ipv6, upper, is_tcp, payload, size: usize::from(what.size) })
 }
 
 /// Returns whether hop-by-hop or destination options follow the IPv6 header at offset `ip`. Routing headers are not
@@ -345,7 +352,7 @@ mod tests {
 
         #[test]
         fn tcp_segments_contain_the_whole_stream(
-            is_ipv6: bool, vlan: bool, size in 1u16..1500, payload in prop::collection::vec(any::<u8>(), 1..9000),
+            is_ipv6: bool, vlan: bool, size in 5u16..1500, payload in prop::collection::vec(any::<u8>(), 1..9000),
         ) {
             let whole = tcp(is_ipv6, vlan, &payload);
             let start = if is_ipv6 { 54 } else { 34 } + if vlan { 4 } else { 0 };
@@ -366,7 +373,7 @@ mod tests {
 
         #[test]
         fn udp_segments_contain_the_whole_payload(
-            is_ipv6: bool, size in 1u16..1500, payload in prop::collection::vec(any::<u8>(), 1..9000),
+            is_ipv6: bool, size in 5u16..1500, payload in prop::collection::vec(any::<u8>(), 1..9000),
         ) {
             let parts = parts(&udp(is_ipv6, &payload), header(UDP, size, if is_ipv6 { 54 } else { 34 }, 6));
             let mut together = Vec::new();
@@ -431,6 +438,9 @@ mod tests {
         {
             assert!(!splitter.begin(what), "{what:?}");
         }
+        splitter.frame = tcp(false, false, &[0; 60_000]);
+        assert!(!splitter.begin(header(TCP4, 1, 34, 16)), "60,000 segments");
+        assert!(splitter.begin(header(TCP4, 48, 34, 16)));
         // A frame of a tunnel has another IP protocol.
         splitter.frame[23] = 47;
         assert!(!splitter.begin(header(TCP4, 1000, 34, 16)));
