@@ -3,6 +3,7 @@
 
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
+use toml_parser::lexer::TokenKind;
 
 use super::diagnostics::{Diagnostics, Mistake};
 use super::source::{Source, Span};
@@ -26,21 +27,29 @@ pub(super) fn parse<'s>(source: &'s Source, diagnostics: &mut Diagnostics) -> Pa
 }
 
 fn parse_text<'s>(text: &'s str, start: usize, diagnostics: &mut Diagnostics) -> (DeTable<'s>, bool) {
-    let (root, errors) = DeTable::parse_recoverable(text);
+    let Nesting { too_deep, unclosed } = nesting(text);
+    if let Some(at) = too_deep {
+        diagnostics.push(unclosed.map_or_else(|| nested_too_deeply(at), |bracket| never_closed(text, bracket)));
+        return (DeTable::new(), true);
+    }
+    let is_large = text.len() - start > MAX_RECOVERED;
+    let (root, errors) = match is_large {
+        false => DeTable::parse_recoverable(text),
+        true => match DeTable::parse(text) {
+            Ok(root) => (root, Vec::new()),
+            Err(first) => (Spanned::new(0..0, DeTable::new()), vec![first]),
+        },
+    };
     let mut root = root.into_inner();
     if errors.is_empty() {
         return (root, false);
     }
     // The parser misreads every line after an unclosed bracket. So report the bracket, and no mistakes after the
     // bracket.
-    let unclosed = errors.iter().any(|error| error.message().starts_with("unclosed"));
-    let cut = if unclosed { first_unclosed(text) } else { None };
+    let is_unclosed = is_large || errors.iter().any(|error| error.message().starts_with("unclosed"));
+    let cut = if is_unclosed { unclosed } else { None };
     if let Some(cut) = cut {
-        let at = cut..cut + 1;
-        let bracket = &text[at.clone()];
-        let closing = if bracket == "{" { "}" } else { "]" };
-        let mistake = Mistake::error(at, format!("this `{bracket}` is never closed"));
-        diagnostics.push(mistake.help(format!("add the matching `{closing}`")));
+        diagnostics.push(never_closed(text, cut));
     }
     let mut errors: Vec<(Span, &str)> =
         errors.iter().map(|error| (error.span().unwrap_or(start..start), error.message())).collect();
@@ -48,13 +57,16 @@ fn parse_text<'s>(text: &'s str, start: usize, diagnostics: &mut Diagnostics) ->
     let mut spoilt: Vec<Span> = Vec::new();
     for (span, message) in errors {
         // The parser continues after a mistake. Further errors on the same line are consequences of the first error.
-        // The parser also adds the keys of a repeated section to the first section of that name.
+        // Skip these errors before the search for the ends of their line: a long line can have an error at every byte.
+        if spoilt.last().is_some_and(|spoilt| span.start < spoilt.end) {
+            continue;
+        }
+        // The parser adds the keys of a repeated section to the first section of that name.
         let line = match is_repeated_section(text, &span, message) {
             true => section_of(text, span.start, start),
             false => line_of(text, span.start, start),
         };
-        let follows = spoilt.last().is_some_and(|spoilt| line.start < spoilt.end);
-        if !follows && cut.is_none_or(|cut| span.start < cut && !line.contains(&cut)) {
+        if cut.is_none_or(|cut| span.start < cut && !line.contains(&cut)) {
             diagnostics.push(explain(text, span, message));
             spoilt.push(line);
         }
@@ -64,6 +76,87 @@ fn parse_text<'s>(text: &'s str, start: usize, diagnostics: &mut Diagnostics) ->
     }
     prune_table(&mut root, &(0..0), &spoilt, diagnostics);
     (root, true)
+}
+
+/// The largest text, in bytes, whose syntax mistakes are all reported. The parser can find one mistake per byte, and
+/// needs more than 100 bytes of memory for each mistake. In a larger text, only the first syntax mistake is reported.
+const MAX_RECOVERED: usize = 256 << 10;
+
+/// The maximum nesting depth of brackets and parts of dotted keys. All code that reads a tree is recursive, so this
+/// limit bounds the stack. The limit of the parser is much higher, because the parser counts brackets and the parts of
+/// each key separately.
+const MAX_DEPTH: usize = 32;
+
+/// The nesting of brackets and dotted keys in a text.
+struct Nesting {
+    /// The span of the first bracket or dot that exceeds [`MAX_DEPTH`].
+    too_deep: Option<Span>,
+    /// The offset of the first bracket that is still open at the end of the text.
+    unclosed: Option<usize>,
+}
+
+fn nesting(text: &str) -> Nesting {
+    /// The inside of an open bracket, or the whole text.
+    struct Level {
+        /// The offset of the bracket.
+        at: usize,
+        closed_by: TokenKind,
+        /// The number of dots in the current key.
+        dots: usize,
+        /// Whether the next word starts a new key or is a value.
+        is_key_complete: bool,
+    }
+    let mut levels = vec![Level { at: 0, closed_by: TokenKind::Eof, dots: 0, is_key_complete: false }];
+    let (mut depth, mut too_deep) = (0, None);
+    for token in toml_parser::Source::new(text).lex() {
+        let (kind, span) = (token.kind(), token.span());
+        let Some(level) = levels.last_mut() else { break };
+        match kind {
+            TokenKind::LeftSquareBracket | TokenKind::LeftCurlyBracket => {
+                let is_square = kind == TokenKind::LeftSquareBracket;
+                let closed_by = if is_square { TokenKind::RightSquareBracket } else { TokenKind::RightCurlyBracket };
+                levels.push(Level { at: span.start(), closed_by, dots: 0, is_key_complete: false });
+                depth += 1;
+            }
+            // Another closing bracket closes nothing. So this function may count too many levels, but never too few.
+            TokenKind::RightSquareBracket | TokenKind::RightCurlyBracket if kind == level.closed_by => {
+                depth -= 1 + level.dots;
+                levels.pop();
+            }
+            TokenKind::Equals | TokenKind::Comma | TokenKind::Newline => level.is_key_complete = true,
+            TokenKind::Dot
+            | TokenKind::Atom
+            | TokenKind::BasicString
+            | TokenKind::LiteralString
+            | TokenKind::MlBasicString
+            | TokenKind::MlLiteralString => {
+                if std::mem::take(&mut level.is_key_complete) {
+                    depth -= std::mem::take(&mut level.dots);
+                }
+                if kind == TokenKind::Dot {
+                    level.dots += 1;
+                    depth += 1;
+                }
+            }
+            _ => {}
+        }
+        if depth > MAX_DEPTH && too_deep.is_none() {
+            too_deep = Some(span.start()..span.end());
+        }
+    }
+    Nesting { too_deep, unclosed: levels.get(1).map(|level| level.at) }
+}
+
+fn nested_too_deeply(span: Span) -> Mistake {
+    let help = "remove nested arrays and tables: a config needs at most a few levels";
+    Mistake::error(span, "the arrays and tables are nested too deeply").help(help)
+}
+
+fn never_closed(text: &str, bracket: usize) -> Mistake {
+    let span = bracket..bracket + 1;
+    let bracket = &text[span.clone()];
+    let closing = if bracket == "{" { "}" } else { "]" };
+    Mistake::error(span, format!("this `{bracket}` is never closed")).help(format!("add the matching `{closing}`"))
 }
 
 /// Returns the span of a line, including the line break.
@@ -114,51 +207,7 @@ fn explain(text: &str, span: Span, message: &str) -> Mistake {
     {
         return Mistake::error(span, "this string has no closing quote").help("add the closing quote");
     }
-    if message == "recursion limit" || message.starts_with("cannot recurse further") {
-        let help = "remove nested arrays and tables: a config needs at most a few levels";
-        return Mistake::error(span, "the arrays and tables are nested too deeply").help(help);
-    }
     Mistake::error(span, message)
-}
-
-/// Returns the offset of the first bracket that is still open at the end of the text.
-fn first_unclosed(text: &str) -> Option<usize> {
-    let bytes = text.as_bytes();
-    let mut open: Vec<(usize, u8)> = Vec::new();
-    let mut at = 0;
-    while let Some(&byte) = bytes.get(at) {
-        match byte {
-            b'#' => at += bytes[at..].iter().position(|&byte| byte == b'\n').unwrap_or(bytes.len() - at),
-            b'"' | b'\'' => at = string_end(bytes, at),
-            b'[' | b'{' => open.push((at, byte)),
-            // The ASCII code of each of these closing brackets is the code of the opening bracket plus 2.
-            b']' | b'}' if open.last().is_some_and(|(_, open)| open + 2 == byte) => {
-                open.pop();
-            }
-            _ => {}
-        }
-        at += 1;
-    }
-    open.first().map(|(at, _)| *at)
-}
-
-/// Returns the offset of the closing quote of a string that starts at `at`. If the quote is missing, returns the end of
-/// the line or text.
-fn string_end(bytes: &[u8], at: usize) -> usize {
-    let quote = bytes[at];
-    let long = bytes[at..].starts_with(&[quote; 3]);
-    let mut end = if long { at + 3 } else { at + 1 };
-    while let Some(&byte) = bytes.get(end) {
-        match byte {
-            b'\\' if quote == b'"' => end += 1,
-            b'\n' if !long => return end,
-            _ if long && bytes[end..].starts_with(&[quote; 3]) => return end + 2,
-            _ if byte == quote && !long => return end,
-            _ => {}
-        }
-        end += 1;
-    }
-    bytes.len()
 }
 
 /// Returns `true` if one of the spans contains this byte. The spans must be in ascending order.
@@ -169,7 +218,7 @@ fn is_within(spans: &[Span], at: usize) -> bool {
 
 /// Removes entries on lines with a mistake, because their values are not reliable.
 fn prune_table(table: &mut DeTable<'_>, span: &Span, spoilt: &[Span], diagnostics: &mut Diagnostics) {
-    let hit = |span: &Span| spoilt.iter().any(|spoilt| spoilt.contains(&span.start));
+    let hit = |span: &Span| is_within(spoilt, span.start);
     let before = table.len();
     let lost = table.iter().filter(|(key, value)| hit(&key.span()) || hit(&value.span()));
     for key in lost.map(|(key, _)| key.get_ref().clone()).collect::<Vec<_>>() {

@@ -196,7 +196,19 @@ fn long_name_of_an_unknown_port_is_shortened() {
 
 #[test]
 fn too_deep_nesting_is_reported_with_help() {
-    for text in [format!("x = {}{}\n", "[".repeat(1000), "]".repeat(1000)), format!("{}b = 1\n", "a.".repeat(1000))] {
+    // The parser accepts this text: it has at most 80 open brackets, and each key has at most 80 parts.
+    let keys = "a.".repeat(78) + "a";
+    let mixed =
+        format!("[[pipeline.stage]]\nuse = \"count\"\n{}a = 1{}\n", format!("{keys} = {{ ").repeat(78), "}".repeat(78));
+    for text in [
+        format!("x = {}{}\n", "[".repeat(1000), "]".repeat(1000)),
+        format!("{}b = 1\n", "a.".repeat(1000)),
+        format!("[{}b]\nc = 1\n", "a.".repeat(60)),
+        mixed.clone(),
+        // Commas and wrong brackets do not reset the depth.
+        mixed.replace(" = {", " , = {"),
+        mixed.replace("{", "{ ]"),
+    ] {
         let source = Source::new("x.toml", text, &[]);
         let mut diagnostics = Diagnostics::new(&source);
         assemble_offline(&source, &stages::registry(), &mut diagnostics).unwrap();
@@ -204,6 +216,35 @@ fn too_deep_nesting_is_reported_with_help() {
         let mistake = diagnostics.records().into_iter().find(|mistake| nested(&mistake.message));
         assert!(mistake.is_some_and(|mistake| mistake.help.is_some()), "{}", diagnostics.render(false));
     }
+}
+
+#[test]
+fn flat_text_with_many_dots_is_not_nested_too_deeply() {
+    let sections = "[a.b.c]\nx.y = 1.5\nz = [[1.5, 2.5], { p.q.r = 1, s = { t.u = 2.5 } }]\n".repeat(100);
+    let rates = "r = [0.1, 0.2, 0.3,\n0.4]\n";
+    let found = check(&format!("{rates}{sections}"));
+    assert!(found.iter().all(|(_, _, message)| !message.contains("nested")), "{found:?}");
+}
+
+/// Without a bound on the time for each error, this test takes minutes.
+#[test]
+fn many_mistakes_on_one_line_or_between_many_keys_are_read_in_linear_time() {
+    let found = check(&format!("x = [{}]", "=".repeat(200_000)));
+    assert_eq!(found.iter().map(|mistake| (mistake.0, mistake.1)).collect::<Vec<_>>(), [(1, 6)]);
+    let keys: String = (0..20_000).map(|number| format!("a{number}=1\n=\n")).collect();
+    let found = check(&keys);
+    assert_eq!(found.len(), 201);
+}
+
+#[test]
+fn large_text_is_reported_up_to_its_first_syntax_mistake() {
+    let comment = "# comment\n".repeat(30_000);
+    let found = check(&format!("{comment}x =\n[[port]]\ny =\n"));
+    assert_eq!(found, [(30_001, 4, "there is no value after `=`".to_owned())]);
+    let found = check(&format!("{comment}x = [\n[[port]]\ny =\n"));
+    assert_eq!(found, [(30_001, 5, "this `[` is never closed".to_owned())]);
+    let found = check(&format!("{comment}x = [{}]", "=".repeat(2 << 20)));
+    assert_eq!(found.iter().map(|mistake| (mistake.0, mistake.1)).collect::<Vec<_>>(), [(30_001, 6)]);
 }
 
 #[test]
