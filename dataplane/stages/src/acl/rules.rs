@@ -174,6 +174,9 @@ pub(super) const MAX_RULES: usize = 100_000;
 const MAX_FILE_BYTES: u64 = 32 << 20;
 /// Largest number of errors that are reported at once.
 const MAX_REPORTED: usize = 20;
+/// The largest rule file, in bytes, whose syntax errors are all reported. The parser can find one error per byte, and
+/// needs more than 100 bytes of memory for each error. For a larger file, only the first syntax error is reported.
+const MAX_RECOVERED: usize = 256 << 10;
 /// The maximum number of nested brackets in a rule file. A valid file nests two: the list of rules, and a rule.
 const MAX_DEPTH: usize = 16;
 
@@ -274,13 +277,17 @@ fn parse(text: &str) -> (Vec<(usize, usize, RuleSpec)>, Vec<toml::de::Error>) {
         }
         Err(error) => error,
     };
-    let (table, mut errors) = DeTable::parse_recoverable(text);
-    if !errors.is_empty() {
+    let (table, mut errors) = match DeTable::parse(text) {
+        Ok(table) => (table, Vec::new()),
         // The text has TOML syntax errors. A syntax error may cause further errors in the values, so errors in the
         // values are not reported.
-        errors.truncate(MAX_REPORTED);
-        return (Vec::new(), errors);
-    }
+        Err(first) if text.len() > MAX_RECOVERED => return (Vec::new(), vec![first]),
+        Err(_) => {
+            let (_, mut errors) = DeTable::parse_recoverable(text);
+            errors.truncate(MAX_REPORTED);
+            return (Vec::new(), errors);
+        }
+    };
     let mut rules = Vec::new();
     for (key, value) in table.into_inner() {
         let DeValue::Array(array) = value.into_inner() else { continue };

@@ -296,6 +296,10 @@ fn invalid_file_keeps_the_old_rules() {
     for line in ["toml:2:", "toml:3:"] {
         assert!(problems.iter().any(|problem| problem.to_string().contains(line)), "{line} {problems:?}");
     }
+    // In a file of more than 256 KiB, only the first syntax error is reported.
+    let comment = "# comment\n".repeat(30_000);
+    folder.write("rules.toml", format!("{comment}rules = [\n{{ action = }},\n{{ action = \"deny\", vlan = }},\n]"));
+    reported(&mut harness, &["toml:30002:"]);
     folder.write("rules.toml", "rules = []");
     harness.reload().unwrap();
     harness.tick();
