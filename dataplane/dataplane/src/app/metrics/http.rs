@@ -100,6 +100,8 @@ struct Client {
     stream: Box<dyn Stream>,
     state: State,
     accepted: Instant,
+    /// The time at which the response was created, or at which the client last accepted a part of the response.
+    progress: Instant,
     deadline: Instant,
 }
 
@@ -175,14 +177,9 @@ impl Http {
         self.clients.len() < MAX_CLIENTS || self.slowest().is_some()
     }
 
-    /// Returns the oldest connection that has no complete request, or that the client has not closed after the
-    /// response. Returns `None` if no such connection is older than [`PATIENCE`].
+    /// Returns the oldest connection whose client is slow. Returns `None` if no client is slow.
     fn slowest(&self) -> Option<usize> {
-        let is_slow = |client: &Client| {
-            let is_silent = matches!(client.state, State::Reading(_) | State::Ending);
-            is_silent && client.accepted.elapsed() >= PATIENCE
-        };
-        let slow = (0..self.clients.len()).filter(|at| is_slow(&self.clients[*at]));
+        let slow = (0..self.clients.len()).filter(|at| self.clients[*at].is_slow());
         slow.min_by_key(|at| self.clients[*at].accepted)
     }
 
@@ -214,7 +211,7 @@ impl Http {
                 self.clients.swap_remove(slowest);
             }
             let (accepted, state) = (Instant::now(), State::Reading(Vec::new()));
-            self.clients.push(Client { stream, state, accepted, deadline: accepted + TIMEOUT });
+            self.clients.push(Client { stream, state, accepted, progress: accepted, deadline: accepted + TIMEOUT });
         }
     }
 
@@ -301,6 +298,17 @@ impl Page<'_> {
 }
 
 impl Client {
+    /// Returns `true` if the server waits for the client since [`PATIENCE`]: for the rest of the request, for the
+    /// reading of the response, or for the end of the connection after the response.
+    fn is_slow(&self) -> bool {
+        let since = match self.state {
+            State::Reading(_) | State::Ending => self.accepted,
+            State::Writing(..) => self.progress,
+            State::Waiting(_) => return false,
+        };
+        since.elapsed() >= PATIENCE
+    }
+
     /// Reads a part of the request, unless the request is complete. Answers a request that the server refuses.
     fn read(&mut self) {
         let State::Reading(input) = &mut self.state else { return };
@@ -349,7 +357,8 @@ impl Client {
             "HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\ncache-control: no-store\r\n\
              x-content-type-options: nosniff\r\n{allow}connection: close\r\n\r\n"
         );
-        self.deadline = Instant::now() + TIMEOUT;
+        self.progress = Instant::now();
+        self.deadline = self.progress + TIMEOUT;
         self.state = State::Writing(headers.into(), if is_head { "".into() } else { body }, 0);
     }
 
@@ -366,7 +375,10 @@ impl Client {
                     };
                     match self.stream.write(rest) {
                         Ok(0) => return false,
-                        Ok(written) => *sent += written,
+                        Ok(written) => {
+                            *sent += written;
+                            self.progress = Instant::now();
+                        }
                         Err(error) => return is_later(&error),
                     }
                 }
@@ -388,4 +400,26 @@ impl Client {
 /// Returns `true` if the operation would block or was interrupted.
 fn is_later(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_that_reads_no_response_is_slow_until_it_reads() {
+        let (server, mut reader) = UnixStream::pair().unwrap();
+        server.set_nonblocking(true).unwrap();
+        let accepted = Instant::now();
+        let (stream, state) = (Box::new(server), State::Reading(Vec::new()));
+        let mut client = Client { stream, state, accepted, progress: accepted, deadline: accepted + TIMEOUT };
+        // The response is larger than the buffer of the socket.
+        client.send(Response::text("200 OK", "x".repeat(16 << 20)), false);
+        assert!(client.write() && matches!(client.state, State::Writing(..)));
+        client.progress = client.progress.checked_sub(PATIENCE).unwrap();
+        assert!(client.write() && client.is_slow());
+        reader.set_nonblocking(true).unwrap();
+        while reader.read(&mut [0; 4096]).is_ok() {}
+        assert!(client.write() && !client.is_slow());
+    }
 }
