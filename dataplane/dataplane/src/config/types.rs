@@ -257,11 +257,11 @@ mod tests {
     #[test]
     fn malformed_metrics_addresses_are_rejected() {
         for (text, message) in [
-            ("", "`` is not an address"),
-            ("auto", "`auto` is not an address"),
-            (":9464", "`:9464` is not an address"),
-            ("127.0.0.1", "`127.0.0.1` is not an address"),
-            ("localhost:9464", "`localhost:9464` is not an address"),
+            ("", "`` is neither an IP address with a port nor a Unix socket"),
+            ("auto", "`auto` is neither an IP address with a port nor a Unix socket"),
+            (":9464", "`:9464` is neither an IP address with a port nor a Unix socket"),
+            ("127.0.0.1", "`127.0.0.1` is neither an IP address with a port nor a Unix socket"),
+            ("localhost:9464", "`localhost:9464` is neither an IP address with a port nor a Unix socket"),
             ("127.0.0.1:0", "`127.0.0.1:0` has the port 0"),
             ("unix:", "the path after `unix:` is empty"),
         ] {
