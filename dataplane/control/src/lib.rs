@@ -18,6 +18,7 @@
 pub mod change;
 mod client;
 mod error;
+pub mod observe;
 mod protocol;
 pub mod rows;
 pub mod socket;

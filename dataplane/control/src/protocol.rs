@@ -9,6 +9,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::change::{ConfigMistake, Operation};
+use crate::observe::{Capture, TracePackets};
 
 /// The version of the protocol. A change that an old client or an old program cannot handle increments the version.
 pub const VERSION: u32 = 1;
@@ -60,6 +61,12 @@ pub enum Call {
     History {},
     /// Reads the config file of the run and the files that the config names, and changes the program to this config.
     Reload {},
+    /// Starts to capture packets for this connection.
+    Capture(Capture),
+    /// Starts to trace packets for this connection.
+    Trace(TracePackets),
+    /// Returns the packets of the capture or trace of this connection since the last answer. Does not wait for packets.
+    Packets {},
 }
 
 /// The parameters of [`Call::Show`].
@@ -174,8 +181,10 @@ pub const MAX_LIMIT: u32 = 1000;
 
 impl Call {
     /// The names of the requests.
-    pub const NAMES: [&str; 11] =
-        ["hello", "stats", "show", "get", "log", "plan", "apply", "confirm", "rollback", "history", "reload"];
+    pub const NAMES: [&str; 14] = [
+        "hello", "stats", "show", "get", "log", "plan", "apply", "confirm", "rollback", "history", "reload", "capture",
+        "trace", "packets",
+    ];
 }
 
 /// The result of [`Call::Hello`].
@@ -249,7 +258,7 @@ pub enum ErrorCode {
     TooManyClients,
     /// The config has mistakes.
     WrongConfig,
-    /// Another change is in progress, or waits for its confirmation.
+    /// Another change is in progress or waits for its confirmation, or another client captures or traces packets.
     Busy,
     /// The program uses another config than the config with the digest in [`Apply::base`].
     OtherBase,

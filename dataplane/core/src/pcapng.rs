@@ -15,6 +15,7 @@ const LINKTYPE_ETHERNET: u32 = 1;
 
 const END_OF_OPTIONS: u16 = 0;
 const COMMENT: u16 = 1;
+const FLAGS: u16 = 2;
 const USER_APPLICATION: u16 = 4;
 const INTERFACE_NAME: u16 = 2;
 const INTERFACE_TEXT: u16 = 3;
@@ -38,6 +39,17 @@ pub struct CapturedPacket<'a> {
     pub bytes: &'a [u8],
     /// The comment. Empty for none.
     pub comment: &'a [u8],
+    /// Whether the interface received or sent the packet. `None` if this is unknown.
+    pub direction: Option<Direction>,
+}
+
+/// The direction of a packet on its interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The interface received the packet.
+    Inbound = 1,
+    /// The interface sent the packet.
+    Outbound = 2,
 }
 
 impl CapturedPacket<'_> {
@@ -45,9 +57,11 @@ impl CapturedPacket<'_> {
     pub fn size(&self) -> usize {
         let comment = match self.comment.len() {
             0 => 0,
-            len => 4 + len.next_multiple_of(4) + 4,
+            len => 4 + len.next_multiple_of(4),
         };
-        32 + self.bytes.len().next_multiple_of(4) + comment
+        let flags = if self.direction.is_some() { 8 } else { 0 };
+        let options = comment + flags;
+        32 + self.bytes.len().next_multiple_of(4) + options + if options > 0 { 4 } else { 0 }
     }
 }
 
@@ -83,7 +97,8 @@ pub fn packet(packet: &CapturedPacket<'_>, into: &mut Vec<u8>) {
     block.time(packet.nanos);
     block.words([packet.bytes.len() as u32, packet.original]);
     block.bytes(packet.bytes);
-    block.options([(COMMENT, packet.comment)]);
+    let flags = packet.direction.map(|direction| (direction as u32).to_le_bytes());
+    block.options([(COMMENT, packet.comment), (FLAGS, flags.as_ref().map_or(&[], |flags| flags))]);
     block.end();
 }
 
@@ -171,7 +186,9 @@ mod tests {
 
     #[test]
     fn size_of_a_packet_is_the_length_of_its_block() {
-        for comment in ["", "a", "stage.reason"] {
+        let directions = [None, Some(Direction::Inbound), Some(Direction::Outbound)];
+        for (comment, direction) in ["", "a", "stage.reason"].into_iter().flat_map(|it| directions.map(|way| (it, way)))
+        {
             for length in 0..9 {
                 let captured = CapturedPacket {
                     interface: 1,
@@ -179,6 +196,7 @@ mod tests {
                     original: 64,
                     bytes: &[0xab; 9][..length],
                     comment: comment.as_bytes(),
+                    direction,
                 };
                 let mut file = vec![1, 2, 3, 4];
                 packet(&captured, &mut file);
@@ -186,6 +204,8 @@ mod tests {
                 assert_eq!(block.len(), captured.size());
                 assert_eq!(block[4..8], (captured.size() as u32).to_le_bytes());
                 assert_eq!(block[block.len() - 4..], block[4..8]);
+                let flags = direction.map(|direction| [2, 0, 4, 0, direction as u8, 0, 0, 0]);
+                assert!(flags.is_none_or(|flags| block.windows(8).any(|part| part == flags)), "{block:?}");
                 assert_eq!(block[8..28], [1, 0, 0, 0, 0, 1, 0, 0, 7, 0, 0, 0, length as u8, 0, 0, 0, 64, 0, 0, 0]);
             }
         }

@@ -64,8 +64,32 @@ const LONGEST_QUOTE: usize = 80;
 /// The words that match IP broadcast addresses in an expression.
 const IP_BROADCAST: [&str; 2] = ["ip", "broadcast"];
 
-/// Compiles an expression for Ethernet frames.
-fn compile(expression: &str) -> Result<Program, Problem> {
+/// A compiled filter for Ethernet frames.
+#[derive(Debug)]
+pub struct FrameFilter(Program);
+
+impl FrameFilter {
+    /// Parses the output of `tcpdump -ddd -y EN10MB EXPRESSION`. Spaces or commas can replace the line breaks.
+    ///
+    /// # Errors
+    /// Returns the reason why the text is not a valid filter.
+    pub fn parse(bytecode: &str) -> Result<Self, String> {
+        Program::parse(bytecode).map(Self)
+    }
+
+    /// Returns `true` if the filter selects the frame.
+    #[inline]
+    pub fn matches(&self, frame: &[u8]) -> bool {
+        self.0.run(frame) != 0
+    }
+}
+
+/// Compiles a `tcpdump` expression (pcap-filter(7)) for Ethernet frames. Returns the filter as text, in the format of
+/// `tcpdump -ddd` with spaces instead of line breaks. libpcap may resolve host names over the network.
+///
+/// # Errors
+/// Returns the mistake in the expression.
+pub fn bytecode(expression: &str) -> Result<String, Problem> {
     let problem = |message: String| Problem::at("expression", message);
     let too_long =
         |message: String| problem(message).help("split the filter over several `filter` stages, or use an `acl` stage");
@@ -110,7 +134,8 @@ fn compile(expression: &str) -> Result<Program, Problem> {
     // Only `Display` gives access to the numbers of an instruction. `Display` prints a line in the format of `tcpdump
     // -ddd`.
     let lines: Vec<String> = instructions.iter().map(ToString::to_string).collect();
-    Program::parse(&format!("{} {}", lines.len(), lines.join(" "))).map_err(|reason| {
+    let text = format!("{} {}", lines.len(), lines.join(" "));
+    let parsed = Program::parse(&text).map_err(|reason| {
         problem(reason).help(if expression.contains("protochain") {
             "use `proto` to match the first header, because `protochain` needs a loop, which is not supported"
         } else if expression.contains("inbound") || expression.contains("outbound") {
@@ -118,7 +143,14 @@ fn compile(expression: &str) -> Result<Program, Problem> {
         } else {
             "write a simpler expression"
         })
-    })
+    });
+    parsed.map(|_| text)
+}
+
+/// Compiles an expression.
+fn compile(expression: &str) -> Result<Program, Problem> {
+    let parsed = Program::parse(&bytecode(expression)?);
+    parsed.map_err(|reason| Problem::at("expression", reason))
 }
 
 impl Stage for Filter {

@@ -359,6 +359,9 @@ impl Stage for Neighbor {
             setup.table("neighbors", NeighborTable { tables, ports });
         }
         if let Some(known) = known {
+            if !setup.is_offline() {
+                self.names = setup.ports().iter().map(|port| port.name.clone()).collect();
+            }
             if !self.table.is_empty() {
                 let problem = Problem::at("source", "neighbours cannot come from both the table and another source");
                 return Err(problem.help("remove table, or remove source"));
@@ -429,8 +432,8 @@ impl Stage for Neighbor {
     }
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
-        if self.live.is_some() {
-            return Some("neighbours are only resolved during a run".to_owned());
+        if let Some(live) = &self.live {
+            return self.explain_live(live, packet);
         }
         let hop = match packet.meta().next_hop.checked_sub(1) {
             Some(place) => *self.gateways.get(place as usize)?,
@@ -559,6 +562,29 @@ impl Neighbor {
             NeighborSource::Kernel(_) => None,
             NeighborSource::Resolution(client) => Some(client),
         }
+    }
+
+    /// Describes the neighbour of a packet during a run. Requests no neighbour.
+    fn explain_live(&self, live: &Live, packet: &Packet<'_>) -> Option<String> {
+        if self.names.is_empty() {
+            return Some("neighbours are only resolved during a run".to_owned());
+        }
+        let meta = packet.meta();
+        let tables = live.known.reader().shared();
+        let hop = match (meta.next_hop.checked_sub(1), &live.known) {
+            (None, _) => NextHop { address: destination(packet)?.address(), port: meta.egress },
+            (Some(place), NeighborSource::Kernel(_)) => tables.hop(place as usize)?,
+            (Some(place), NeighborSource::Resolution(client)) => {
+                let number = client.numbers.get(place as usize)?.checked_sub(1)?;
+                tables.hop(number as usize)?
+            }
+        };
+        let (address, port) = (hop.address, self.names.get(usize::from(hop.port))?);
+        Some(match tables.hint(hop) {
+            Some((Resolved::At(mac), _)) => format!("{address} on {port} is at {mac}"),
+            Some((Resolved::Failed, _)) => format!("{address} on {port} does not answer"),
+            Some((Resolved::Unknown, _)) | None => format!("{address} on {port} is not resolved yet"),
+        })
     }
 
     /// Returns the parameters of neighbour resolution.

@@ -116,6 +116,10 @@ pub struct Route {
     #[serde(skip)]
     #[schemars(skip)]
     own_macs: Box<[Option<MacAddr>]>,
+    /// For `explain` during a run: the names of the ports.
+    #[serde(skip)]
+    #[schemars(skip)]
+    port_names: Vec<String>,
     #[serde(skip)]
     #[schemars(skip)]
     scratch: Scratch,
@@ -365,6 +369,9 @@ impl Stage for Route {
             }
             let tables = kernel::tables(setup);
             self.reader = Some(tables.join());
+            if !setup.is_offline() {
+                self.port_names = setup.ports().iter().map(|port| port.name.clone()).collect();
+            }
             self.reports_counters = setup.worker().0 == 0;
             if self.reports_counters {
                 let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
@@ -398,10 +405,6 @@ impl Stage for Route {
     }
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
-        if self.reader.is_some() {
-            return Some("the kernel's routes are only available during a run".to_owned());
-        }
-        let routes = self.routes.as_ref()?;
         let flags = packet.meta().flags;
         let destination: IpAddr = if flags.contains(MetaFlags::IPV4) {
             IpAddr::V4(addresses_v4(packet)?[1].into())
@@ -410,7 +413,10 @@ impl Stage for Route {
         } else {
             return None;
         };
-        Some(routes.explain(destination, packet.meta().flow_hash))
+        match &self.reader {
+            Some(reader) => Some(self.explain_kernel_route(reader, destination, packet)),
+            None => Some(self.routes.as_ref()?.explain(destination, packet.meta().flow_hash)),
+        }
     }
 
     fn info() -> StageInfo {
@@ -448,6 +454,33 @@ impl Stage for Route {
 
 impl Route {
     /// Routes a batch with the tables that mirror the kernel's routes.
+    /// Describes the route of the kernel for a packet.
+    fn explain_kernel_route(&self, reader: &Reader, destination: IpAddr, packet: &Packet<'_>) -> String {
+        if self.port_names.is_empty() {
+            return "the kernel's routes are only available during a run".to_owned();
+        }
+        let mut found = [MISS];
+        match (reader.routes(packet.ingress()), destination) {
+            (Some((v4, _)), IpAddr::V4(address)) => v4.lookup_batch(&[address.into()], &mut found),
+            (Some((_, v6)), IpAddr::V6(address)) => v6.lookup_batch(&[address.into()], &mut found),
+            (None, _) => {}
+        }
+        let Some(path) = reader.path(found[0], packet.meta().flow_hash) else {
+            return format!("no route to {destination}");
+        };
+        let via = path.next_hop.checked_sub(1).and_then(|place| reader.shared().hop(place as usize));
+        let via = via.map_or(String::new(), |hop| format!("via {} ", hop.address));
+        let port = self.port_names.get(usize::from(path.egress)).map_or("?", String::as_str);
+        match path.kind {
+            RouteKind::Forward => format!("{via}on {port}"),
+            RouteKind::Local => format!("{destination} is an address of this host"),
+            RouteKind::Blackhole => "blackhole".to_owned(),
+            RouteKind::Unreachable => "unreachable".to_owned(),
+            RouteKind::Prohibit => "prohibit".to_owned(),
+            RouteKind::Throw => "throw".to_owned(),
+        }
+    }
+
     fn process_kernel_routes(&mut self, batch: &mut Batch) {
         let Some(reader) = &self.reader else { return };
         // All packets of a batch have the same ingress port.

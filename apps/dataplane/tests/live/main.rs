@@ -4,6 +4,7 @@ mod change;
 mod common;
 mod log;
 mod metrics;
+mod observe;
 mod protocol;
 mod show;
 mod stats;

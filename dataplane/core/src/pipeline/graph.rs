@@ -98,8 +98,9 @@ pub enum Step {
     Consumed,
     /// The stage holds the packet.
     Held,
-    /// A copy of the packet leaves by the output with this index and goes to this target.
-    Copied(usize, Target),
+    /// A copy of the packet leaves by the output with this index and goes to this target. The last number is the slot of
+    /// the copy.
+    Copied(usize, Target, u32),
 }
 
 /// An observer that does nothing.
@@ -596,7 +597,8 @@ impl BatchMove<'_> {
         }
         node.counters.copied += 1;
         if O::WATCHES {
-            let step = Step::Copied(edge.index(), target);
+            let slot = inbox.descs().last().map_or(0, |copy| copy.slot);
+            let step = Step::Copied(edge.index(), target, slot);
             show(&mut node.inbox, index, |packet| observer.after(*place, packet, &step));
         }
     }

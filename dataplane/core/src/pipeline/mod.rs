@@ -130,7 +130,9 @@ pub trait Stage: Any + Send {
     }
 
     /// Describes the table entries that apply to a packet, which the stage is about to process. Returns `None` if there
-    /// is nothing to describe. Only `dataplane explain` calls this method, without a device.
+    /// is nothing to describe. `dataplane explain` calls this method without a device, and `dataplane trace` calls this
+    /// method on a worker. The method may allocate memory, because only few packets are traced, but must not lock, wait
+    /// or panic.
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
         let _ = packet;
         None

@@ -50,6 +50,12 @@ pub(super) enum Command {
     Top(Top),
     /// Show a list of a running program, such as its ports, routes or rules
     Show(Show),
+    /// Capture packets of a running program at a port, a stage or an output, or dropped packets
+    #[command(after_help = CAPTURE_HELP)]
+    Capture(Capture),
+    /// Show the path of live packets through the stages of a running program
+    #[command(after_help = TRACE_HELP)]
+    Trace(Trace),
     /// Show or set the level of log messages of a running program
     Log(Log),
     /// List the operations that would change a running program to another config, or compare two configs
@@ -188,6 +194,15 @@ pub(super) struct Show {
 const SHOW_HELP: &str = "Lists of every program: config, links, memory, ports, stages, workers.\n\
     Tables of stages: acl, bridge, limits, neighbors, routes, and the tables of your own stages.";
 
+const CAPTURE_HELP: &str = "Filters have the syntax of tcpdump (pcap-filter(7)). If this command is too slow, it loses packets \
+    of the capture and counts them. The traffic goes on. Ctrl-C ends the capture.\n\n\
+    Exit status: 0 the capture has ended, 1 the program does not answer or the file cannot be written, 2 a wrong command \
+    line.";
+
+const TRACE_HELP: &str = "Filters have the syntax of tcpdump (pcap-filter(7)) and apply to received packets. Ctrl-C ends \
+    the trace.\n\n\
+    Exit status: 0 the trace has ended, 1 the program does not answer, 2 a wrong command line.";
+
 const PLAN_HELP: &str = "Exit status: 0 a list of operations, which may be empty, 1 the program does not answer, 2 a wrong \
     command line or config.";
 
@@ -206,6 +221,43 @@ pub(super) struct Target {
     /// Print JSON
     #[arg(short, long)]
     pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Capture {
+    /// Write a pcapng file, or `-` for standard output. Without a file, print a line for each packet
+    #[arg(short, long, value_name = "FILE", conflicts_with = "json")]
+    pub(super) write: Option<PathBuf>,
+    /// The stage, output (STAGE.OUTPUT) or port. `stage:NAME` and `port:NAME` select a stage or port of the same name
+    /// [default: all ports]
+    #[arg(long, value_name = "NAME")]
+    pub(super) at: Option<String>,
+    /// Capture only packets that this filter selects, such as 'udp port 53'
+    #[arg(long, value_name = "EXPR")]
+    pub(super) filter: Option<String>,
+    /// Capture only packets that stages drop
+    #[arg(long)]
+    pub(super) drops: bool,
+    /// Stop after this many packets
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(super) packets: Option<u64>,
+    /// Write at most this many bytes of each packet to the file or to JSON
+    #[arg(short, long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    pub(super) snaplen: Option<u32>,
+    #[command(flatten)]
+    pub(super) target: Target,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Trace {
+    /// Trace only received packets that this filter selects, such as 'udp port 53'
+    #[arg(long, value_name = "EXPR")]
+    pub(super) filter: Option<String>,
+    /// Stop after this many packets
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub(super) packets: u64,
+    #[command(flatten)]
+    pub(super) target: Target,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
-//! The command line that every app has: `run`, `stats`, `top`, `show`, `log`, `plan`, `apply`, `confirm`, `rollback`,
-//! `history`, `reload`, `save`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`, `doctor`, `schema`.
+//! The command line that every app has: `run`, `stats`, `top`, `show`, `capture`, `trace`, `log`, `plan`, `apply`,
+//! `confirm`, `rollback`, `history`, `reload`, `save`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`,
+//! `doctor`, `schema`.
 //!
 //! An app consists of its own stages and a `main` of one line. Every app includes the built-in stages:
 //!
@@ -25,6 +26,7 @@
 //! Results go to standard output. Logs, progress and the mistakes of a config go to standard error.
 
 mod args;
+mod capture;
 mod change;
 mod check;
 mod console;
@@ -46,6 +48,7 @@ mod stages;
 mod stats;
 mod top;
 mod topology;
+mod trace;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use control::fuzz as fuzz_control;
@@ -164,6 +167,8 @@ impl App {
             Command::Stats(args) => stats::stats(&args),
             Command::Top(args) => top::top(&args),
             Command::Show(args) => show::show(&args),
+            Command::Capture(args) => capture::capture(&args),
+            Command::Trace(args) => trace::trace(&args),
             Command::Log(args) => log::log(&args),
             Command::Plan(args) => change::plan(&self.registry, &args),
             Command::Apply(args) => change::apply(&args),

@@ -8,6 +8,7 @@ use super::args::{self, SchemaSubject};
 use super::console::{self, CommandError};
 use crate::config;
 use dataplane_control::change::{Applied, ChangePlan, History};
+use dataplane_control::observe::{Captured, Started, Traced};
 use dataplane_control::{Found, Hello, LogLevel, Page, Request, Response, rows};
 use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::Live;
@@ -36,6 +37,9 @@ fn control(registry: &Registry) -> Value {
         "rollback": generator.subschema_for::<Applied>(),
         "history": generator.subschema_for::<History>(),
         "reload": generator.subschema_for::<Applied>(),
+        "capture": generator.subschema_for::<Started>(),
+        "trace": generator.subschema_for::<Started>(),
+        "packets": { "anyOf": [generator.subschema_for::<Captured>(), generator.subschema_for::<Traced>()] },
     });
     let mut rows = serde_json::Map::new();
     let mut add = |list: &str, schema: Schema| drop(rows.insert(list.to_owned(), schema.to_value()));

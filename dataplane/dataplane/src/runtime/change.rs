@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -19,9 +20,10 @@ use crate::runtime::assemble::{RunningPipeline, assemble_change};
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::PortDevice;
 use crate::runtime::difference;
-use crate::runtime::sample::{ReportedStage, Sample, Swap, SwapTicket, WorkerInfo};
+use crate::runtime::sample::{Sample, Swap, SwapTicket};
 use crate::runtime::snapshot::Sampler;
 use crate::runtime::stopwatch::Stopwatch;
+use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
 use crate::runtime::{Assembly, assemble, offload};
 use dataplane_control::change::{Applied, ChangePlan, ChangeState, ConfigMistake, History, HistoryRow, Operation};
 use dataplane_control::{ErrorCode, Refusal};
@@ -110,6 +112,8 @@ pub(crate) struct RunState {
     /// The failures of tasks that have ended.
     pub(crate) failures: Mutex<Vec<String>>,
     pub(crate) changes: Mutex<Changes>,
+    /// Whether a client captures or traces packets.
+    pub(crate) is_observed: Arc<AtomicBool>,
 }
 
 /// The changes of a run.

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::runtime::sample::{Counters, ReportedStage, Scope, Stamps, Times, WorkerInfo};
+use crate::runtime::sample::{Counters, Scope, Stamps, Times};
 use crate::runtime::stopwatch::Stopwatch;
+use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
 use dataplane_core::clock::{ClockSource, Timebase};
 use dataplane_core::error::Error;
 use dataplane_core::lane::LaneCounters;

@@ -14,11 +14,16 @@ use crate::runtime::control::RunControl;
 use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::idle::IdlePolicy;
 use crate::runtime::lanes::{self, OpenLanes};
+use crate::runtime::observation::Observation;
+use crate::runtime::packet_observer::PacketFilter;
 use crate::runtime::report::{self, Outcome};
-use crate::runtime::sample::{self, LoopCounters, Reply, ReportedStage, Sample, Scope, Times, WorkerInfo};
+use crate::runtime::sample::{self, LoopCounters, Reply, Sample, Scope, Times};
 use crate::runtime::snapshot::{Polled, Sampler, Snapshot, SnapshotPort, SnapshotStage};
 use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker::{LatencyRecorder, Worker};
+use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
+use dataplane_control::Refusal;
+use dataplane_control::observe::{Capture, TracePackets};
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::mem::{BatchMemory, PageKind};
@@ -214,6 +219,7 @@ impl Run {
             written,
             failures: Mutex::default(),
             changes: Mutex::new(changes),
+            is_observed: Arc::default(),
         };
         Ok(Self { state: Arc::new(state), workers })
     }
@@ -248,6 +254,30 @@ impl Run {
     /// until a change is complete.
     pub fn changer(&self) -> Changer {
         Changer(self.state.clone())
+    }
+
+    /// Starts to capture packets.
+    ///
+    /// # Errors
+    /// Fails if another client captures or traces, if there is no such stage or port, or if a worker does not answer.
+    pub(crate) fn capture(
+        &self,
+        request: &Capture,
+        filter: Option<PacketFilter>,
+    ) -> std::result::Result<Observation, Refusal> {
+        Observation::capture(&self.state, request, filter)
+    }
+
+    /// Starts to trace packets.
+    ///
+    /// # Errors
+    /// Fails if another client captures or traces, or if a worker does not answer.
+    pub(crate) fn trace(
+        &self,
+        request: &TracePackets,
+        filter: Option<PacketFilter>,
+    ) -> std::result::Result<Observation, Refusal> {
+        Observation::trace(&self.state, request, filter)
     }
 
     /// Returns the sums over all workers. The sums may be a few milliseconds old.
@@ -474,6 +504,7 @@ impl WorkerBuilder {
             control: self.control,
             counts: LoopCounters::default(),
             reply: self.reply,
+            observer: None,
         };
         Ok(Some((worker, pages)))
     }

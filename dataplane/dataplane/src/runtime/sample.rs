@@ -13,90 +13,21 @@
 //!
 //! A lane is one worker's queue pair and completion queues on one port.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
+use crate::runtime::packet_observer::PacketObserver;
 use crate::runtime::stopwatch::Stopwatch;
+use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::{ClockSource, StampCounts, Stamper};
 use dataplane_core::error::VerbError;
 use dataplane_core::lane::{Lane, LaneCounters};
-use dataplane_core::mem::{PageKind, Reason};
-use dataplane_core::pipeline::{Graph, NodeCounters, Program, Stage, StageInfo, Succession, Target};
+use dataplane_core::pipeline::{Graph, NodeCounters, Stage, Succession};
 use dataplane_core::telemetry::{Costs, CounterKind, Latency};
-use dataplane_core::units::{CoreId, Ticks};
-
-/// The properties of a worker. While the worker runs, only a change of the pipeline replaces these properties.
-pub(crate) struct WorkerInfo {
-    pub(crate) core: CoreId,
-    pub(crate) slots: u32,
-    pub(crate) pages: PageKind,
-    /// The properties of the completion queues, by port.
-    pub(crate) granted: BTreeMap<String, String>,
-    pub(crate) ports: Vec<String>,
-    pub(crate) stages_info: Vec<ReportedStage>,
-}
-
-impl WorkerInfo {
-    /// Returns whether the pipeline sends packets on each port.
-    pub(crate) fn sends(&self) -> Vec<bool> {
-        let targets = || self.stages_info.iter().flat_map(|stage| stage.targets());
-        (0..self.ports.len())
-            .map(|port| targets().any(|target| matches!(target, Target::Egress) || target == Target::Port(port)))
-            .collect()
-    }
-
-    /// Returns the names of the stages.
-    pub(crate) fn stage_names(&self) -> Vec<String> {
-        self.stages_info.iter().map(|stage| stage.name.clone()).collect()
-    }
-}
-
-/// The properties of a stage that the report needs. The runtime copies these properties before the program moves into
-/// the worker.
-pub(crate) struct ReportedStage {
-    pub(crate) name: String,
-    pub(crate) kind: String,
-    pub(crate) outputs: Vec<(String, Target)>,
-    pub(crate) reasons: Vec<&'static str>,
-    /// The target of packets that leave by no output.
-    pub(crate) next: Target,
-    pub(crate) info: StageInfo,
-}
-
-impl ReportedStage {
-    /// Returns the targets of packets that leave the stage.
-    fn targets(&self) -> impl Iterator<Item = Target> {
-        self.outputs.iter().map(|(_, target)| *target).chain([self.next])
-    }
-
-    /// Returns the drop reasons of the stage, as far as they are known before the first drop.
-    pub(crate) fn drop_reasons(&self) -> BTreeSet<String> {
-        let own = self.reasons.iter().map(|name| (*name).to_owned());
-        let outputs = self.outputs.iter().filter(|(_, target)| *target == Target::Drop);
-        let next = match self.next {
-            Target::Drop => Some(Reason::Requested),
-            Target::Egress => Some(Reason::NoPort),
-            Target::Node(_) | Target::Port(_) => None,
-        };
-        let built_in = self.info.drops.iter().copied().chain(next).map(|reason| reason.name(&[]));
-        own.chain(built_in).chain(outputs.map(|(name, _)| name.clone())).collect()
-    }
-
-    pub(crate) fn of(program: &Program) -> Vec<Self> {
-        let shape = |node: &dataplane_core::pipeline::NodeSpec| Self {
-            name: node.name.clone(),
-            kind: node.kind.clone(),
-            outputs: node.outputs.clone(),
-            reasons: node.reasons.clone(),
-            next: node.next,
-            info: node.info,
-        };
-        program.nodes().iter().map(shape).collect()
-    }
-}
+use dataplane_core::units::Ticks;
 
 /// Returns the properties of a worker's completion queues, by port.
 pub(crate) fn granted(ports: &[String], lanes: &[Box<dyn Lane>]) -> BTreeMap<String, String> {
@@ -410,11 +341,16 @@ pub(crate) enum Message {
     Sample(Box<Sample>),
     /// A new graph for the worker. In the answer, the value contains the earlier graph.
     Swap(Box<Swap>),
+    /// A new observer for the worker, or `None` to remove the observer. In the answer, the value contains the earlier
+    /// observer.
+    Observer(Option<Box<PacketObserver>>),
 }
 
-/// The capacity of each direction of the channel. At most three messages are in progress: a sample, a switch to a new
+/// The capacity of each direction of the channel.
+const MESSAGES: usize = 8;
+/// The messages that are not observers. At most three of these messages are in progress: a sample, a switch to a new
 /// graph, and the switch back.
-const MESSAGES: usize = 4;
+const OTHER_MESSAGES: usize = 3;
 
 /// The worker's end of the channel.
 pub(crate) struct Reply {
@@ -453,6 +389,11 @@ impl Request {
     /// Sends a request. Returns `false` if too many requests are in progress.
     pub(crate) fn ask(&mut self, request: Message) -> bool {
         self.empty.push(request).is_ok()
+    }
+
+    /// Sends an observer. Returns `false` if too many requests are in progress, or if the worker has ended.
+    pub(crate) fn observer(&mut self, observer: Option<Box<PacketObserver>>) -> bool {
+        !self.is_over() && self.empty.slots() > OTHER_MESSAGES && self.empty.push(Message::Observer(observer)).is_ok()
     }
 
     /// Returns the next answer, or `None` if there is no answer yet.

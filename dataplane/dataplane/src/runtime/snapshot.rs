@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::runtime::packet_observer::PacketObserver;
 use crate::runtime::report::{self, EarlierCounts, Outcome};
-use crate::runtime::sample::{Counters, Message, Request, Sample, Scope, Swap, SwapTicket, Times, WorkerInfo};
+use crate::runtime::sample::{Counters, Message, Request, Sample, Scope, Swap, SwapTicket, Times};
 use crate::runtime::stopwatch::Stopwatch;
+use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::Timebase;
 use dataplane_core::telemetry::{CostSum, Latency, Recent, Report};
 use dataplane_core::units::Ticks;
@@ -240,6 +242,19 @@ impl Sampler {
         self.workers.get(worker).map(|worker| &worker.info)
     }
 
+    /// Returns the number of workers.
+    pub(crate) fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Sends an observer to a worker, or removes the observer of the worker. Returns `false` if the worker has ended,
+    /// or if too many messages to the worker are unanswered.
+    pub(crate) fn observer(&mut self, worker: usize, observer: Option<Box<PacketObserver>>) -> bool {
+        let Some(worker) = self.workers.get_mut(worker) else { return false };
+        worker.take();
+        worker.request.observer(observer)
+    }
+
     /// Prepares the sample in `swap` for the stages that continue, with the last counters of the worker.
     pub(crate) fn expect(&self, worker: usize, swap: &mut Swap) {
         if let Some(Some(before)) = self.workers.get(worker).map(|worker| &worker.counters) {
@@ -311,6 +326,8 @@ impl SampledWorker {
                 // The switch was cancelled, so the worker returns the new graph unused.
                 Message::Swap(swap) if !swap.ticket.is_taken() => drop(swap),
                 Message::Swap(swap) => self.take_graph(swap),
+                // The worker frees no memory, so the earlier observer is freed here.
+                Message::Observer(observer) => drop(observer),
             }
         }
         if is_over {

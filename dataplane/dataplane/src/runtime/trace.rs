@@ -1,14 +1,16 @@
-//! Traces packets through the stages, one packet at a time, and records the path of each packet. Opens no device.
+//! Records the paths of packets through the stages. A [`Tracer`] passes packets through the stages without a device,
+//! one packet at a time. During a run, the workers record the paths of live packets ([`super::packet_observer`]).
 
 use std::collections::BTreeMap;
 
 use crate::runtime::Assembly;
+use crate::runtime::worker_info::ReportedStage;
 use dataplane_core::clock::{ClockSource, Stamp};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::mem::{Batch, Packet, PageKind, Pool, Reason, Region, RegionSpec, SlotLayout};
 #[cfg(any(test, fuzzing))]
 use dataplane_core::pipeline::NodeCounters;
-use dataplane_core::pipeline::{Ctx, Graph, Observer, PortInfo, Stage, Step, Target};
+use dataplane_core::pipeline::{Ctx, Graph, Observer, Stage, Step, Target};
 use dataplane_core::units::Nanos;
 
 /// One stage on the path of a packet.
@@ -59,20 +61,26 @@ impl Trace {
     }
 }
 
+/// A packet that a port received, and its path.
+#[derive(Clone, Debug)]
+pub(crate) struct TracedPacket {
+    /// The index of the port.
+    pub(crate) port: u8,
+    /// The receive timestamp.
+    pub(crate) stamp: Stamp,
+    /// The bytes of the packet when the port received the packet.
+    pub(crate) frame: Vec<u8>,
+    /// The trace of the packet, followed by the traces of its copies.
+    pub(crate) traces: Vec<Trace>,
+}
+
 /// Runs the graph of one worker on single packets, without devices, and records the path of each packet.
 pub struct Tracer {
     graph: Graph,
     pool: Pool,
-    stages: Vec<StageNames>,
-    ports: Vec<PortInfo>,
+    stages: Vec<ReportedStage>,
+    ports: Vec<String>,
     start: Option<Nanos>,
-}
-
-/// The names of a stage, its outputs and its drop reasons.
-struct StageNames {
-    name: String,
-    outputs: Vec<String>,
-    reasons: Vec<&'static str>,
 }
 
 /// The number of slots of a tracer: enough for one packet and all its copies.
@@ -92,20 +100,15 @@ impl Tracer {
         let layout = SlotLayout::new(plan.runtime.headroom as usize, room as usize, SLOTS)?;
         let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
         let pool = Pool::new(Region::allocate(spec)?.0, layout)?;
-        let nodes = program.nodes().iter();
-        let names = nodes.map(|node| StageNames {
-            name: node.name.clone(),
-            outputs: node.outputs.iter().map(|(name, _)| name.clone()).collect(),
-            reasons: node.reasons.clone(),
-        });
-        let stages = names.collect();
+        let stages = ReportedStage::of(&program);
+        let ports: Vec<String> = ports.into_iter().map(|port| port.name).collect();
         let graph = Graph::new(program, ports.len(), &pool);
         Ok(Self { graph, pool, stages, ports, start: None })
     }
 
     /// Returns the index of the port with this name.
     pub fn port(&self, name: &str) -> Option<usize> {
-        self.ports.iter().position(|port| port.name == name)
+        self.ports.iter().position(|port| port == name)
     }
 
     /// Passes a packet through the stages, as if this port had received the packet at `time`. Returns the trace of the
@@ -118,16 +121,11 @@ impl Tracer {
             let end = End::TooLong(self.pool.layout().room());
             return vec![Trace { hops: Vec::new(), end, bytes: packet.to_vec(), copy: false }];
         }
-        let mut observer = TraceObserver {
-            stages: &self.stages,
-            ports: &self.ports,
-            known: BTreeMap::new(),
-            unseen: vec![(Target::Node(0), 0)],
-            open: vec![OpenTrace::default()],
-        };
+        let names = PipelineNames { stages: &self.stages, ports: &self.ports };
+        let mut observer = TraceObserver { names, recorder: PathRecorder::default() };
         self.graph.walk(&ctx, &mut self.pool, &mut observer);
         self.graph.drop_held(&mut self.pool);
-        let traces = observer.open.into_iter().map(OpenTrace::close).collect();
+        let traces = observer.recorder.take().into_iter().flat_map(|traced| traced.traces).collect();
         for port in 0..self.ports.len() {
             self.graph.outbox(port).free_into(&mut self.pool);
         }
@@ -194,99 +192,124 @@ impl Tracer {
     }
 }
 
+/// The names of the stages, their outputs and drop reasons, and the names of the ports.
+#[derive(Clone, Copy)]
+pub(crate) struct PipelineNames<'a> {
+    pub(crate) stages: &'a [ReportedStage],
+    pub(crate) ports: &'a [String],
+}
+
+impl PipelineNames<'_> {
+    fn stage(self, node: usize) -> String {
+        self.stages.get(node).map_or("?", |stage| &stage.name).to_owned()
+    }
+
+    fn output(self, node: usize, output: usize) -> String {
+        let name = self.stages.get(node).and_then(|stage| stage.outputs.get(output));
+        name.map_or("undeclared", |(name, _)| name).to_owned()
+    }
+
+    /// Returns how a path ends when the packet leaves the stage `node` for `target`. Returns `None` if `target` is
+    /// another stage.
+    fn end(self, node: usize, target: Target, reason: &str) -> Option<End> {
+        match target {
+            Target::Node(_) => None,
+            Target::Port(port) => Some(End::Sent(self.ports.get(port).map_or("?", String::as_str).to_owned())),
+            Target::Egress | Target::Drop => Some(End::Dropped(format!("{}.{reason}", self.stage(node)))),
+        }
+    }
+}
+
 /// A trace that is not complete yet.
-#[derive(Default)]
 struct OpenTrace {
     hops: Vec<Hop>,
     end: Option<End>,
     bytes: Vec<u8>,
-    copy: bool,
+    origin: TraceOrigin,
+}
+
+/// The origin of a traced packet.
+enum TraceOrigin {
+    /// A port received the packet.
+    Received { port: u8, stamp: Stamp, frame: Vec<u8> },
+    /// A stage made a copy of the packet with this index.
+    Copy(usize),
 }
 
 impl OpenTrace {
-    fn close(self) -> Trace {
-        let Self { hops, end, bytes, copy } = self;
-        // The observer records the end of every packet, so this default is never used.
-        Trace { hops, end: end.unwrap_or(End::Consumed), bytes, copy }
-    }
-
     fn end(&mut self, end: End, packet: &Packet<'_>) {
         self.end = Some(end);
         self.bytes = packet.data().to_vec();
     }
 }
 
-/// Records the path of each packet. The observer recognizes a packet by its slot.
-struct TraceObserver<'a> {
-    stages: &'a [StageNames],
-    ports: &'a [PortInfo],
-    /// Maps the slot of each known packet to the packet's trace, as an index into `open`.
+/// Records the paths of packets. The recorder recognizes a packet by its slot.
+#[derive(Default)]
+pub(crate) struct PathRecorder {
+    /// Maps the slot of each packet on its way to the packet's trace, as an index into `open`.
     known: BTreeMap<u32, usize>,
-    /// The packets whose slots are not known yet. Each entry has the next stage of the packet and the index of its
-    /// trace. The slot becomes known when the packet arrives at that stage. Packets to the same stage arrive in the
-    /// order of this list.
-    unseen: Vec<(Target, usize)>,
     open: Vec<OpenTrace>,
 }
 
-impl TraceObserver<'_> {
-    fn arrived(&mut self, node: usize, slot: u32) -> Option<usize> {
-        if let Some(trace) = self.known.get(&slot) {
-            return Some(*trace);
-        }
-        let place = self.unseen.iter().position(|(target, _)| *target == Target::Node(node))?;
-        let (_, trace) = self.unseen.remove(place);
-        self.known.insert(slot, trace);
-        Some(trace)
-    }
-
-    fn output(&self, node: usize, output: usize) -> String {
-        self.stages[node].outputs.get(output).map_or("undeclared", String::as_str).to_owned()
-    }
-
-    /// Returns how a path ends when the packet leaves the stage `node` for `target`. Returns `None` if `target` is
-    /// another stage.
-    fn end(&self, node: usize, target: Target, reason: &str) -> Option<End> {
-        match target {
-            Target::Node(_) => None,
-            Target::Port(port) => Some(End::Sent(self.ports.get(port).map_or("?", |port| &port.name).to_owned())),
-            Target::Egress | Target::Drop => Some(End::Dropped(format!("{}.{reason}", self.stages[node].name))),
-        }
-    }
-}
-
-impl Observer for TraceObserver<'_> {
-    fn before(&mut self, node: usize, stage: &mut dyn Stage, batch: &mut Batch) {
+impl PathRecorder {
+    /// Adds a hop to the paths of the packets that enter a stage. If the stage is the first stage, starts a path for
+    /// each new packet for which `admit` returns `true`.
+    pub(crate) fn before(
+        &mut self,
+        names: PipelineNames<'_>,
+        node: usize,
+        stage: &mut dyn Stage,
+        batch: &mut Batch,
+        mut admit: impl FnMut(&Packet<'_>) -> bool,
+    ) {
         for packet in batch.iter_mut() {
-            let Some(trace) = self.arrived(node, packet.slot()) else { continue };
-            let hop = Hop { stage: self.stages[node].name.clone(), hit: stage.explain(&packet), output: None };
+            let trace = match self.known.get(&packet.slot()) {
+                Some(trace) => *trace,
+                None if node == 0 && admit(&packet) => self.start(&packet),
+                None => continue,
+            };
+            let hop = Hop { stage: names.stage(node), hit: stage.explain(&packet), output: None };
             self.open[trace].hops.push(hop);
         }
     }
 
-    fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &Step) {
+    fn start(&mut self, packet: &Packet<'_>) -> usize {
+        let frame = packet.data().to_vec();
+        let origin = TraceOrigin::Received { port: packet.ingress(), stamp: packet.stamp(), frame };
+        self.known.insert(packet.slot(), self.open.len());
+        self.open.push(OpenTrace { hops: Vec::new(), end: None, bytes: Vec::new(), origin });
+        self.open.len() - 1
+    }
+
+    /// Records what happens to a packet after a stage.
+    pub(crate) fn after(&mut self, names: PipelineNames<'_>, node: usize, packet: &Packet<'_>, fate: &Step) {
         let Some(&trace) = self.known.get(&packet.slot()) else { return };
         let (output, end) = match *fate {
-            Step::Next(target) => (None, self.end(node, target, &Reason::Requested.name(&[]))),
+            Step::Next(target) => (None, names.end(node, target, &Reason::Requested.name(&[]))),
             Step::Output(output, target) => {
-                let name = self.output(node, output);
-                let end = self.end(node, target, &name);
+                let name = names.output(node, output);
+                let end = names.end(node, target, &name);
                 (Some(name), end)
             }
             Step::Dropped(reason) => {
-                let reason = reason.name(&self.stages[node].reasons);
-                (None, self.end(node, Target::Drop, &reason))
+                let own = names.stages.get(node).map_or(&[][..], |stage| &stage.reasons);
+                (None, names.end(node, Target::Drop, &reason.name(own)))
             }
             Step::Consumed => (None, Some(End::Consumed)),
             Step::Held => (None, Some(End::Held)),
-            Step::Copied(output, target) => {
-                let name = self.output(node, output);
-                let end = self.end(node, target, &name);
-                let hop = Hop { stage: self.stages[node].name.clone(), hit: None, output: Some(name) };
-                let mut copy = OpenTrace { hops: vec![hop], copy: true, ..OpenTrace::default() };
+            Step::Copied(output, target, slot) => {
+                let name = names.output(node, output);
+                let end = names.end(node, target, &name);
+                let hop = Hop { stage: names.stage(node), hit: None, output: Some(name) };
+                let root = match self.open[trace].origin {
+                    TraceOrigin::Copy(root) => root,
+                    TraceOrigin::Received { .. } => trace,
+                };
+                let origin = TraceOrigin::Copy(root);
+                let mut copy = OpenTrace { hops: vec![hop], end: None, bytes: Vec::new(), origin };
                 match end {
                     Some(end) => copy.end(end, packet),
-                    None => self.unseen.push((target, self.open.len())),
+                    None => drop(self.known.insert(slot, self.open.len())),
                 }
                 self.open.push(copy);
                 return;
@@ -298,6 +321,163 @@ impl Observer for TraceObserver<'_> {
         if let Some(end) = end {
             self.open[trace].end(end, packet);
             self.known.remove(&packet.slot());
+        }
+    }
+
+    /// Returns the recorded packets, and forgets them. After a batch has passed through the graph, every path has
+    /// ended.
+    pub(crate) fn take(&mut self) -> Vec<TracedPacket> {
+        self.known.clear();
+        let mut roots = BTreeMap::new();
+        let mut traced: Vec<TracedPacket> = Vec::new();
+        for (index, OpenTrace { hops, end, bytes, origin }) in std::mem::take(&mut self.open).into_iter().enumerate() {
+            // The recorder sees the end of every packet, so this default is never used.
+            let end = end.unwrap_or(End::Consumed);
+            match origin {
+                TraceOrigin::Received { port, stamp, frame } => {
+                    roots.insert(index, traced.len());
+                    let traces = vec![Trace { hops, end, bytes, copy: false }];
+                    traced.push(TracedPacket { port, stamp, frame, traces });
+                }
+                TraceOrigin::Copy(root) => {
+                    // A copy follows its original in the list.
+                    if let Some(packet) = roots.get(&root).and_then(|at| traced.get_mut(*at)) {
+                        packet.traces.push(Trace { hops, end, bytes, copy: true });
+                    }
+                }
+            }
+        }
+        traced
+    }
+
+    /// Returns `true` if no path is recorded.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+}
+
+/// Records the path of every packet.
+struct TraceObserver<'a> {
+    names: PipelineNames<'a>,
+    recorder: PathRecorder,
+}
+
+impl Observer for TraceObserver<'_> {
+    fn before(&mut self, node: usize, stage: &mut dyn Stage, batch: &mut Batch) {
+        self.recorder.before(self.names, node, stage, batch, |_| true);
+    }
+
+    fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &Step) {
+        self.recorder.after(self.names, node, packet, fate);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::config::{Diagnostics, Source};
+    use crate::runtime::assemble_offline;
+    use crate::runtime::packet_observer::{CaptureEvent, CapturePoint, PacketFilter, PacketObserver};
+    use crate::runtime::worker_info::WorkerInfo;
+    use dataplane_core::harness::frame;
+    use dataplane_core::units::CoreId;
+
+    /// Both packets of a burst leave on the port `a`, and a copy of each packet on the port `b`.
+    const MIRROR: &str = "[[port]]\nname = 'a'\ndevice = 'soft'\nlink = { kind = 'generator' }\n\
+        [[port]]\nname = 'b'\ndevice = 'soft'\nlink = { kind = 'generator' }\n\
+        [pipeline]\ninput = ['a']\n\
+        [[pipeline.stage]]\nuse = 'mirror'\noutputs = { copy = 'copies' }\n\
+        [[pipeline.stage]]\nuse = 'tx'\nport = 'a'\n\
+        [[pipeline.stage]]\nname = 'copies'\nuse = 'tx'\nport = 'b'\n";
+
+    fn tracer() -> (Tracer, Arc<WorkerInfo>) {
+        let source = Source::new("x.toml", MIRROR, &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let assembly = assemble_offline(&source, &dataplane_stages::registry(), &mut diagnostics).unwrap();
+        let mut tracer = Tracer::new(assembly.unwrap_or_else(|| panic!("{}", diagnostics.render(false)))).unwrap();
+        let info = WorkerInfo {
+            core: CoreId(0),
+            slots: 0,
+            pages: PageKind::Normal,
+            granted: BTreeMap::new(),
+            ports: tracer.ports.clone(),
+            stages_info: std::mem::take(&mut tracer.stages),
+        };
+        (tracer, Arc::new(info))
+    }
+
+    fn packet(source: u16) -> Vec<u8> {
+        frame().ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into()).udp(source, 53).build()
+    }
+
+    /// Selects the packets with the UDP source port 2000.
+    fn filter() -> Option<PacketFilter> {
+        Some(Arc::new(|frame: &[u8]| frame == packet(2000)))
+    }
+
+    /// Passes packets with the UDP source ports 1000, 2000 and 3000 through the graph in one burst.
+    fn walk(tracer: &mut Tracer, observer: &mut PacketObserver, info: &Arc<WorkerInfo>) {
+        let ctx = Ctx { start: Nanos(5), epoch: Nanos(1_000_000), now: Nanos(7), worker: 0 };
+        for source in [1000, 2000, 3000] {
+            let stamp = Stamp::new(Nanos(6), ClockSource::Virtual);
+            assert!(tracer.graph.entry(0).push_bytes(&packet(source), stamp, &mut tracer.pool));
+        }
+        observer.begin(&ctx, Some(info));
+        tracer.graph.walk(&ctx, &mut tracer.pool, observer);
+        observer.end_batch();
+        for port in 0..2 {
+            tracer.graph.outbox(port).free_into(&mut tracer.pool);
+        }
+    }
+
+    #[test]
+    fn copies_belong_to_the_traced_packet_of_a_burst() {
+        let (mut tracer, info) = tracer();
+        let (mut observer, mut traced) = PacketObserver::trace(&info, filter(), 3);
+        walk(&mut tracer, &mut observer, &info);
+        let (time, found) = traced.pop().unwrap();
+        assert_eq!((time, found.port, &found.frame), (1_000_001, 0, &packet(2000)));
+        let ends: Vec<_> = found.traces.iter().map(|trace| (trace.end.clone(), trace.copy, trace.path())).collect();
+        assert_eq!(
+            ends,
+            [
+                (End::Sent("a".to_owned()), false, vec!["mirror", "tx"]),
+                (End::Sent("b".to_owned()), true, vec!["mirror", "copies"])
+            ]
+        );
+        assert!(found.traces.iter().all(|trace| trace.bytes == packet(2000)));
+        assert!(traced.pop().is_err() && !observer.is_over());
+        // After the last packet, the observer is over.
+        (0..2).for_each(|_| walk(&mut tracer, &mut observer, &info));
+        assert!(observer.is_over() && traced.pop().is_ok() && traced.pop().is_ok());
+    }
+
+    #[test]
+    fn packets_are_captured_where_they_enter_and_leave() {
+        use CaptureEvent::{Entered, Left, Received, Sent};
+        for (point, expected) in [
+            (CapturePoint::AllPorts, vec![Received(0), Sent(1), Sent(0)]),
+            (CapturePoint::Port(0), vec![Received(0), Sent(0)]),
+            (CapturePoint::Port(1), vec![Sent(1)]),
+            (CapturePoint::Stage(2), vec![Entered(2)]),
+            (CapturePoint::Output(0, 0), vec![Left(0, 0)]),
+        ] {
+            let (mut tracer, info) = tracer();
+            let (mut observer, mut outlet) = PacketObserver::capture(&info, filter(), (point, false), 14);
+            walk(&mut tracer, &mut observer, &info);
+            let found: Vec<_> = std::iter::from_fn(|| outlet.take()).collect();
+            let mut events: Vec<CaptureEvent> = found.iter().map(|(head, _)| head.event).collect();
+            events.sort_by_key(|event| expected.iter().position(|wanted| wanted == event));
+            assert_eq!(events, expected, "{point:?}");
+            for (head, bytes) in found {
+                assert_eq!((head.nanos, head.original as usize), (1_000_001, packet(2000).len()));
+                assert_eq!(bytes, packet(2000)[..14]);
+            }
+            // An observer for the graph of an earlier config captures nothing.
+            walk(&mut tracer, &mut observer, &self::tracer().1);
+            assert!(outlet.take().is_none());
         }
     }
 }

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::runtime::control::RunControl;
 use crate::runtime::idle::IdlePolicy;
-use crate::runtime::sample::{
-    Counters, LaneError, LoopCounters, Message, Reply, Sample, Scope, Stamps, Swap, Times, WorkerInfo,
-};
-use crate::runtime::stopwatch::Stopwatch;
+use crate::runtime::packet_observer::PacketObserver;
+use crate::runtime::sample::{Counters, LaneError, LoopCounters, Message, Reply, Sample, Scope, Stamps, Swap, Times};
+use crate::runtime::stopwatch::{self, Stopwatch};
+use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::{HostClock, Stamp};
 use dataplane_core::lane::{Lane, LatencySink};
 use dataplane_core::mem::Pool;
@@ -65,12 +65,14 @@ pub(crate) struct Worker {
     pub(crate) drain_timeout: Duration,
     pub(crate) control: Arc<RunControl>,
     pub(crate) latency: LatencyRecorder,
-    /// The number of the next iteration that the stopwatch measures.
+    /// The number of the next iteration that the stopwatch measures, or 0 while the worker has an observer.
     pub(crate) timed: u64,
     pub(crate) stopwatch: Option<Box<Stopwatch>>,
     pub(crate) counts: LoopCounters,
     /// The worker's end of the channel for statistics requests.
     pub(crate) reply: Reply,
+    /// The observer of a client that captures or traces packets.
+    pub(crate) observer: Option<Box<PacketObserver>>,
 }
 
 /// Records the time between two timestamps in a histogram.
@@ -146,10 +148,11 @@ impl Worker {
         }
         let mut sampled = start;
         loop {
-            // Step 1: poll, process and send. The stopwatch measures about one iteration in a thousand.
+            // Step 1: poll, process and send. The stopwatch measures about one iteration in a thousand. An observer
+            // observes every iteration.
             let received = match self.counts.loops < self.timed {
                 true => self.iterate(&ctx, &mut NoObserver)?,
-                false => self.timed_iterate(&ctx)?,
+                false => self.observed_iterate(&ctx)?,
             };
             // Step 2: count the iteration before housekeeping, which publishes the counters.
             self.counts.loops += 1;
@@ -220,7 +223,7 @@ impl Worker {
         self.graph.tick(ctx);
         // Process held packets again, and packets that stages generate. Each round must be transmitted before the next
         // round, because an outbox holds only one batch.
-        while self.graph.release(ctx, &mut self.pool, &mut NoObserver) {
+        while self.release(ctx) {
             self.transmit();
         }
         // Handle asynchronous device events, restart connections, and create failed queues again.
@@ -228,6 +231,28 @@ impl Worker {
             lane.housekeep(&mut self.pool).map_err(|error| (port, error))?;
         }
         Ok(())
+    }
+
+    /// Processes some of the held or generated packets. Returns `false` if there are no such packets.
+    fn release(&mut self, ctx: &Ctx) -> bool {
+        let Some(observer) = self.observer.as_mut().filter(|observer| !observer.is_over()) else {
+            return self.graph.release(ctx, &mut self.pool, &mut NoObserver);
+        };
+        observer.begin_release(ctx, self.info.as_ref());
+        let is_released = self.graph.release(ctx, &mut self.pool, &mut **observer);
+        observer.end_batch();
+        is_released
+    }
+
+    #[cold]
+    fn observed_iterate(&mut self, ctx: &Ctx) -> Result<usize, LaneError> {
+        let Some(mut observer) = self.observer.take_if(|observer| !observer.is_over()) else {
+            return self.timed_iterate(ctx);
+        };
+        observer.begin(ctx, self.info.as_ref());
+        let received = self.iterate(ctx, &mut *observer);
+        self.observer = Some(observer);
+        received
     }
 
     #[cold]
@@ -335,6 +360,13 @@ impl Worker {
                 if swap.ticket.take() {
                     self.exchange_graph(swap, now);
                 }
+            }
+            Message::Observer(observer) => {
+                std::mem::swap(&mut self.observer, observer);
+                self.timed = match self.observer {
+                    Some(_) => 0,
+                    None => self.counts.loops + stopwatch::FIRST,
+                };
             }
         }
         self.reply.give(message);

@@ -23,7 +23,7 @@ pub(super) struct Record<'a> {
 impl<'a> Record<'a> {
     fn packet(&self, interface: u32) -> CapturedPacket<'a> {
         let Self { nanos, original, bytes, comment, .. } = *self;
-        CapturedPacket { interface, nanos, original, bytes, comment }
+        CapturedPacket { interface, nanos, original, bytes, comment, direction: None }
     }
 }
 

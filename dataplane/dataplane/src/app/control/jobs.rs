@@ -112,8 +112,13 @@ fn handle(changer: &Changer, registry: &Registry, call: &Call) -> JobResult {
         Call::Confirm {} => changer.confirm().and_then(|applied| json(&applied)),
         Call::Rollback {} => changer.rollback(registry).and_then(|applied| json(&applied)),
         Call::History {} => json(&changer.history()),
-        Call::Hello {} | Call::Stats {} | Call::Show(_) | Call::Get(_) | Call::Log(_) => {
-            Err(failed("the request changes nothing"))
-        }
+        Call::Hello {}
+        | Call::Stats {}
+        | Call::Show(_)
+        | Call::Get(_)
+        | Call::Log(_)
+        | Call::Capture(_)
+        | Call::Trace(_)
+        | Call::Packets {} => Err(failed("the request changes nothing")),
     }
 }

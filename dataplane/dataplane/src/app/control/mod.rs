@@ -4,6 +4,7 @@
 mod feed;
 mod jobs;
 mod lists;
+mod observe;
 mod server;
 mod socket;
 

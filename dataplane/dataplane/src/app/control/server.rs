@@ -15,11 +15,12 @@ use tracing_appender::non_blocking::ErrorCounter;
 
 use super::feed::{Feed, Phase};
 use super::jobs::{Job, Jobs};
-use super::lists;
 use super::socket::Socket;
+use super::{lists, observe};
 use crate::app::console::CommandError;
 use crate::config::Runtime;
-use crate::runtime::{Run, Scope, Snapshot};
+use crate::runtime::{Observation, Run, Scope, Snapshot};
+use dataplane_control::observe::Started;
 use dataplane_control::{Call, ErrorCode, Hello, MAX_REQUEST, Refusal, Request, Response, TIMEOUT, VERSION};
 use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::Live;
@@ -67,6 +68,8 @@ struct Client {
     request: Option<Request>,
     /// The thread that handles the request.
     job: Option<Job>,
+    /// The capture or trace of the client.
+    observation: Option<Observation>,
     /// Whether the server closes the connection after it has sent the output.
     is_refused: bool,
     /// The time by which the client must send its request, or must have received its answer.
@@ -153,6 +156,28 @@ impl Server {
                         client.answer(id, page.as_ref());
                     }
                 }
+                Call::Capture(request) => {
+                    // The earlier capture or trace of the client ends.
+                    client.observation = None;
+                    let started = observe::capture(run, request);
+                    client.start_observation(id, started, run);
+                }
+                Call::Trace(request) => {
+                    client.observation = None;
+                    let started = observe::trace(run, request);
+                    client.start_observation(id, started, run);
+                }
+                Call::Packets {} => match &mut client.observation {
+                    Some(observation) if observation.is_trace() => {
+                        let traced = observation.traced();
+                        client.answer(id, Ok(&traced));
+                    }
+                    Some(observation) => {
+                        let captured = observation.captured();
+                        client.answer(id, Ok(&captured));
+                    }
+                    None => client.answer::<()>(id, Err(&observe::nothing_started())),
+                },
                 Call::Stats {} => {}
                 Call::Plan(_)
                 | Call::Apply(_)
@@ -293,6 +318,7 @@ impl Client {
             output: Vec::new(),
             request: None,
             job: None,
+            observation: None,
             is_refused: false,
             deadline: Some(last_heard + TIMEOUT),
             last_heard,
@@ -371,6 +397,16 @@ impl Client {
         let help = "close connections that are not in use, and try again";
         self.dismiss(Refusal::new(ErrorCode::TooManyClients, "too many clients", help));
         self.write_output();
+    }
+
+    fn start_observation(&mut self, id: u64, started: Result<Observation, Refusal>, run: &Run) {
+        match started {
+            Ok(observation) => {
+                self.observation = Some(observation);
+                self.answer(id, Ok(&Started { workers: run.plan().cores.len() as u32 }));
+            }
+            Err(refusal) => self.answer::<()>(id, Err(&refusal)),
+        }
     }
 
     fn answer_stats(&mut self, id: u64, config: &str, snapshot: &Arc<Snapshot>) {

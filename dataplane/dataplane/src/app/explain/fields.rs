@@ -187,7 +187,7 @@ fn transport(frame: &[u8], found: &Dissection, fields: &mut Vec<Field>) {
 }
 
 /// Returns a short description of a frame: source, destination and content.
-pub(super) fn summary(frame: &[u8]) -> String {
+pub(in crate::app) fn summary(frame: &[u8]) -> String {
     let found = match dissect(frame) {
         Ok(found) => found,
         Err(malformed) => return format!("malformed ({malformed})"),

@@ -7,25 +7,37 @@ use std::fs::File;
 
 use serde::Serialize;
 
-use self::fields::{Change, changes, summary};
+pub(super) use self::fields::summary;
+use self::fields::{Change, changes};
 use super::args;
 use super::console::{self, CommandError};
 use crate::runtime::{End, Hop, Trace, Tracer};
+use dataplane_control::observe::{Fate, TraceHop, TracePath, TracedPacket};
 use dataplane_core::pipeline::Registry;
 use dataplane_soft::Capture;
 
 /// A packet and its path, for JSON output.
 #[derive(Serialize)]
-struct Explained {
-    /// The number of the packet in the capture, from 1.
+pub(super) struct Explained {
+    /// The number of the packet in the capture or trace, from 1.
     number: usize,
-    /// The capture time, in nanoseconds since the epoch.
+    /// The receive time, in nanoseconds since the epoch.
     time_ns: u64,
+    /// The worker and the port of a live packet.
+    #[serde(flatten)]
+    received: Option<Received>,
     summary: String,
     bytes: usize,
     #[serde(flatten)]
     explained: ExplainedPath,
     copies: Vec<ExplainedPath>,
+}
+
+/// The worker and the port that received a live packet.
+#[derive(Serialize)]
+struct Received {
+    worker: u32,
+    port: String,
 }
 
 #[derive(Serialize)]
@@ -70,6 +82,7 @@ pub(super) fn explain(registry: &Registry, args: &args::Explain) -> Result<(), C
         let packet = Explained {
             number: index + 1,
             time_ns: time.0,
+            received: None,
             summary: summary(frame),
             bytes: frame.len(),
             explained,
@@ -98,6 +111,45 @@ fn port(tracer: &Tracer, inputs: &[String], wanted: Option<&str>) -> Result<usiz
     })
 }
 
+/// Returns a live packet with its path. `number` is the number of the packet, from 1.
+pub(super) fn explained(number: usize, packet: TracedPacket) -> Explained {
+    let frame = decode(&packet.bytes);
+    let mut paths = packet.paths.into_iter().map(|path| live_path(&frame, path));
+    let unknown = || TracePath { stages: Vec::new(), fate: Fate::Other, detail: None, bytes: packet.bytes.clone() };
+    let explained = paths.next().unwrap_or_else(|| live_path(&frame, unknown()));
+    Explained {
+        number,
+        time_ns: packet.time_ns,
+        received: Some(Received { worker: packet.worker, port: packet.port }),
+        summary: summary(&frame),
+        bytes: frame.len(),
+        explained,
+        copies: paths.collect(),
+    }
+}
+
+fn live_path(frame: &[u8], path: TracePath) -> ExplainedPath {
+    let step = |hop: TraceHop| ExplainedStep { stage: hop.stage, hit: hop.hit, output: hop.output };
+    let fate = match path.fate {
+        Fate::Sent => "sent",
+        Fate::Dropped => "dropped",
+        Fate::Consumed => "consumed",
+        Fate::Held => "held",
+        Fate::Other => "unknown",
+    };
+    ExplainedPath {
+        changes: changes(frame, &decode(&path.bytes)),
+        path: path.stages.into_iter().map(step).collect(),
+        fate,
+        detail: path.detail,
+    }
+}
+
+/// Decodes hexadecimal digits. The program sends valid digits, so an error gives no bytes.
+pub(super) fn decode(digits: &str) -> Vec<u8> {
+    hex::decode(digits).unwrap_or_default()
+}
+
 fn explained_path(frame: &[u8], trace: Trace) -> ExplainedPath {
     let step = |hop: Hop| ExplainedStep { stage: hop.stage, hit: hop.hit, output: hop.output };
     let (fate, detail) = match trace.end {
@@ -122,8 +174,9 @@ fn json(packet: &Explained) -> Result<String, CommandError> {
     Ok(format!("{}{text}", if packet.number == 1 { "[\n" } else { ",\n" }))
 }
 
-fn text(packet: &Explained) -> String {
-    let mut text = format!("#{}  {}  {} bytes\n", packet.number, packet.summary, packet.bytes);
+pub(super) fn text(packet: &Explained) -> String {
+    let port = packet.received.as_ref().map_or(String::new(), |received| format!("{}  ", received.port));
+    let mut text = format!("#{}  {port}{}  {} bytes\n", packet.number, packet.summary, packet.bytes);
     write_path(&packet.explained, "  ", &mut text);
     for copy in &packet.copies {
         text.push_str("  copy\n");

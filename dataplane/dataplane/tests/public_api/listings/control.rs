@@ -125,6 +125,101 @@ mod error {
     impl fmt::Display for Error {}
     impl std::error::Error for Error {}
 }
+pub mod observe {
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct Capture {
+        pub at: Option<String>,
+        pub drops: bool,
+        pub filter: Option<String>,
+        pub snaplen: Option<u32>,
+        pub packets: Option<u64>,
+    }
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct TracePackets {
+        pub filter: Option<String>,
+        pub packets: Option<u64>,
+    }
+    impl TracePackets {
+        pub const DEFAULT: u64 = _;
+        pub const MAX: u64 = _;
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        Default,
+        PartialEq,
+        Eq,
+        Serialize,
+        Deserialize,
+        JsonSchema
+    )]
+    pub struct Started {
+        pub workers: u32,
+    }
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct Captured {
+        pub packets: Vec<CapturedPacket>,
+        pub lost: u64,
+        pub is_over: bool,
+        pub reason: Option<String>,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct CapturedPacket {
+        pub time_ns: u64,
+        pub clock: String,
+        pub worker: u32,
+        pub position: Position,
+        pub name: String,
+        pub reason: Option<String>,
+        pub length: u32,
+        pub bytes: String,
+    }
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub enum Position {
+        Received,
+        Sent,
+        Entered,
+        Left,
+        Dropped,
+        Other,
+    }
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct Traced {
+        pub packets: Vec<TracedPacket>,
+        pub is_over: bool,
+        pub reason: Option<String>,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct TracedPacket {
+        pub time_ns: u64,
+        pub worker: u32,
+        pub port: String,
+        pub bytes: String,
+        pub paths: Vec<TracePath>,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct TracePath {
+        pub stages: Vec<TraceHop>,
+        pub fate: Fate,
+        pub detail: Option<String>,
+        pub bytes: String,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct TraceHop {
+        pub stage: String,
+        pub hit: Option<String>,
+        pub output: Option<String>,
+    }
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub enum Fate {
+        Sent,
+        Dropped,
+        Consumed,
+        Held,
+        Other,
+    }
+}
 mod protocol {
     pub const VERSION: u32 = _;
     pub const MAX_REQUEST: usize = _;
@@ -148,6 +243,9 @@ mod protocol {
         Rollback {},
         History {},
         Reload {},
+        Capture(Capture),
+        Trace(TracePackets),
+        Packets {},
     }
     #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct Show {
@@ -198,7 +296,7 @@ mod protocol {
     pub const DEFAULT_LIMIT: u32 = _;
     pub const MAX_LIMIT: u32 = _;
     impl Call {
-        pub const NAMES: [&str; 11] = _;
+        pub const NAMES: [&str; 14] = _;
     }
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     pub struct Hello {

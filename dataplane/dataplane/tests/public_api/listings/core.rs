@@ -2064,6 +2064,12 @@ pub mod pcapng {
         pub original: u32,
         pub bytes: &'a [u8],
         pub comment: &'a [u8],
+        pub direction: Option<Direction>,
+    }
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Direction {
+        Inbound = 1,
+        Outbound = 2,
     }
     impl CapturedPacket<'_> {
         pub fn size(&self) -> usize {}
@@ -2236,7 +2242,7 @@ pub mod pipeline {
             Dropped(Reason),
             Consumed,
             Held,
-            Copied(usize, Target),
+            Copied(usize, Target, u32),
         }
         #[derive(Clone, Copy, Debug)]
         pub struct NoObserver;

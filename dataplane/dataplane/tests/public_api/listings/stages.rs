@@ -63,6 +63,13 @@ pub mod filter {
     pub struct Filter {
         private: _,
     }
+    #[derive(Debug)]
+    pub struct FrameFilter(_);
+    impl FrameFilter {
+        pub fn parse(bytecode: &str) -> Result<Self, String> {}
+        pub fn matches(&self, frame: &[u8]) -> bool {}
+    }
+    pub fn bytecode(expression: &str) -> Result<String, Problem> {}
     impl Stage for Filter {}
 }
 pub mod flow_tag {

@@ -297,7 +297,8 @@ impl Writer {
         }
         let original = frame.len() as u32;
         let frame = &frame[..frame.len().min(self.snaplen as usize)];
-        let packet = CapturedPacket { interface: 0, nanos: time.0, original, bytes: frame, comment: &[] };
+        let packet =
+            CapturedPacket { interface: 0, nanos: time.0, original, bytes: frame, comment: &[], direction: None };
         if self.buffer.len() + packet.size() > BUFFER {
             self.flush()?;
         }
