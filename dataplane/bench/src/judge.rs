@@ -20,7 +20,7 @@ const ARRIVED: u64 = u64::MAX;
 pub struct Arrival {
     /// The sequence number.
     pub sequence: u64,
-    /// The time of arrival in nanoseconds. Any clock is possible, if all arrivals use the same clock.
+    /// The time of arrival in nanoseconds since the start of the trial.
     pub at: u64,
     /// The time from transmission to arrival in nanoseconds.
     pub latency: u64,
@@ -40,7 +40,7 @@ pub struct Limits {
 /// A time without arrivals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gap {
-    /// The time of the last arrival before the gap, or the start of the trial.
+    /// The time of the last arrival before the gap in nanoseconds since the start of the trial, or 0.
     pub start: u64,
     /// The duration in nanoseconds.
     pub length: u64,
@@ -141,11 +141,11 @@ impl Judge {
         }
     }
 
-    /// Starts a new trial at the time `start`.
-    pub fn start(&mut self, start: u64) {
+    /// Starts a new trial.
+    pub fn start(&mut self) {
         self.counts = Counts::default();
         self.window.fill(ARRIVED);
-        (self.next, self.position, self.last, self.last_at) = (0, 0, None, start);
+        (self.next, self.position, self.last, self.last_at) = (0, 0, None, 0);
         self.latency.reset();
         self.jitter.reset();
         (self.gaps, self.gap_count) = ([Gap::default(); STORED_GAPS], 0);

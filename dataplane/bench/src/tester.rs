@@ -131,6 +131,8 @@ struct Receiver<'a> {
     streams: &'a [Stream],
     judges: &'a mut [Judge],
     key: Key,
+    /// The start of the trial on the system clock.
+    start: Nanos,
     judged: u64,
     foreign: u64,
 }
@@ -155,7 +157,8 @@ impl Receiver<'_> {
             let filler = offset.checked_sub(filler).and_then(|start| data.get(start..offset));
             let is_intact = !repaired && filler.is_some_and(|filler| !ones_sum(filler) == signature.filler);
             let latency = at.0.saturating_sub(signature.sent_before(at).0);
-            let arrival = Arrival { sequence: signature.sequence, at: at.0, latency, corrupted: !is_intact };
+            let at = at.0.saturating_sub(self.start.0);
+            let arrival = Arrival { sequence: signature.sequence, at, latency, corrupted: !is_intact };
             let number = usize::from(signature.stream);
             if let (Some(judge), Some(sender)) = (self.judges.get_mut(number), senders.get(number)) {
                 self.judged += 1;
@@ -261,8 +264,8 @@ impl Tester {
             let rate = rates.get(index).copied().flatten();
             sender.start(key, rate, duration, nanos(options.catch_up), index as f64 / count);
         }
-        judges.iter_mut().for_each(|judge| judge.start(start.0));
-        let mut receiver = Receiver { streams, judges, key, judged: 0, foreign: 0 };
+        judges.iter_mut().for_each(Judge::start);
+        let mut receiver = Receiver { streams, judges, key, start, judged: 0, foreign: 0 };
         let (mut loops, mut first, mut longest_pause) = (0u64, 0usize, 0u64);
         let (mut sending, mut stopped, mut last, mut ended) = (true, false, start.0, 0);
         let mut last_arrival = start.0;
@@ -347,7 +350,7 @@ impl Tester {
         let outcomes = senders.iter().zip(judged_streams).map(|(sender, judge)| StreamOutcome {
             sent: sender.sent(),
             missed: sender.missed(),
-            judgement: judge.finish(sender.sent(), ended),
+            judgement: judge.finish(sender.sent(), duration),
         });
         let outcomes = outcomes.collect();
         for ((lane, before), port) in lanes.iter().zip(&before).zip(&mut ports) {
