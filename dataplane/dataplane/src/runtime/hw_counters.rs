@@ -2,18 +2,33 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 /// The length of the longest counter, with some space to spare: a number with 20 digits and a newline.
 const LENGTH: usize = 32;
 
+/// Returns the file with the number of packets that a port has lost because no receive was posted. Returns `None` if the
+/// driver does not report the losses of this program's queue pairs. `sysfs` is the folder at which sysfs is mounted.
+pub(crate) fn out_of_buffer_file(sysfs: &Path, device: &str, port: u8) -> Option<PathBuf> {
+    let device = sysfs.join("class/infiniband").join(device);
+    let port = device.join(format!("ports/{port}/hw_counters"));
+    let exists = |file: &PathBuf| file.exists();
+    if port.join("vport_out_of_buffer").exists() {
+        // mlx5 in switchdev mode, with counters for each virtual port. The driver then assigns the queue pairs to a
+        // set of counters that no file shows, and `out_of_buffer` of the device stays 0.
+        return None;
+    }
+    // In switchdev mode, mlx5 without counters for each virtual port has only the folder of the device.
+    [port.join("out_of_buffer"), device.join("hw_counters/out_of_buffer")].into_iter().find(exists)
+}
+
 /// The packets that a port of an RDMA device dropped because no receive was posted, counted since this value was
 /// created. mlx5 drops such packets without a completion. The counter of the device includes the queue pairs of all
 /// programs.
 pub(super) struct OutOfBuffer {
-    /// `hw_counters/out_of_buffer` of the port. The file stays open, so that a run can read the counter after it has
-    /// given up its privileges.
+    /// The file of [`out_of_buffer_file`]. The file stays open, so that a run can read the counter after it has given up
+    /// its privileges.
     file: File,
     state: Mutex<CounterState>,
 }
@@ -26,11 +41,9 @@ struct CounterState {
 }
 
 impl OutOfBuffer {
-    /// Opens the counter of a port. Returns `None` if the driver of the device has no such counter. `sysfs` is the
-    /// folder at which sysfs is mounted.
+    /// Opens the counter of a port. Returns `None` if [`out_of_buffer_file`] does.
     pub(super) fn open(sysfs: &Path, device: &str, port: u8) -> Option<Self> {
-        let path = format!("class/infiniband/{device}/ports/{port}/hw_counters/out_of_buffer");
-        let file = File::open(sysfs.join(path)).ok()?;
+        let file = File::open(out_of_buffer_file(sysfs, device, port)?).ok()?;
         let last = read(&file)?;
         Some(Self { file, state: Mutex::new(CounterState { last, lost: 0 }) })
     }
@@ -61,21 +74,54 @@ mod tests {
 
     use super::*;
 
+    /// The file system of a fake host.
+    struct Sysfs(tempfile::TempDir);
+
+    impl Sysfs {
+        fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        /// Writes a file of the device `mlx5_0`.
+        fn write(&self, file: &str, text: &str) {
+            let file = self.0.path().join("class/infiniband/mlx5_0").join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, format!("{text}\n")).unwrap();
+        }
+
+        /// Opens the counter of a port of the device `mlx5_0`.
+        fn open(&self, port: u8) -> Option<OutOfBuffer> {
+            OutOfBuffer::open(self.0.path(), "mlx5_0", port)
+        }
+    }
+
+    const OF_PORT: &str = "ports/1/hw_counters/out_of_buffer";
+    const OF_DEVICE: &str = "hw_counters/out_of_buffer";
+
     #[test]
     fn lost_packets_are_counted_across_a_wrap_of_the_counter() {
-        let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("class/infiniband/mlx5_0/ports/1/hw_counters");
-        fs::create_dir_all(&folder).unwrap();
-        let file = folder.join("out_of_buffer");
-        fs::write(&file, "4294967290\n").unwrap();
-        let counter = OutOfBuffer::open(root.path(), "mlx5_0", 1).unwrap();
+        let sysfs = Sysfs::new();
+        sysfs.write(OF_PORT, "4294967290");
+        let counter = sysfs.open(1).unwrap();
         assert_eq!(counter.lost(), 0);
-        fs::write(&file, "10\n").unwrap();
+        sysfs.write(OF_PORT, "10");
         assert_eq!((counter.lost(), counter.lost()), (16, 16));
-        fs::write(&file, "not a number\n").unwrap();
+        sysfs.write(OF_PORT, "not a number");
         assert_eq!(counter.lost(), 16);
-        fs::write(&file, "11\n").unwrap();
+        sysfs.write(OF_PORT, "11");
         assert_eq!(counter.lost(), 17);
-        assert!(OutOfBuffer::open(root.path(), "mlx5_0", 2).is_none());
+        assert!(sysfs.open(2).is_none());
+    }
+
+    #[test]
+    fn counter_of_the_device_is_used_in_switchdev_mode() {
+        let sysfs = Sysfs::new();
+        sysfs.write(OF_DEVICE, "7");
+        let counter = sysfs.open(1).unwrap();
+        sysfs.write(OF_DEVICE, "10");
+        assert_eq!(counter.lost(), 3);
+        // With counters for each virtual port, the counter of the device does not include the queue pairs.
+        sysfs.write("ports/1/hw_counters/vport_out_of_buffer", "0");
+        assert!(sysfs.open(1).is_none());
     }
 }

@@ -35,6 +35,8 @@ pub use assemble::{Assembly, assemble, assemble_offline};
 pub(crate) use change::digest;
 pub use change::{ApplyOptions, Changer, ReloadOutcome};
 pub(crate) use difference::operations;
+#[cfg(feature = "ibverbs")]
+pub(crate) use hw_counters::out_of_buffer_file;
 pub use lanes::PortLanes;
 pub(crate) use observation::Observation;
 pub(crate) use packet_observer::PacketFilter;

@@ -1,4 +1,5 @@
-//! Checks that the RDMA devices of a plan exist, and that the switch in the NIC does not filter their frames.
+//! Checks that the RDMA devices of a plan exist, that the switch in the NIC does not filter their frames, and that the
+//! driver counts lost packets.
 
 use super::section::Section;
 use crate::config::{Plan, PortPlan, Qp};
@@ -22,8 +23,10 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
             Finding::new(Severity::Fails, what, "the run fails at its start", fix)
         });
         let subject = format!("port `{}`, device `{device}`", port.config.name);
+        let facts = if missing.is_none() { uncounted_losses(roots, port) } else { None };
         let findings = missing.or_else(|| filtered(roots, port)).into_iter().collect();
-        Section::new(subject, format!("port[{place}].device"), findings)
+        let section = Section::new(subject, format!("port[{place}].device"), findings);
+        Section { facts: facts.into_iter().collect(), ..section }
     };
     named.map(section).collect()
 }
@@ -61,4 +64,24 @@ fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
         "the NIC delivers only frames to the MAC address of the interface, broadcast frames and joined multicast groups",
         format!("if the port needs other frames: `ip link set dev {interface} promisc on`{trust}"),
     ))
+}
+
+/// Returns a fact if the driver does not count the packets that are lost because no receive buffer is posted. A reliable
+/// connection loses no packets.
+#[cfg(feature = "ibverbs")]
+fn uncounted_losses(roots: &Roots, port: &PortPlan) -> Option<String> {
+    let (device, number) = (&port.config.device, port.config.device_port);
+    let counted = crate::runtime::out_of_buffer_file(&roots.sys, device, number).is_some();
+    let can_lose = port.input && port.config.qp != Qp::Rc;
+    (can_lose && !counted).then(|| {
+        format!(
+            "the driver of `{device}` does not count packets that find no receive buffer, so `lost` of the port is always 0"
+        )
+    })
+}
+
+/// Returns `None`, because this program cannot open RDMA devices.
+#[cfg(not(feature = "ibverbs"))]
+fn uncounted_losses(_: &Roots, _: &PortPlan) -> Option<String> {
+    None
 }

@@ -288,6 +288,31 @@ fn virtual_function_without_promiscuous_mode_is_found() {
     }
 }
 
+/// Without a counter of the driver, a report with `lost 0` does not mean that no packet was lost.
+#[cfg(feature = "ibverbs")]
+#[test]
+fn rdma_device_without_a_counter_of_lost_packets_is_reported() {
+    const CONFIG: &str = "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\n\
+                          input = [\"a\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n";
+    let facts = |host: &Host, text: &str| device::of_plan(&host.0, &plan(text)).remove(0).facts;
+    let host = || Host::new().with_file("sys/class/infiniband/rdma7/node_type", "1: CA");
+    let found = facts(&host(), CONFIG);
+    assert!(matches!(&found[..], [one] if one.contains("`rdma7` does not count")), "{found:?}");
+    assert_eq!(facts(&Host::new(), CONFIG), [""; 0], "the device does not exist");
+    // A reliable connection loses no packets.
+    let reliable = CONFIG.replace("rdma7\"", "rdma7\"\nqp = \"rc\"\nconnection = { to = \"127.0.0.1:18515\" }");
+    assert_eq!(facts(&host(), &reliable), [""; 0]);
+    for (file, is_counted) in [
+        ("ports/1/hw_counters/out_of_buffer", true),
+        ("hw_counters/out_of_buffer", true),
+        ("ports/1/hw_counters/vport_out_of_buffer", false),
+        ("ports/2/hw_counters/out_of_buffer", false),
+    ] {
+        let host = host().with_file(&format!("sys/class/infiniband/rdma7/{file}"), "0");
+        assert_eq!(facts(&host, CONFIG).is_empty(), is_counted, "{file}");
+    }
+}
+
 #[test]
 fn mtu_that_differs_from_the_config_is_found() {
     let (host, plan) = (Host::new(), plan(CONFIG));
