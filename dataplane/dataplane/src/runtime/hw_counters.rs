@@ -8,6 +8,9 @@ use std::sync::{Mutex, PoisonError};
 /// The length of the longest counter, with some space to spare: a number with 20 digits and a newline.
 const LENGTH: usize = 32;
 
+/// The largest plausible number of lost packets between two reads. A difference above this number is a decrease.
+const MAX_INCREASE: u32 = 1 << 31;
+
 /// Returns the file with the number of packets that a port has lost because no receive was posted. Returns `None` if the
 /// driver does not report the losses of this program's queue pairs. `sysfs` is the folder at which sysfs is mounted.
 pub(crate) fn out_of_buffer_file(sysfs: &Path, device: &str, port: u8) -> Option<PathBuf> {
@@ -34,7 +37,7 @@ pub(super) struct OutOfBuffer {
 }
 
 struct CounterState {
-    /// The last value of the counter. The counter has 32 bits.
+    /// The highest value of the counter so far, modulo 2^32. The counter has 32 bits.
     last: u32,
     /// The packets that were lost up to the last value.
     lost: u64,
@@ -49,12 +52,18 @@ impl OutOfBuffer {
     }
 
     /// Returns the lost packets. If the counter cannot be read, such as after a removal of the device, returns the
-    /// packets of the last call. The result is too small if the counter increased by 2^32 or more since the last call.
+    /// packets of the last call. The result is too small if the counter increased by 2^31 or more since the last call.
     pub(super) fn lost(&self) -> u64 {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(now) = read(&self.file) {
-            state.lost += u64::from(now.wrapping_sub(state.last));
-            state.last = now;
+            let increase = now.wrapping_sub(state.last);
+            // While `rdma statistic qp set` with `auto` is active, the kernel adds several counters, and a read can miss
+            // one of them or count one twice. A lower value therefore adds nothing, and later packets count again when
+            // the counter exceeds its highest value.
+            if increase < MAX_INCREASE {
+                state.lost += u64::from(increase);
+                state.last = now;
+            }
         }
         state.lost
     }
@@ -111,6 +120,17 @@ mod tests {
         sysfs.write(OF_PORT, "11");
         assert_eq!(counter.lost(), 17);
         assert!(sysfs.open(2).is_none());
+    }
+
+    #[test]
+    fn decrease_of_the_counter_is_no_loss() {
+        let sysfs = Sysfs::new();
+        sysfs.write(OF_PORT, "10");
+        let counter = sysfs.open(1).unwrap();
+        for (value, lost) in [("14", 4), ("7", 4), ("14", 4), ("15", 5)] {
+            sysfs.write(OF_PORT, value);
+            assert_eq!(counter.lost(), lost, "the counter is {value}");
+        }
     }
 
     #[test]
