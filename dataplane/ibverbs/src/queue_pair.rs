@@ -23,10 +23,10 @@ use dataplane_core::verbs::{
 };
 
 impl VerbsQp {
-    /// Queries the queue pair. For a raw-packet queue pair, returns only the stored state and the stored port, and does
-    /// not call the driver. A call would return nothing new, because the mlx5 driver also returns a stored state. If
-    /// only the receive queue has failed, a query fails on mlx5, and the kernel logs a warning.
-    fn query_attributes(&self) -> Result<QpAttributes, VerbError> {
+    /// Queries the attributes in `mask`. For a raw-packet queue pair, returns only the stored state and the stored port,
+    /// and does not call the driver. A call would return nothing new, because the mlx5 driver also returns a stored
+    /// state. If only the receive queue has failed, a query fails on mlx5, and the kernel logs a warning.
+    fn query_attributes(&self, mask: AttributeMask) -> Result<QpAttributes, VerbError> {
         if self.kind == QpType::RawPacket {
             let known = self.state.load(Ordering::Relaxed);
             let failed = known & STATE_UNKNOWN != 0;
@@ -35,9 +35,8 @@ impl VerbsQp {
         }
         let mut attr = ibv_qp_attr::default();
         let mut init = ibv_qp_init_attr::default();
-        let all = AttributeMask::all() - AttributeMask::RATE_LIMIT;
         // SAFETY: the queue pair is valid, and both structures are writable.
-        unsafe { ffi::ibv_query_qp(self.raw(), &mut attr, all.bits().cast_signed(), &mut init) }?;
+        unsafe { ffi::ibv_query_qp(self.raw(), &mut attr, mask.bits().cast_signed(), &mut init) }?;
         Ok(qp_attributes(&attr))
     }
 
@@ -150,8 +149,8 @@ unsafe impl QueuePair for VerbsQp {
             return QpState::from_raw(known);
         }
         // A completion has reported a failure. Some failures do not change the state, and some stop only the send
-        // queue, so the state is queried.
-        let state = self.query_attributes().map_or(QpState::Err, |attributes| attributes.state);
+        // queue, so the state is queried. mana does not support this query.
+        let state = self.query_attributes(AttributeMask::STATE).map_or(QpState::Err, |attributes| attributes.state);
         self.set_state(state);
         if state == QpState::Err {
             self.flush_late_receives();
@@ -160,7 +159,15 @@ unsafe impl QueuePair for VerbsQp {
     }
 
     fn query(&self) -> Result<QpAttributes, VerbError> {
-        let attributes = self.query_attributes()?;
+        use AttributeMask as M;
+        let of_datagrams = M::STATE | M::PKEY_INDEX | M::PORT | M::QKEY | M::SQ_PSN | M::CAP;
+        let attributes = match self.query_attributes(M::all() - M::RATE_LIMIT) {
+            // efa refuses a query of attributes that datagrams do not use (`efa_query_qp`).
+            Err(VerbError { errno: libc::EOPNOTSUPP, .. }) if self.kind == QpType::Ud => {
+                self.query_attributes(of_datagrams)
+            }
+            result => result,
+        }?;
         self.set_state(attributes.state);
         Ok(attributes)
     }

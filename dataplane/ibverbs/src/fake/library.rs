@@ -156,8 +156,12 @@ symbols! {
         }
         error
     };
-    fn ibv_query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _mask: c_int, _init: *mut ibv_qp_init_attr) -> c_int,
+    fn ibv_query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, _init: *mut ibv_qp_init_attr) -> c_int,
         (*qp).context => {
+        let error = state((*qp).context).refused_query(mask.cast_unsigned());
+        if error != 0 {
+            return error;
+        }
         if (*qp).qp_type == ibv_qp_type::IBV_QPT_RAW_PACKET {
             // With mlx5, this query returns a state that the driver has stored, or it fails and the kernel logs a
             // warning.

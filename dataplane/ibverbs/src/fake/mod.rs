@@ -275,6 +275,8 @@ pub(super) struct State {
     /// The state changes of queue pairs that the device refuses: queue pair number and state.
     refused_states: Vec<(u32, u32)>,
     no_inline: bool,
+    /// The attributes of a queue pair that the device can return. `None`: all.
+    known_attributes: Option<u32>,
     /// Whether the device refuses unsignalled sends, except on queue pairs that signal all sends.
     refuses_unsignalled: bool,
     /// The device accepts receives with at most this number of elements, but never completes the receives.
@@ -401,6 +403,12 @@ impl Fake {
     /// Makes the device refuse unsignalled sends, as efa does (`efa_post_send_validate`).
     pub(crate) fn refuses_unsignalled_sends(&self) {
         self.state().refuses_unsignalled = true;
+    }
+
+    /// Makes the device refuse a query of a queue pair that asks for an attribute outside `mask`, as efa does
+    /// (`efa_query_qp`).
+    pub(crate) fn knows_attributes(&self, mask: u32) {
+        self.state().known_attributes = Some(mask);
     }
 
     /// Makes the device refuse queue pairs with inline sends.
@@ -532,6 +540,12 @@ impl State {
     /// Returns the error that a test has set for the verb, or 0.
     fn refused(&self, verb: &str) -> c_int {
         self.refused.get(verb).copied().unwrap_or(0)
+    }
+
+    /// Returns the error of a query of the attributes in `mask`, or 0.
+    fn refused_query(&self, mask: u32) -> c_int {
+        let known = self.known_attributes.unwrap_or(u32::MAX);
+        if mask & !known == 0 { self.refused("ibv_query_qp") } else { libc::EOPNOTSUPP }
     }
 
     /// Returns the request that a refused post reports as the first request that was not posted.

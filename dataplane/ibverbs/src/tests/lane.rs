@@ -16,8 +16,8 @@ use dataplane_core::lane::{self, Alarms, Lane, LaneQueuePair, LaneSpec, NoSink, 
 use dataplane_core::mem::{Batch, PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
 use dataplane_core::units::QpNum;
 use dataplane_core::verbs::{
-    AsyncEvent, Destination, Device, EventKind, Path, ProtectionDomain, QpAttributes, QpState, QpType, WcStatus, WrId,
-    WrKind,
+    AsyncEvent, CqSpec, Destination, Device, EventKind, Path, ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState,
+    QpType, QueuePair, WcStatus, WrId, WrKind,
 };
 
 const SLOTS: usize = 64;
@@ -553,4 +553,48 @@ fn completed_sends_of_a_partly_accepted_batch_need_no_restart() {
     t.lane.housekeep(&mut t.pool).unwrap();
     assert_eq!((t.lane.sending(), t.lane.counters().recoveries), (1, 0));
     assert!(t.lane.is_connected());
+}
+
+/// The attributes of a queue pair that efa returns: state, index of the partition key, port, Q_Key, RNR retries, PSN of
+/// sends, and capacities.
+const ATTRIBUTES_OF_EFA: u32 = 1 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 11 | 1 << 16 | 1 << 19;
+
+/// efa refuses a query of attributes that datagrams do not use. The lane asks only for the state, so a failed receive
+/// does not restart a queue pair that still works. If the device cannot return the state, as mana, the lane assumes that
+/// the queue pair has stopped.
+#[test]
+fn failed_datagram_restarts_no_queue_pair_that_still_works() {
+    for (known, recoveries) in [(ATTRIBUTES_OF_EFA, 0), (0, 1)] {
+        let test = test_device_of("efa", 0, |fake| fake.knows_attributes(known));
+        let mut t = TestLane::open_with(&test, QpType::Ud, (0, 1));
+        let wr_id = t.take_posted(&test);
+        let wc = Wc { wr_id, status: IBV_WC_LOC_LEN_ERR, qp_num: t.qp, ..Wc::default() };
+        test.fake.polls(t.recv_cq, [Poll::Wc(Completion { wc, ..Completion::default() })]);
+        (0..4).for_each(|_| t.turn());
+        let counters = t.lane.counters();
+        assert_eq!((counters.rx_errors, counters.recoveries), (1, recoveries), "known attributes: {known:#x}");
+        assert_eq!(counters.first_error, Some(WcStatus::LocLenErr));
+        assert!(t.lane.is_connected());
+    }
+}
+
+#[test]
+fn datagram_queue_pair_of_efa_can_be_queried() {
+    let test = test_device_of("efa", 0, |fake| fake.knows_attributes(ATTRIBUTES_OF_EFA));
+    let pd = test.device.alloc_pd().unwrap();
+    let (cq, _) = test.device.create_cq(&CqSpec { depth: 16, ..CqSpec::default() }, None).unwrap();
+    let caps = QpCaps { send_depth: 8, recv_depth: 8, send_sges: 1, recv_sges: 1, inline: 0 };
+    let of_datagrams = QpAttributes::init(QpType::Ud, 1, 0);
+    let of_datagrams = [of_datagrams, QpAttributes::rtr(), QpAttributes::rts(QpType::Ud)];
+    for (kind, changes, expected) in [
+        (QpType::Ud, &of_datagrams[..], Ok(QpState::Rts)),
+        // Only datagrams have a second query, because efa has no connected queue pairs.
+        (QpType::Rc, &super::fake_driver::changes_to_rts(QpType::Rc)[..], Err(libc::EOPNOTSUPP)),
+    ] {
+        let mut qp = pd.create_qp(&QpSpec::new(kind, caps), &cq, &cq, None).unwrap();
+        for (attributes, mask) in changes {
+            qp.modify(attributes, *mask).unwrap();
+        }
+        assert_eq!(qp.query().map(|it| it.state).map_err(|error| error.errno), expected, "{kind}");
+    }
 }

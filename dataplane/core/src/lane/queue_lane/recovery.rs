@@ -149,13 +149,12 @@ impl<D: Device> Recovery<D> {
     /// Returns whether a queue pair has stopped after an error. A flushed request proves that the queue pair has
     /// stopped. After any other error, the state that the provider returns decides. For raw packets, the libibverbs
     /// provider assumes ERR without a query of the device, except after a frame that is longer than its receive buffer.
+    /// The provider also assumes ERR if the device refuses the query.
     fn has_stopped(&self, data: &mut DataPath<D>) -> bool {
         if std::mem::take(&mut data.was_flushed) {
             return true;
         }
-        // If the query fails, assume that the queue pair has stopped.
-        let state = data.queues.qp.query().map_or(QpState::Err, |attributes| attributes.state);
-        !matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+        !matches!(data.queues.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
     }
 
     /// Moves the queue pair to ERR, so that all outstanding requests are flushed. This function also sets ERR if the
