@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, MessageSharedQueue, poll};
 use dataplane::units::{Gid, QpNum};
 use dataplane::verbs::{
-    Access, AttributeMask, Completion, CqSpec, Destination, Device, GidKind, Path, PollFields, PostError, QpAttributes,
-    QpCaps, QpSpec, QpState, QpType, RecvRequest, Remote, SendApi, SendFlags, SendOp, SendRequest, Sge, WcFlags,
-    WcStatus,
+    Access, AttributeMask, Completion, CqSpec, Destination, Device, GidKind, LinkLayer, Path, PollFields, PostError,
+    QpAttributes, QpCaps, QpSpec, QpState, QpType, RecvRequest, Remote, SendApi, SendFlags, SendOp, SendRequest, Sge,
+    WcFlags, WcStatus,
 };
 
 use crate::differences::BedProperties;
@@ -60,6 +60,7 @@ impl<D: Device> TestBed<D> {
         Ok(BedProperties {
             profile: self.profile,
             kernel: self.kernel,
+            ethernet: self.a.port(1)?.link_layer == LinkLayer::Ethernet,
             roce_v2: gid.is_some_and(|entry| entry.kind == GidKind::RoceV2),
             checks_every_key: self.a.checks_every_key(),
         })
@@ -154,12 +155,14 @@ pub(crate) struct EndpointSpec {
 
 impl EndpointSpec {
     pub(crate) fn new(kind: QpType) -> Self {
+        // Datagrams use no remote access, and efa refuses to register memory with access flags that it does not support.
+        let access = if kind == QpType::Ud { Access::LOCAL_WRITE } else { ALL_ACCESS };
         let cq = CqSpec { depth: 64, fields: PollFields::STANDARD, ..CqSpec::default() };
         Self {
             kind,
             caps: CAPS,
             signal_all: false,
-            access: ALL_ACCESS,
+            access,
             cq,
             send_api: SendApi::Classic,
             queue: (0, 1),

@@ -5,7 +5,9 @@
 //! The standard does not define this flag. The library of rxe (Soft-RoCE) sets the flag for every packet that came over
 //! IP, although no GRH precedes the message.
 
-use crate::bed::Profile;
+use dataplane::verbs::{Access, QpType};
+
+use crate::bed::{EndpointSpec, Profile};
 
 /// A line of the log that a device reports differently in some test cases.
 struct Difference {
@@ -46,6 +48,8 @@ pub(crate) struct BedProperties {
     pub(crate) profile: Profile,
     /// Whether the devices are kernel devices.
     pub(crate) kernel: bool,
+    /// Whether the ports of the devices are on Ethernet, not on InfiniBand.
+    pub(crate) ethernet: bool,
     /// Whether the endpoints use GIDs of RoCE v2.
     pub(crate) roce_v2: bool,
     /// See [`Device::checks_every_key`](dataplane::verbs::Device::checks_every_key).
@@ -323,20 +327,6 @@ const DIFFERENCES: &[Difference] = &[
         reason: ALIGNMENT_CHECKED,
     },
     Difference {
-        cases: &["completions.refused_capabilities_are_listed"],
-        applies_to: SoftAsRxe,
-        standard: "tag_matching",
-        instead: "cvlan flow_tag ignore_overrun tag_matching",
-        reason: "rxe has no raw packets, so completions have no VLAN tag and no flow tag. rxe always detects overruns",
-    },
-    Difference {
-        cases: &["completions.refused_capabilities_are_listed"],
-        applies_to: KernelRxe,
-        standard: "tag_matching",
-        instead: "cvlan extended_cq flow_tag ignore_overrun single_threaded tag_matching",
-        reason: "extended CQs of rxe's library are broken before libibverbs 59, so classic CQs are used",
-    },
-    Difference {
         cases: &["completions.overrun"],
         applies_to: SoftAsRxe,
         standard: "queue can be polled: false",
@@ -469,20 +459,6 @@ const DIFFERENCES: &[Difference] = &[
         reason: HOP_LIMIT_OF_ROUTE,
     },
     Difference {
-        cases: &["handshake.parameters"],
-        applies_to: KernelRxe,
-        standard: "sl 5",
-        instead: "sl 0",
-        reason: "rxe does not store the service level of a path",
-    },
-    Difference {
-        cases: &["handshake.parameters"],
-        applies_to: KernelRxe,
-        standard: "sl 5",
-        instead: "sl 0",
-        reason: "rxe does not store the service level of a path",
-    },
-    Difference {
         cases: &["statuses.rc_send_of_another_domain", "statuses.rc_send_out_of_bounds", "memory.deregistered"],
         applies_to: UncheckedKeys,
         standard: "posted: ok",
@@ -511,6 +487,16 @@ const DIFFERENCES: &[Difference] = &[
         reason: FOREIGN_MEMORY_NOT_POSTED,
     },
 ];
+
+/// Returns the service level of a path for the log. `returned` is the service level that the device returns, and `set`
+/// is the service level that was set.
+///
+/// On Ethernet, the service level becomes the priority of the frames, and some drivers do not return it. rxe does not
+/// store the service level, and mlx5 stores only the priority (`mlx5_set_path`). The value 0 of a kernel device on
+/// Ethernet therefore counts as the set value.
+pub(crate) fn service_level(bed: BedProperties, returned: u8, set: u8) -> u8 {
+    if bed.kernel && bed.ethernet && returned == 0 { set } else { returned }
+}
 
 /// Returns the log lines that a device must report in a case. `standard` has the lines that the standard requires, and
 /// each difference that applies to the case and the device replaces one of these lines.
@@ -551,12 +537,12 @@ pub(crate) fn check_names(cases: &[&str]) {
 
 /// Checks that a real NIC, which follows the standard, must not reproduce the defects of rxe.
 pub(crate) fn check_other_nics() {
-    let nic = BedProperties { profile: Profile::Spec, kernel: true, roce_v2: false, checks_every_key: true };
+    let nic =
+        BedProperties { profile: Profile::Spec, kernel: true, ethernet: true, roce_v2: false, checks_every_key: true };
     let rxe = BedProperties { profile: Profile::Rxe, roce_v2: true, ..nic };
     for (case, line) in [
         ("memory.window_1_bounds", "a send 3 REM_ACCESS_ERR"),
         ("rdma_core.test_mw_type2", "a send 3 REM_ACCESS_ERR"),
-        ("completions.refused_capabilities_are_listed", "tag_matching"),
         ("datagrams.own_qkey", "b receive 1 RECV 50 bytes GRH\nb receive 2 RECV 50 bytes GRH"),
     ] {
         let standard: Vec<String> = line.lines().map(str::to_owned).collect();
@@ -568,4 +554,11 @@ pub(crate) fn check_other_nics() {
     assert_eq!(apply("handshake.defaults", nic, &limits), Ok(limits.to_vec()));
     let v2 = apply("handshake.defaults", BedProperties { roce_v2: true, ..nic }, &limits);
     assert_eq!(v2, Ok(vec!["hop limit 64".to_owned(); 2]));
+    // mlx5 returns no service level on Ethernet. InfiniBand and the software device must return it.
+    let infiniband = BedProperties { ethernet: false, ..nic };
+    let soft = BedProperties { kernel: false, ..nic };
+    assert_eq!([nic, infiniband, soft].map(|bed| service_level(bed, 0, 5)), [5, 0, 0]);
+    assert_eq!(service_level(nic, 4, 5), 4);
+    // efa registers no memory for datagrams with remote atomics or memory windows.
+    assert_eq!(EndpointSpec::new(QpType::Ud).access, Access::LOCAL_WRITE);
 }

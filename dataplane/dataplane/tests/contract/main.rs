@@ -45,11 +45,16 @@ pub(crate) type Case<D> = (&'static str, fn(&mut Trial<'_, D>) -> Outcome);
 impl<D: RawDevice> Trial<'_, D> {
     /// Skips the case unless both devices have the capability.
     pub(crate) fn require(&self, capability: Capability) -> Outcome {
-        let has = |device: &D| device.capabilities().has.contains(&capability);
-        if has(&self.bed.a) && has(&self.bed.b) {
-            return Ok(());
+        match self.has(capability) {
+            true => Ok(()),
+            false => Err(Stop::Skip(capability.name().to_owned(), libc::EOPNOTSUPP)),
         }
-        Err(Stop::Skip(capability.name().to_owned(), libc::EOPNOTSUPP))
+    }
+
+    /// Returns whether both devices have the capability.
+    pub(crate) fn has(&self, capability: Capability) -> bool {
+        let has = |device: &D| device.capabilities().has.contains(&capability);
+        has(&self.bed.a) && has(&self.bed.b)
     }
 
     /// Creates two queue pairs in RTS that are connected to each other.
@@ -191,6 +196,7 @@ fn main() -> ExitCode {
     tests.extend(tests_of("soft::rxe_profile", |name| soft(name, Profile::Rxe), skips::RXE));
     tests.extend(tests_of("soft::alone", |name| soft_alone(name, Profile::Spec), skips::SOFT_ALONE));
     tests.extend(tests_of("soft::unchecked", soft_unchecked, skips::SOFT_UNCHECKED));
+    tests.extend(tests_of("soft::fewer_capabilities", soft_fewer_capabilities, skips::SOFT_FEWER_CAPABILITIES));
     // Compare endpoints on two devices with endpoints on one device: the results must be equal.
     for (name, profile) in [("soft::fuzz", Profile::Spec), ("soft::fuzz_rxe_profile", Profile::Rxe)] {
         tests.push(fuzz_test(name, move || (soft("two devices", profile), soft_alone("one device", profile)), 1000));
@@ -216,6 +222,11 @@ fn soft_unchecked(name: &'static str) -> TestBed<SoftDevice> {
         spec.checks_every_key = false;
         spec.refused_change = Some((QpState::Rts, QpState::Sqd));
     })
+}
+
+/// Returns a test bed with two software devices that lack some capabilities.
+fn soft_fewer_capabilities(name: &'static str) -> TestBed<SoftDevice> {
+    soft_with(name, Profile::Spec, |spec| spec.refuse = vec![Capability::Atomic, Capability::FlowTag])
 }
 
 /// Returns a test bed with two connected software devices. `change` changes the description of each device.

@@ -20,6 +20,8 @@ pub(crate) const SOFT_ALONE: &[&str] = &["raw packets from a device to itself"];
 /// The capabilities that the software devices of `soft_unchecked` lack. These devices do not check every key, and
 /// refuse the change from RTS to SQD.
 pub(crate) const SOFT_UNCHECKED: &[&str] = &["state SQD"];
+/// The capabilities that a software device lacks if it refuses atomics and flow tags.
+pub(crate) const SOFT_FEWER_CAPABILITIES: &[&str] = &["atomic", "flow_tag"];
 /// The capabilities that the software device lacks with the profile `Rxe`.
 pub(crate) const RXE: &[&str] =
     &["IBV_QPT_RAW_PACKET queue pairs", "parent_domain", "raw_packet", "rss", "state SQE", "timestamps"];

@@ -7,7 +7,7 @@ use dataplane::connect::{
 };
 use dataplane::verbs::{Access, CqSpec, RawDevice, QpAttributes, QpSpec, QpType, QueuePair};
 
-use crate::Trial;
+use crate::{Trial, differences};
 use crate::bed::{CAPS, COMPLETION_TIMEOUT, Outcome, TestBed, state_name};
 
 /// Returns a prepared queue pair of a device of the test bed, and its completion queue.
@@ -35,7 +35,9 @@ fn connected<D: RawDevice>(t: &Trial<'_, D>, parameters: EndpointParameters) -> 
     Ok(got)
 }
 
-fn log_all<D: RawDevice>(t: &mut Trial<'_, D>, sides: [QpAttributes; 2]) {
+/// Logs all attributes. `service_level` is the service level that was set.
+fn log_all<D: RawDevice>(t: &mut Trial<'_, D>, sides: [QpAttributes; 2], service_level: u8) -> Outcome {
+    let bed = t.bed.properties()?;
     for got in sides {
         let path = got.path;
         t.log(format!("{} port {} pkey {} {:?}", state_name(got.state), got.port, got.pkey_index, got.access));
@@ -47,15 +49,16 @@ fn log_all<D: RawDevice>(t: &mut Trial<'_, D>, sides: [QpAttributes; 2]) {
         t.log(format!("global {} class {}", path.global, path.traffic_class));
         t.log(format!("hop limit {}", path.hop_limit));
         t.log(format!("flow label {} path bits {}", path.flow_label, path.source_path_bits));
-        t.log(format!("sl {}", path.service_level));
+        t.log(format!("sl {}", differences::service_level(bed, path.service_level, service_level)));
     }
+    Ok(())
 }
 
 /// With default parameters, the handshake sets the same values as the crate `ibverbs` on crates.io (another project).
 /// Only `timeout` differs.
 pub(crate) fn defaults<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let sides = connected(t, EndpointParameters::default())?;
-    log_all(t, sides);
+    log_all(t, sides, 0)?;
     t.expect(&"RTS port 1 pkey 0 Access(0x0)
          psn 0 0 reads 1 1
          retries 6 6 timers 16 14
@@ -85,7 +88,7 @@ pub(crate) fn parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
         ..EndpointParameters::default()
     };
     let sides = connected(t, parameters)?;
-    log_all(t, sides);
+    log_all(t, sides, 5)?;
     t.expect(&"RTS port 1 pkey 0 Access(REMOTE_WRITE | REMOTE_READ)
          psn 4660 4660 reads 4 8
          retries 3 5 timers 20 15
