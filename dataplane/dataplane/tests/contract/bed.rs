@@ -49,14 +49,14 @@ pub(crate) struct TestBed<D: Device> {
     pub(crate) kernel: bool,
     pub(crate) a: D,
     pub(crate) b: D,
-    /// The index (in the GID table of the port) of the GID that the endpoints use.
-    pub(crate) gid_index: u32,
+    /// For each device, the index (in the GID table of the port) of the GID that the endpoints use.
+    pub(crate) gid_index: [u32; 2],
 }
 
 impl<D: Device> TestBed<D> {
     /// Returns the properties that decide which differences from the standard apply.
     pub(crate) fn properties(&self) -> Outcome<BedProperties> {
-        let gid = self.a.gids(1)?.into_iter().find(|entry| entry.index == self.gid_index);
+        let gid = self.a.gids(1)?.into_iter().find(|entry| entry.index == self.gid_index[0]);
         Ok(BedProperties {
             profile: self.profile,
             kernel: self.kernel,
@@ -199,8 +199,9 @@ impl<D: Device> Endpoint<D> {
             _ => refused.into(),
         })?;
         let gids = device.gids(1)?;
-        let Some(entry) = gids.iter().find(|entry| entry.index == bed.gid_index) else {
-            return Err(Stop::Fail(format!("{} has no GID {}: {gids:?}", device.name(), bed.gid_index)));
+        let index = bed.gid_index[usize::from(second)];
+        let Some(entry) = gids.iter().find(|entry| entry.index == index) else {
+            return Err(Stop::Fail(format!("{} has no GID {index}: {gids:?}", device.name())));
         };
         let gid = (entry.gid, entry.index);
         let buffer = domain.buffer(spec.memory, spec.access)?;

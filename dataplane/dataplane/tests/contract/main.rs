@@ -224,9 +224,15 @@ fn soft_unchecked(name: &'static str) -> TestBed<SoftDevice> {
     })
 }
 
-/// Returns a test bed with two software devices that lack some capabilities.
+/// Returns a test bed with two software devices that lack some capabilities. The second device has a further GID before
+/// the GID of the endpoints.
 fn soft_fewer_capabilities(name: &'static str) -> TestBed<SoftDevice> {
-    soft_with(name, Profile::Spec, |spec| spec.refuse = vec![Capability::Atomic, Capability::FlowTag])
+    let bed = soft_with(name, Profile::Spec, |spec| spec.refuse = vec![Capability::Atomic, Capability::FlowTag]);
+    let own = bed.b.gid();
+    let mut further = own;
+    further.0[15] ^= 1;
+    bed.b.set_gids(&[further, own]);
+    TestBed { gid_index: [0, 1], ..bed }
 }
 
 /// Returns a test bed with two connected software devices. `change` changes the description of each device.
@@ -243,7 +249,7 @@ fn soft_with(name: &'static str, profile: Profile, change: fn(&mut SoftSpec)) ->
         change(&mut spec);
         SoftDevice::new(spec).expect("a software device")
     };
-    TestBed { name, profile, kernel: false, a: device("soft0", 1, a), b: device("soft1", 2, b), gid_index: 0 }
+    TestBed { name, profile, kernel: false, a: device("soft0", 1, a), b: device("soft1", 2, b), gid_index: [0; 2] }
 }
 
 /// Returns a test bed in which both endpoints are on one software device.
@@ -263,7 +269,7 @@ mod rxe {
         let open = |name| VerbsProvider.open(name).expect("a device that can be opened");
         let a_device = open(a);
         let b_device = if a == b { a_device.clone() } else { open(b) };
-        TestBed { name, profile: Profile::Rxe, kernel: true, a: a_device, b: b_device, gid_index }
+        TestBed { name, profile: Profile::Rxe, kernel: true, a: a_device, b: b_device, gid_index: [gid_index; 2] }
     }
 
     fn cable(name: &'static str) -> TestBed<VerbsDevice> {

@@ -10,13 +10,15 @@ use dataplane::verbs::{Access, CqSpec, RawDevice, QpAttributes, QpSpec, QpType, 
 use crate::{Trial, differences};
 use crate::bed::{CAPS, COMPLETION_TIMEOUT, Outcome, TestBed, state_name};
 
-/// Returns a prepared queue pair of a device of the test bed, and its completion queue.
+/// Returns a prepared queue pair of the first or the second device of the test bed, and its completion queue.
 fn prepared<D: RawDevice>(
     bed: &TestBed<D>,
-    device: &D,
+    second: bool,
     parameters: EndpointParameters,
 ) -> Outcome<(PreparedQueuePair<D::Pd>, D::Cq)> {
-    let parameters = EndpointParameters { gid_index: Some(bed.gid_index as u8), ..parameters };
+    let device = if second { &bed.b } else { &bed.a };
+    let gid_index = Some(bed.gid_index[usize::from(second)] as u8);
+    let parameters = EndpointParameters { gid_index, ..parameters };
     let pd = device.alloc_pd()?;
     let (cq, _) = device.create_cq(&CqSpec { depth: 64, ..CqSpec::default() }, None)?;
     let spec = QpSpec::new(QpType::Rc, CAPS);
@@ -25,8 +27,8 @@ fn prepared<D: RawDevice>(
 
 /// Connects two new queue pairs. Returns, for each queue pair, the attributes that the device reports.
 fn connected<D: RawDevice>(t: &Trial<'_, D>, parameters: EndpointParameters) -> Outcome<[QpAttributes; 2]> {
-    let (a, _cq_of_a) = prepared(t.bed, &t.bed.a, parameters.clone())?;
-    let (b, _cq_of_b) = prepared(t.bed, &t.bed.b, parameters)?;
+    let (a, _cq_of_a) = prepared(t.bed, false, parameters.clone())?;
+    let (b, _cq_of_b) = prepared(t.bed, true, parameters)?;
     let numbers = [a.endpoint().qpn, b.endpoint().qpn];
     let (a, b) = join(a, b)?;
     let query = |side: &ConnectedQueuePair<D::Pd>| side.queue_pair().query();
@@ -102,7 +104,7 @@ pub(crate) fn parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
 /// An error lists every invalid parameter by name, before a queue pair is created.
 pub(crate) fn invalid_parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let parameters = EndpointParameters { pkey_index: 9_999, service_level: 8, ..EndpointParameters::default() };
-    let stop = prepared(t.bed, &t.bed.a, parameters).map(drop).unwrap_err();
+    let stop = prepared(t.bed, false, parameters).map(drop).unwrap_err();
     let why = format!("{stop:?}");
     let named = ["pkey_index", "service_level"].map(|name| why.contains(name));
     t.log(format!("both parameters are named: {}", named == [true, true]));
@@ -113,8 +115,8 @@ pub(crate) fn invalid_parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome 
 pub(crate) fn over_tcp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), None)?;
     let (bed, address) = (t.bed, listener.address()?);
-    let run = |device: &D, listener: Option<&Listener>| -> Outcome<(QueuePairEndpoint, QueuePairEndpoint, &'static str)> {
-        let (qp, _cq) = prepared(bed, device, EndpointParameters::default())?;
+    let run = |second: bool, listener: Option<&Listener>| -> Outcome<(QueuePairEndpoint, QueuePairEndpoint, &'static str)> {
+        let (qp, _cq) = prepared(bed, second, EndpointParameters::default())?;
         let limits = WaitLimits::new(COMPLETION_TIMEOUT, COMPLETION_TIMEOUT);
         let own = [qp.endpoint()];
         let offer = Offer { endpoints: &own, allow_self: false };
@@ -127,8 +129,8 @@ pub(crate) fn over_tcp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
         Ok((own[0], connected.agreed().remote, state_name(connected.queue_pair().query()?.state)))
     };
     let (passive, active) = std::thread::scope(|scope| {
-        let passive = scope.spawn(|| run(&bed.a, Some(&listener)));
-        let active = run(&bed.b, None);
+        let passive = scope.spawn(|| run(false, Some(&listener)));
+        let active = run(true, None);
         (passive.join().expect("the passive side does not panic"), active)
     });
     let (passive, active) = (passive?, active?);
