@@ -8,7 +8,7 @@ use dataplane::verbs::{
 use dataplane::units::Rkey;
 
 use crate::Trial;
-use crate::bed::{PairCq, Outcome, Pair, errno_name, post_result, remote};
+use crate::bed::{PairCq, Outcome, Pair, Stop, errno_name, post_result, remote};
 
 /// Returns `ok`, or the error of a registration.
 pub(crate) fn registered<D: RawDevice>(result: Result<Buffer<D>, Error>) -> String {
@@ -112,6 +112,19 @@ pub(crate) fn deregistered<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
+/// Allocates a window for the memory of endpoint b. Skips the case if the device does not support windows of this type.
+pub(crate) fn allocate<D: RawDevice>(
+    t: &Trial<'_, D>,
+    pair: &Pair<D>,
+    kind: MwKind,
+) -> Outcome<<D::Pd as dataplane::verbs::ProtectionDomain>::Mw> {
+    t.require(Capability::MemoryWindow)?;
+    pair.b.domain.alloc_mw(kind).map_err(|refused| match refused.errno {
+        libc::EOPNOTSUPP | libc::EINVAL => Stop::Skip(format!("memory windows of {kind:?}"), refused.errno),
+        _ => refused.into(),
+    })
+}
+
 /// Binds a window to bytes 1,000 to 1,099 of the memory of endpoint b.
 fn window<D: RawDevice>(
     t: &mut Trial<'_, D>,
@@ -119,8 +132,7 @@ fn window<D: RawDevice>(
     kind: MwKind,
     access: Access,
 ) -> Outcome<<D::Pd as dataplane::verbs::ProtectionDomain>::Mw> {
-    t.require(Capability::MemoryWindow)?;
-    let mut window = pair.b.domain.alloc_mw(kind)?;
+    let mut window = allocate(t, pair, kind)?;
     bind(pair, &mut window, 50, 1000..1100, access)?;
     t.wait_and_log(pair, &[(PairCq::BSent, 1)])?;
     Ok(window)
@@ -265,10 +277,9 @@ pub(crate) fn window_2_remote_invalidate<D: RawDevice>(t: &mut Trial<'_, D>) -> 
 
 /// A window cannot be bound to a region without the access flag `MW_BIND`.
 pub(crate) fn window_without_bind_access<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
-    t.require(Capability::MemoryWindow)?;
     let mut pair = t.pair(QpType::Rc)?;
     let plain = pair.b.domain.buffer(100, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-    let mut window = pair.b.domain.alloc_mw(MwKind::Type2)?;
+    let mut window = allocate(t, &pair, MwKind::Type2)?;
     let binding = Binding { wr_id: 1, flags: SendFlags::SIGNALED, buffer: &plain, part: 0..50, access: Access::REMOTE_WRITE };
     pair.b.qp.bind_mw(&mut window, &binding)?;
     t.wait_and_log(&mut pair, &[(PairCq::BSent, 1)])?;
@@ -281,10 +292,9 @@ pub(crate) fn window_without_bind_access<D: RawDevice>(t: &mut Trial<'_, D>) -> 
 
 /// A window that extends beyond the region is rejected.
 pub(crate) fn window_out_of_bounds<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
-    t.require(Capability::MemoryWindow)?;
     let mut pair = t.pair(QpType::Rc)?;
     let end = pair.b.buffer.len();
-    let mut window = pair.b.domain.alloc_mw(MwKind::Type2)?;
+    let mut window = allocate(t, &pair, MwKind::Type2)?;
     bind(&mut pair, &mut window, 1, end - 10..end + 10, WINDOW)?;
     t.wait_and_log(&mut pair, &[(PairCq::BSent, 1)])?;
     t.expect("b send 1 MW_BIND_ERR")

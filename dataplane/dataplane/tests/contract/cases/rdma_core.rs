@@ -277,9 +277,8 @@ pub(crate) fn test_mw_type2_invalidate_remote<D: RawDevice>(t: &mut Trial<'_, D>
 
 /// A request cannot invalidate a window of type 1.
 pub(crate) fn test_mw_wrong_type<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
-    t.require(Capability::MemoryWindow)?;
     let mut pair = t.pair(QpType::Rc)?;
-    let mut window = pair.b.domain.alloc_mw(MwKind::Type1)?;
+    let mut window = memory::allocate(t, &pair, MwKind::Type1)?;
     let buffer = pair.b.buffer.clone();
     let binding =
         Binding { wr_id: 1, flags: SendFlags::SIGNALED, buffer: &buffer, part: 0..100, access: Access::REMOTE_WRITE };
@@ -623,9 +622,8 @@ pub(crate) fn test_qp_ex_rc_flush<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome
 }
 
 pub(crate) fn test_qp_ex_rc_bind_mw<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
-    t.require(Capability::MemoryWindow)?;
     let mut pair = qp_ex(t, QpType::Rc)?;
-    let mut window = pair.b.domain.alloc_mw(MwKind::Type2)?;
+    let mut window = memory::allocate(t, &pair, MwKind::Type2)?;
     let buffer = pair.b.buffer.clone();
     let binding =
         Binding { wr_id: 1, flags: SendFlags::SIGNALED, buffer: &buffer, part: 0..100, access: Access::REMOTE_WRITE };
