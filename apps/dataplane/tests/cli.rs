@@ -902,3 +902,62 @@ fn too_few_file_descriptors_are_not_reported_as_a_config_mistake() {
     let config = config.expect("no limit prevented the program from reading the config");
     assert!(config.contains("help: raise the limit on open files"), "{config}");
 }
+
+/// Returns the names of the commands that the help lists.
+fn listed_commands() -> Vec<String> {
+    let (_, help, _) = run(&mut command(&["--help"]));
+    let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let names = lines.filter_map(|line| line.trim().split(' ').next());
+    names.filter(|name| *name != "help").map(str::to_owned).collect()
+}
+
+#[test]
+fn every_command_has_a_manual_page_and_pages_are_reproducible() {
+    let folder = Folder::new();
+    let (first, second) = (folder.file("first"), folder.file("second"));
+    for pages in [&first, &second] {
+        assert_eq!(run(&mut command(&["manual".as_ref(), pages.as_os_str()])), (0, String::new(), String::new()));
+    }
+    let read = |pages: &Path| -> BTreeMap<String, String> {
+        let entries = fs::read_dir(pages).unwrap().map(|entry| entry.unwrap());
+        entries
+            .map(|entry| (entry.file_name().into_string().unwrap(), fs::read_to_string(entry.path()).unwrap()))
+            .collect()
+    };
+    let pages = read(&first);
+    assert_eq!(pages, read(&second));
+    let run_page = &pages["dataplane-run.1"];
+    assert!(run_page.contains(".SH SYNOPSIS") && run_page.contains("dataplane run"), "{run_page}");
+    assert!(pages["dataplane.1"].contains("dataplane 0.1.0"));
+    assert!(pages.contains_key("dataplane-log-level.1"));
+    assert!(!pages.contains_key("dataplane-reference.1"), "the page of a hidden command was written");
+    let commands = listed_commands();
+    assert!(commands.len() > 10, "{commands:?}");
+    for name in commands {
+        assert!(pages.contains_key(&format!("dataplane-{name}.1")), "{name}");
+    }
+    let (status, _, err) = run(&mut command(&["manual".as_ref(), folder.write("file", "").as_os_str()]));
+    assert!(status == 1 && err.contains("file: "), "{err}");
+}
+
+#[test]
+fn completions_contain_every_command_for_each_shell() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let (status, script, err) = run(&mut command(&["completions", shell]));
+        assert_eq!((status, err.as_str()), (0, ""));
+        for name in listed_commands() {
+            assert!(script.contains(&name), "{shell}: {name}");
+        }
+    }
+    let (status, _, err) = run(&mut command(&["completions", "csh"]));
+    assert!(status == 2 && err.contains("possible values: bash"), "{err}");
+}
+
+#[test]
+fn bash_accepts_the_completions_and_completes_a_command() {
+    let script = "source <(\"$0\" completions bash); COMP_WORDS=(dataplane che); COMP_CWORD=1; \
+        _dataplane dataplane che dataplane; echo \"${COMPREPLY[@]}\"";
+    let mut bash = Command::new("bash");
+    bash.args(["-c", script, env!("CARGO_BIN_EXE_dataplane")]);
+    assert_eq!(run(&mut bash), (0, "check\n".to_owned(), String::new()));
+}

@@ -6,5 +6,6 @@ mod log;
 mod metrics;
 mod observe;
 mod protocol;
+mod service;
 mod show;
 mod stats;

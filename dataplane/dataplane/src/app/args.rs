@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 use super::log_level::LEVELS;
 use dataplane_core::units::Period;
@@ -91,6 +92,12 @@ pub(super) enum Command {
     Doctor(Doctor),
     /// Print the JSON schema of a config, which editors use to complete and check configs, or of the control protocol
     Schema(Schema),
+    /// Print a script that lets a shell complete commands and options
+    #[command(after_help = COMPLETIONS_HELP)]
+    Completions(Completions),
+    /// Write a manual page for each command
+    #[command(hide = true)]
+    Manual(Manual),
     /// Write the config reference as Markdown: an index and the folder `config` with one page for each section
     #[command(hide = true)]
     Reference(Reference),
@@ -434,6 +441,22 @@ pub(super) enum SchemaSubject {
     Config,
     /// The requests and answers of the control socket
     Control,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Completions {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub(super) shell: Shell,
+}
+
+const COMPLETIONS_HELP: &str = "Example for the current bash: source <(dataplane completions bash)";
+
+#[derive(Debug, Args)]
+pub(super) struct Manual {
+    /// The folder that the pages are written to
+    #[arg(value_name = "FOLDER")]
+    pub(super) output: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -1,6 +1,6 @@
 //! The command line that every app has: `run`, `stats`, `top`, `show`, `capture`, `trace`, `log`, `plan`, `apply`,
 //! `confirm`, `rollback`, `history`, `reload`, `save`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`,
-//! `doctor`, `schema`.
+//! `doctor`, `schema`, `completions`.
 //!
 //! An app consists of its own stages and a `main` of one line. Every app includes the built-in stages:
 //!
@@ -38,11 +38,13 @@ mod graph;
 mod log;
 mod log_level;
 mod logs;
+mod manual;
 mod metrics;
 mod privileges;
 mod reference;
 mod run;
 mod schema;
+mod service;
 mod show;
 mod stages;
 mod stats;
@@ -56,6 +58,7 @@ pub(crate) use control::fuzz as fuzz_control;
 pub(crate) use metrics::fuzz as fuzz_metrics;
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::sync::Arc;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
@@ -126,8 +129,12 @@ impl App {
 
     /// Runs the command line `args`, which starts with the name of the program. Returns the exit status.
     pub fn status<T: Into<OsString> + Clone>(&self, args: impl IntoIterator<Item = T>) -> i32 {
+        let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+        let name = args.first().and_then(|path| Path::new(path).file_name()).unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
         let commands = self.commands.iter().map(|added| added.command.clone());
-        let cli = Cli::command().subcommands(commands).try_get_matches_from(args).and_then(|matches| {
+        let definition = Cli::command().subcommands(commands);
+        let cli = definition.clone().try_get_matches_from(args).and_then(|matches| {
             let added = matches.subcommand().and_then(|(name, arguments)| {
                 let added = self.commands.iter().find(|added| added.command.get_name() == name)?;
                 Some((added.run, arguments))
@@ -141,7 +148,7 @@ impl App {
         let result = match cli {
             Ok(Parsed::Cli(cli)) => {
                 logs::start(cli.verbose, cli.log_format, matches!(cli.command, Command::Run(_)));
-                self.execute(cli.command)
+                self.execute(cli.command, &name, definition)
             }
             Ok(Parsed::Added(run, arguments, all)) => {
                 let format = all.get_one("log_format").copied().unwrap_or_default();
@@ -161,7 +168,8 @@ impl App {
         }
     }
 
-    fn execute(&self, command: Command) -> Result<(), CommandError> {
+    /// Executes a command. `name` is the name of the program, and `definition` is the definition of its command line.
+    fn execute(&self, command: Command, name: &str, definition: clap::Command) -> Result<(), CommandError> {
         match command {
             Command::Run(args) => run::run(&self.registry, &args),
             Command::Stats(args) => stats::stats(&args),
@@ -185,6 +193,8 @@ impl App {
             Command::Doctor(args) => doctor::doctor(&self.registry, &args),
             Command::Topology(args) => topology::topology(&self.registry, &args),
             Command::Schema(args) => schema::schema(&self.registry, &args),
+            Command::Completions(args) => manual::completions(definition, name, &args),
+            Command::Manual(args) => manual::manual(definition, name, &args),
             Command::Reference(args) => reference::reference(&self.registry, &args),
         }
     }

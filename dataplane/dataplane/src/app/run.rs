@@ -18,6 +18,7 @@ use super::doctor;
 use super::logs::{self, LogQueue};
 use super::metrics::{Facts, Listener};
 use super::privileges::Privileges;
+use super::service::{self, Service};
 use crate::runtime::{Assembly, Options, Run};
 use dataplane_control::Call;
 use dataplane_control::change::Applied;
@@ -72,6 +73,7 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
         }
         None => None,
     };
+    service::starting();
     let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
     let until = args.duration.and_then(|duration| Instant::now().checked_add(duration));
@@ -245,6 +247,7 @@ fn watch(
     let mut stopping: Option<Instant> = None;
     let (mut reloading, mut reverting): (Option<Job>, Option<Job>) = (None, None);
     let changer = run.changer();
+    let mut service = Service::ready(run);
     while !run.is_finished() {
         for signal in signals.pending() {
             match Effect::of(signal, hangup, stopping.map(|since| since.elapsed())) {
@@ -268,6 +271,7 @@ fn watch(
         }
         if reloading.as_mut().is_some_and(|reload| print_changed(reload, "reload")) {
             reloading = None;
+            service.reloaded();
         }
         if reverting.as_mut().is_some_and(|revert| print_changed(revert, "reverted an unconfirmed change")) {
             reverting = None;
@@ -279,10 +283,14 @@ fn watch(
             tracing::info!("reloading files");
             reloading = jobs.start(&changer, &Call::Reload {});
             asked = reloading.is_none();
+            if !asked {
+                service.reloading();
+            }
         }
         for event in run.events() {
             tracing::warn!("{event}");
         }
+        service.turn(run);
         if let Some(meter) = &mut meter {
             meter.tick(run);
         }
@@ -294,6 +302,8 @@ fn watch(
             None => thread::sleep(POLL_INTERVAL),
         }
     }
+    // A run also ends without a stop, for example when its inputs have ended.
+    service.stopping();
     drop(server);
     for event in run.events() {
         tracing::warn!("{event}");

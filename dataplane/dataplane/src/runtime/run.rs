@@ -285,6 +285,18 @@ impl Run {
         self.state.control.progress()
     }
 
+    /// Returns the number of loop iterations of each worker, or `None` for a worker that has ended. A worker publishes
+    /// the number at its housekeeping, so a number that does not change for a second belongs to a worker that makes no
+    /// progress.
+    pub fn loops(&self) -> Vec<Option<u64>> {
+        let workers = self.workers.iter().enumerate();
+        let loops = workers.map(|(number, thread)| match thread.is_finished() {
+            true => None,
+            false => Some(self.state.control.board(number).read().loops),
+        });
+        loops.collect()
+    }
+
     /// Returns a snapshot of the run, or `None` while the workers have not answered yet. Call this function repeatedly
     /// until it returns a snapshot. The first call after that starts a new request. A worker answers at its next
     /// housekeeping, and the answer takes a few microseconds. If a worker does not answer within a second, the snapshot

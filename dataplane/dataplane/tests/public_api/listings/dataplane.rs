@@ -833,6 +833,7 @@ pub mod runtime {
             pub fn tables(&self) -> Vec<Arc<StageTable>> {}
             pub fn changer(&self) -> Changer {}
             pub fn progress(&self) -> Progress {}
+            pub fn loops(&self) -> Vec<Option<u64>> {}
             pub fn snapshot(&self) -> Option<Snapshot> {}
             pub fn is_stopped(&self) -> bool {}
             pub fn stop(&self) {}
