@@ -425,17 +425,16 @@ fn sighup_reloads_the_rules_of_an_acl() {
     expect("running");
     folder.write("rules.toml", "rules = [{ action = \"deny\" }]");
     running.signal("-HUP");
-    expect("rules.toml, rules now: 1, before: 0");
+    expect("reload: renew stage edge: hitless: the stage reads ");
     folder.write("rules.toml", "rules = [\n  { action = \"deny\", dst_prot = 1 },\n]");
     running.signal("-HUP");
-    expect("edge: not reloaded, the old data stays in use:");
+    expect("reload refused: 1 mistake in ");
     let line = expect("rules.toml:2:");
     assert!(line.contains("unknown key `dst_prot`; help: did you mean `dst_port`?"), "{line}");
     running.signal("-INT");
     let report = report(running);
     let edge = report["stages"].as_array().unwrap().iter().find(|stage| stage["name"] == "edge").unwrap();
-    let counters = &edge["counters"];
-    assert_eq!((&counters["reloads"], &counters["refused"], &counters["rules"]), (&1.into(), &1.into(), &1.into()));
+    assert_eq!(edge["counters"]["rules"], 1);
 }
 
 /// The first SIGHUP starts a reload that compiles 99,999 rules, which takes a while. During the reload, SIGINT stops

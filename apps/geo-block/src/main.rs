@@ -42,7 +42,6 @@ impl Stage for GeoBlock {
             Ok(PrefixList { path, latest, live: Live::default() })
         })?;
         if setup.worker().0 == 0 {
-            setup.reloads(Follower { list: list.clone(), version });
             setup.task("geo-block", Follower { list: list.clone(), version });
         }
         self.prefixes = Some(list.live.reader(list.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()));
@@ -120,24 +119,20 @@ struct PrefixList {
     live: Live<Arc<Prefixes>>,
 }
 
-/// Reads the list again: as a [`Reload`] on SIGHUP, and as a background [`Task`] when the file changes.
+/// Reads the list again when the file changes.
 struct Follower {
     list: Arc<PrefixList>,
     version: Option<(u64, i64, i64)>,
 }
 
-impl Reload for Follower {
-    fn reload(&mut self) -> Result<String, Vec<Problem>> {
-        let prefixes = Prefixes::read(&self.list.path).map_err(|problem| vec![problem])?;
+impl Follower {
+    fn read(&self) -> Result<String, Problem> {
+        let prefixes = Prefixes::read(&self.list.path)?;
         let text = format!("{} prefixes", prefixes.v4.len() + prefixes.v6.len());
         let mut latest = self.list.latest.lock().unwrap_or_else(PoisonError::into_inner);
         self.list.live.publish(|_| prefixes.clone());
         *latest = prefixes;
         Ok(text)
-    }
-
-    fn settle(&mut self) -> bool {
-        self.list.live.settle()
     }
 }
 
@@ -147,12 +142,12 @@ impl Task for Follower {
             let now = version(&self.list.path);
             if now != self.version {
                 self.version = now;
-                match self.reload() {
+                match self.read() {
                     Ok(text) => tracing::info!("geo-block: {text}"),
-                    Err(problems) => problems.iter().for_each(|problem| tracing::warn!("geo-block: {problem}")),
+                    Err(problem) => tracing::warn!("geo-block: {problem}"),
                 }
             }
-            self.settle();
+            self.list.live.settle();
         }
         Ok(())
     }

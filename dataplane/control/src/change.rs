@@ -31,9 +31,7 @@ pub struct Applied {
     /// The time in seconds after which the change reverts, unless a client confirms the change. `None` if the change
     /// does not revert.
     pub confirm_s: Option<u64>,
-    /// For each stage that has read its files again, a line of text about the new data.
-    pub reloaded: Vec<String>,
-    /// Warnings about the config.
+    /// Warnings about the config, and about workers that do not answer.
     pub warnings: Vec<ConfigMistake>,
 }
 
@@ -66,8 +64,8 @@ pub enum OperationKind {
     RemoveStage,
     /// Replaces a stage by a stage with the same name and kind and other parameters, such as other rules or routes.
     ReplaceStage,
-    /// Prepares a stage with the same parameters again, because a file, a next hop or a shared object of the stage
-    /// changes.
+    /// Prepares a stage with the same parameters again, because the stage reads a file again, or because a next hop or a
+    /// shared object of the stage changes.
     RenewStage,
     /// Connects the outputs of a stage to other stages.
     ConnectStage,

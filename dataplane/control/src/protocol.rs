@@ -17,6 +17,9 @@ pub const VERSION: u32 = 1;
 /// The maximum length of a request, in bytes, with the newline at its end.
 pub const MAX_REQUEST: usize = 2 << 20;
 
+/// The maximum length of the name of a config in a request ([`Apply::path`]), in bytes.
+pub const MAX_PATH: usize = 4096;
+
 /// The maximum time that the client and the program wait for each other.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -124,7 +127,7 @@ pub struct LogLevel {
 pub struct NewConfig {
     /// The text of the config. Relative paths start from the folder of the config with which the program was started.
     pub text: String,
-    /// The name of the config in messages. Default: `new config`.
+    /// The name of the config in messages, at most 4,096 bytes. Default: `new config`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
 }
@@ -135,15 +138,15 @@ pub struct NewConfig {
 pub struct Apply {
     /// The text of the config. See [`NewConfig::text`].
     pub text: String,
-    /// The name of the config in messages. Default: `new config`.
+    /// The name of the config in messages, at most 4,096 bytes. Default: `new config`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// The digest of the config that the change starts from: [`ChangePlan::base`](crate::change::ChangePlan::base). If
     /// the program uses another config, the program refuses the change. Default: any config.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
-    /// The time in seconds after which the change reverts, unless a client sends [`Call::Confirm`]. Default: the change
-    /// does not revert.
+    /// The time in seconds after which the change reverts, unless a client sends [`Call::Confirm`]: 1 to 86,400. Default:
+    /// the change does not revert.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confirm_s: Option<u64>,
 }
@@ -185,6 +188,15 @@ impl Call {
         "hello", "stats", "show", "get", "log", "plan", "apply", "confirm", "rollback", "history", "reload", "capture",
         "trace", "packets",
     ];
+
+    /// Returns the name of the config in the request.
+    fn path(&self) -> Option<&str> {
+        match self {
+            Self::Plan(config) => config.path.as_deref(),
+            Self::Apply(apply) => apply.path.as_deref(),
+            _ => None,
+        }
+    }
 }
 
 /// The result of [`Call::Hello`].
@@ -340,6 +352,11 @@ impl Request {
             return failed(ErrorCode::UnknownRequest, message, format!("the requests are {}", Call::NAMES.join(", ")));
         }
         match Call::deserialize(Value::Object(fields)) {
+            Ok(call) if call.path().is_some_and(|path| path.len() > MAX_PATH) => failed(
+                ErrorCode::BadField,
+                format!("request `{name}`: the field `path` has more than {MAX_PATH} bytes"),
+                "send a shorter path".to_owned(),
+            ),
             Ok(call) => Ok(Self { version: VERSION, id, call }),
             Err(error) => failed(
                 ErrorCode::BadField,
@@ -403,6 +420,8 @@ mod tests {
 
     #[test]
     fn error_names_the_mistake_in_a_request() {
+        let path = "x".repeat(MAX_PATH + 1);
+        let long_path = format!("{{\"version\":1,\"id\":3,\"request\":\"plan\",\"text\":\"\",\"path\":\"{path}\"}}");
         for (line, id, code, part) in [
             ("", None, ErrorCode::BadJson, "not valid JSON: EOF"),
             ("stats", None, ErrorCode::BadJson, "not valid JSON"),
@@ -421,6 +440,7 @@ mod tests {
                 ErrorCode::BadField,
                 "integer `4`",
             ),
+            (&long_path, Some(3), ErrorCode::BadField, "the field `path` has more than 4096 bytes"),
         ] {
             let (found, kind, message) = refused(line);
             assert_eq!((found, kind), (id, code), "{line}: {message}");

@@ -135,6 +135,9 @@ pub struct ConfigRow {
     /// The absolute path of the config file of the run, or `null` if the config came from standard input.
     #[serde(default)]
     pub file: Option<String>,
+    /// Whether the config waits for its confirmation, and reverts without a confirmation.
+    #[serde(default)]
+    pub unconfirmed: bool,
     /// The values that override the config, as `KEY=VALUE`.
     pub settings: Vec<String>,
     /// The text of the config.

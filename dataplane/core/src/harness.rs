@@ -1,16 +1,21 @@
 //! A test harness for a single stage.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::de::DeserializeOwned;
 
 use crate::clock::{ClockSource, Stamp};
 use crate::mem::{Batch, Edge, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout, Verdict as Label, Wait};
-use crate::pipeline::{Ctx, Facts, PortChange, PortInfo, Problem, Reload, Resources, Services, Setup, Stage, Tasks};
+use crate::pipeline::{
+    Continuing, Ctx, Facts, Objects, PortChange, PortInfo, Problem, Resources, Services, Setup, Stage, Tasks,
+};
 use crate::units::Nanos;
 
 pub use crate::header::build::Frame;
+
+/// The name of the tested stage.
+const NAME: &str = "under_test";
 
 /// The decision of a stage for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +51,10 @@ pub struct Harness {
     outputs: &'static [(&'static str, &'static str)],
     reasons: Vec<&'static str>,
     before: Vec<Box<dyn Stage>>,
+    objects: Objects,
     services: Services,
+    folder: PathBuf,
+    wanted: Facts,
     pool: Pool,
     batch: Box<Batch>,
     now: u64,
@@ -170,16 +178,29 @@ impl Harness {
         self.wait = wait;
     }
 
-    /// Makes the stage re-read its external input. See [`crate::pipeline::Reload`]. The stage applies the new input
-    /// at its next [`tick`](Self::tick).
+    /// Replaces the stage, as a change of a running pipeline does. The new stage takes over the state of the replaced
+    /// stage ([`Stage::adopt`]). Equal parameters are also allowed: the new stage then reads its files again.
     ///
     /// # Errors
-    /// Returns all problems of the input.
-    pub fn reload(&mut self) -> Result<(), Vec<Problem>> {
-        let reload = |(_, reload): &mut (String, Arc<Mutex<dyn Reload>>)| {
-            reload.lock().unwrap_or_else(PoisonError::into_inner).reload().map(|_| ())
-        };
-        self.services.reloads.iter_mut().try_for_each(reload)
+    /// Returns all problems of the parameters. The harness then keeps the stage.
+    pub fn change<S: Stage + DeserializeOwned + 'static>(&mut self, parameters: &str) -> Result<(), Vec<Problem>> {
+        let stage: S = toml::from_str(parameters).map_err(|error| vec![Problem::at("", error.to_string())])?;
+        let mut stage: Box<dyn Stage> = Box::new(stage);
+        let (none, replaces, renews) = (BTreeSet::new(), BTreeSet::from([NAME.to_owned()]), BTreeSet::new());
+        let continuing = Continuing { keeps: &none, replaces: &replaces, renews: &renews, held: None };
+        let mut resources = self.objects.successor(&self.folder, continuing);
+        resources.wanted = self.wanted;
+        let mut problems = Setup::new(&mut resources, NAME, 0, 1).prepare(&mut *stage);
+        problems.extend(resources.services.checks.drain(..).filter_map(|(_, check)| check().err()));
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        resources.complete_records();
+        (self.objects, self.services) = resources.into_parts();
+        self.services.starts.drain(..).for_each(|start| start());
+        stage.adopt(&mut *self.stage);
+        self.stage = stage;
+        Ok(())
     }
 
     /// Starts the background tasks of the stages ([`Setup::task`]). The tasks end when the returned value is dropped.
@@ -281,7 +302,7 @@ impl HarnessBuilder {
         resources.wanted =
             before.iter().chain([&stage]).map(|stage| stage.contract().needs).fold(wanted, |all, it| all | it);
         for stage in before.iter_mut().chain([&mut stage]) {
-            let problems = Setup::new(&mut resources, "under_test", 0, 1).prepare(&mut **stage);
+            let problems = Setup::new(&mut resources, NAME, 0, 1).prepare(&mut **stage);
             problems.into_iter().next().map_or(Ok(()), Err)?;
         }
         resources.services.checks.drain(..).try_for_each(|(_, check)| check())?;
@@ -291,16 +312,23 @@ impl HarnessBuilder {
         let pool = Pool::new(region, layout).map_err(|error| Problem::at("", error.to_string()))?;
         let batch = Batch::new(&pool);
         let reasons = S::info().reasons.iter().map(|(name, _)| *name).collect();
-        let services = resources.services;
+        let wanted = resources.wanted;
+        resources.complete_records();
+        let (objects, mut services) = resources.into_parts();
+        services.starts.drain(..).for_each(|start| start());
+        let (outputs, now) = (S::info().outputs, 0);
         Ok(Harness {
             stage,
-            outputs: S::info().outputs,
+            outputs,
             reasons,
             before,
+            objects,
             services,
+            folder,
+            wanted,
             pool,
             batch,
-            now: 0,
+            now,
             ingress,
             wait: Wait::Fresh,
         })

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dataplane::config::{Diagnostics, Source};
 use dataplane::pipeline::Registry;
+use dataplane::prelude::*;
 use dataplane::runtime::{ApplyOptions, Options, Run, Snapshot, assemble};
 use dataplane::topology::Topology;
 
@@ -16,13 +17,24 @@ struct CountingAllocator;
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// Whether this thread is the one that requests the snapshots. Only that thread may allocate.
-    static IS_OBSERVER: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread is a worker. The other threads may allocate.
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
 fn count() {
-    if !IS_OBSERVER.get() {
+    if IS_WORKER.get() {
         CALLS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A stage that marks the thread of its worker.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MarksWorker {}
+
+impl Stage for MarksWorker {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {
+        IS_WORKER.set(true);
     }
 }
 
@@ -72,6 +84,9 @@ link = { kind = "loopback" }
 
 [pipeline]
 input = ["a", "b"]
+
+[[pipeline.stage]]
+use = "marks_worker"
 
 [[pipeline.stage]]
 use = "parse"
@@ -130,11 +145,11 @@ fn main() {
     let mut diagnostics = Diagnostics::new(&source);
     let mut registry = Registry::new();
     dataplane::stages::register(&mut registry);
+    registry.add::<MarksWorker>("marks_worker");
     let topology = Topology::discover().unwrap();
     let assembly = assemble(&source, &registry, topology, &mut diagnostics);
     let assembly = assembly.unwrap().unwrap_or_else(|| panic!("{}", diagnostics.render(false)));
     let run = Run::start(assembly, Options::default()).unwrap();
-    IS_OBSERVER.set(true);
     // Waits until the worker has run `loops` loops and has answered at least one request for a snapshot. Returns the
     // number of answered requests.
     let wait_for = |loops: u64| {

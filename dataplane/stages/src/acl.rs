@@ -1,11 +1,10 @@
 //! The `acl` stage: permits or denies packets by ordered rules.
 
-mod live;
+mod hits;
 mod rows;
 mod rules;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,7 +17,7 @@ use dataplane_core::mem::{BATCH, Head};
 use dataplane_core::prelude::*;
 use dataplane_tables::MISS;
 use dataplane_tables::classifier::{Addresses, Key, V4Key, v4_key};
-use live::{LiveRules, Reloader, RuleSet};
+use hits::RuleSet;
 use rows::RuleTable;
 #[cfg(any(test, fuzzing))]
 pub(crate) use rules::fuzz;
@@ -50,12 +49,11 @@ use rules::{Action, RuleSpec, Rules};
 ///
 /// On SIGHUP or `dataplane reload`, the stage reads the file again, while the workers continue. The stage compiles only
 /// the rules that have changed. Each worker switches to the new rules between two batches, so the stage never mixes old
-/// and new rules for one packet. If the file has errors, the stage reports up to 20 errors, and the old rules stay in
-/// use.
+/// and new rules for one packet. If the file has errors, the program reports up to 20 errors, and nothing changes.
 ///
 /// If a counter with the same name exists before and after the reload, the counter keeps its value, even if the rule
 /// has another index. The hits of removed rules are added to the counter `gone`. The counter `rules` reports the number
-/// of rules. The counters `reloads` and `refused` count successful reloads and refused files.
+/// of rules.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -88,18 +86,15 @@ pub struct Acl {
     fragments: Fragments,
     #[serde(skip)]
     #[schemars(skip)]
-    rule_set: Option<LiveReader<RuleSet>>,
-    #[serde(skip)]
-    #[schemars(skip)]
-    live: Option<Arc<LiveRules>>,
+    rule_set: Option<RuleSet>,
     /// Whether rules may have been removed while the program runs.
     #[serde(skip)]
     #[schemars(skip)]
     reports_gone: bool,
-    /// Whether this worker's stage reports the counters that all workers share.
+    /// Whether this worker's stage reports the number of rules, which all workers share.
     #[serde(skip)]
     #[schemars(skip)]
-    reports_shared: bool,
+    reports_rules: bool,
     #[serde(skip)]
     #[schemars(skip)]
     scratch: Box<Scratch>,
@@ -237,7 +232,7 @@ impl Verdict {
 impl Stage for Acl {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         let Self { rule_set, scratch, default_hits, fragments_denied, default, fragments, .. } = self;
-        let Some(RuleSet { rules, hits, .. }) = rule_set.as_deref_mut() else { return };
+        let Some(RuleSet { rules, hits, .. }) = rule_set else { return };
         let Scratch { keys, found, denied } = &mut **scratch;
         let keyed =
             batch.located_heads().zip(&mut *keys).map_while(|(head, key)| fast_key(&head).map(|now| *key = now));
@@ -275,63 +270,43 @@ impl Stage for Acl {
         }
     }
 
-    fn tick(&mut self, _ctx: &Ctx) {
-        if let Some(rule_set) = &mut self.rule_set {
-            rule_set.refresh_with(|earlier, later| later.take_hits(earlier));
-        }
-    }
-
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let (own, file) = (std::mem::take(&mut self.rules), self.file.as_deref().map(|file| setup.path(file)));
-        self.reports_gone = file.is_some() || setup.earlier::<LiveRules>().is_some();
-        let live = setup.shared(|setup| {
+        self.reports_gone = file.is_some() || setup.earlier::<Rules>().is_some();
+        let rules = setup.shared(|setup| {
             file.iter().try_for_each(|file| setup.reads(file, "file"))?;
-            let earlier = setup.earlier::<LiveRules>();
-            let before = earlier.as_ref().map(|earlier| earlier.rules());
-            let rules = Rules::load(&own, file.as_deref(), before.as_deref()).map_err(|mut problems| {
+            let earlier = setup.earlier::<Rules>();
+            Rules::load(&own, file.as_deref(), earlier.as_deref()).map_err(|mut problems| {
                 let last = problems.pop().unwrap_or_else(|| Problem::at("rules", "the rules are invalid"));
                 problems.into_iter().for_each(|problem| setup.reject(problem));
                 last
-            })?;
-            Ok(match earlier {
-                Some(earlier) => earlier.successor(rules),
-                None => LiveRules::new(rules),
             })
         })?;
-        self.rule_set = Some(live.join());
         if setup.worker().0 == 0 {
-            setup.table("acl", RuleTable { live: live.clone(), default: self.default });
+            setup.table("acl", RuleTable { rules: rules.clone(), default: self.default });
+            self.reports_rules = file.is_some();
         }
-        if let Some(file) = file.filter(|_| setup.worker().0 == 0) {
-            setup.reloads(Reloader { live: live.clone(), own, file });
-            self.reports_shared = true;
-        }
-        self.live = Some(live);
+        self.rule_set = Some(RuleSet::new(rules, setup)?);
         Ok(())
     }
 
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        let (Some(rule_set), Some(live)) = (&self.rule_set, &self.live) else { return };
+        let Some(rule_set) = &self.rule_set else { return };
         if self.fragments == Fragments::Deny {
             report("fragments", self.fragments_denied);
         }
         report("default", self.default_hits);
         if self.reports_gone {
-            report("gone", rule_set.gone());
+            report("gone", rule_set.gone);
         }
-        if self.reports_shared {
+        if self.reports_rules {
             report("rules", rule_set.rules.len() as u64);
-            live.counters(report);
         }
     }
 
     fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {
         let rules = self.rule_set.iter().flat_map(|rule_set| rule_set.named_hits());
         rules.for_each(|(name, is_named, hits)| report(name, is_named, hits));
-    }
-
-    fn counters_version(&self) -> u64 {
-        self.rule_set.as_ref().map_or(0, |rule_set| rule_set.version)
     }
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
@@ -354,9 +329,6 @@ impl Stage for Acl {
         (self.default_hits, self.fragments_denied) = (earlier.default_hits, earlier.fragments_denied);
         if let (Some(rule_set), Some(earlier)) = (&mut self.rule_set, &earlier.rule_set) {
             rule_set.adopt(earlier);
-        }
-        if let (Some(live), Some(earlier)) = (&self.live, &earlier.live) {
-            live.resume(earlier);
         }
     }
 

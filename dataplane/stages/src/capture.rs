@@ -209,6 +209,10 @@ impl Stage for Capture {
         self.take(ctx, batch.iter_mut(), None);
     }
 
+    fn tick(&mut self, _ctx: &Ctx) {
+        self.tap.iter_mut().for_each(Tap::mark_used);
+    }
+
     fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
         Some(self)
     }
@@ -251,8 +255,8 @@ impl Stage for Capture {
             rotation,
         };
         let sink = setup.shared(|setup| {
-            let (sink, start_writer) = Sink::new(spec)?;
-            setup.task(&format!("capture {}", setup.stage()), start_writer);
+            let (sink, writer) = Sink::new(spec)?;
+            setup.task(&format!("capture {}", setup.stage()), writer);
             Ok(sink)
         })?;
         self.tap = Some(sink.join(setup.run_stop()));

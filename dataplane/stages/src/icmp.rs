@@ -114,7 +114,7 @@ impl Stage for Icmp {
             );
         }
         self.own = Responder::new(&self.addresses, |_| true, self.port.as_deref(), self.mac, setup)?;
-        self.resolver = NeighborListener::new(setup, IpAddr::is_ipv6).of_router(self.router);
+        self.resolver = NeighborListener::new(setup, IpAddr::is_ipv6).of_router(setup, self.router);
         Ok(())
     }
 

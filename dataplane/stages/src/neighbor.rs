@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -450,6 +451,20 @@ impl Stage for Neighbor {
         let earlier = earlier.downcast::<Self>().and_then(|earlier| earlier.live.as_ref());
         if let (Some(live), Some(earlier)) = (&mut self.live, earlier) {
             live.request_limit.resume(&earlier.request_limit);
+        }
+    }
+
+    fn accepts_held(&self, earlier: &mut dyn Stage) -> bool {
+        let earlier = earlier.downcast::<Self>().and_then(|earlier| earlier.live.as_ref());
+        let Some((live, earlier)) = self.live.as_ref().zip(earlier) else { return true };
+        match (&live.known, &earlier.known) {
+            // Held packets have the numbers of next hops in these tables.
+            (NeighborSource::Kernel(now), NeighborSource::Kernel(before)) => Arc::ptr_eq(now.shared(), before.shared()),
+            // Held packets have the numbers of next hops in the config. A number can get another meaning.
+            (NeighborSource::Resolution(now), NeighborSource::Resolution(before)) => {
+                now.hops.iter().zip(&before.hops).all(|(now, before)| now == before)
+            }
+            _ => false,
         }
     }
 

@@ -42,7 +42,7 @@ fn plan_lists_the_operations_for_a_program_and_for_two_files() {
     let (live, _) = ended(&folder, "plan @/new.toml", 0);
     let (offline, _) = ended(&folder, "plan @/x.toml @/new.toml", 0);
     assert!(live.starts_with(operation) && live.contains("hitless: `dataplane apply --base "), "{live}");
-    assert_eq!(offline, format!("{operation}hitless: a program that runs the first config can apply the second\n"));
+    assert_eq!(offline, format!("{operation}no operation needs a restart, as far as the configs show\n"));
     assert_eq!(ended(&folder, "plan @/x.toml", 0).0, "no difference\n");
     let plan = json(&ended(&folder, "plan @/new.toml --json", 0).0);
     assert_eq!(
@@ -76,12 +76,19 @@ fn config_is_applied_confirmed_rolled_back_saved_and_reloaded() {
         "{out}"
     );
     assert_eq!(in_force(&folder), changed());
+    let (_, error) = ended(&folder, "save", 1);
+    assert!(error.contains("waits for its confirmation") && error.contains("--force"), "{error}");
     let (_, error) = ended(&folder, "apply @/x.toml", 1);
     assert!(error.contains("change 1 waits for its confirmation") && error.contains("dataplane confirm"), "{error}");
     ended(&folder, "confirm", 0);
     assert!(ended(&folder, "confirm", 1).1.contains("no change waits for a confirmation"));
     let (_, error) = ended(&folder, &format!("apply @/new.toml --base {base}"), 1);
     assert!(error.contains(&format!("made for the config {base}")), "{error}");
+    // A save does not overwrite a file that the program has not read.
+    folder.0.write("x.toml", "# edited\n".to_owned() + &config(LINK));
+    let (_, error) = ended(&folder, "save", 1);
+    assert!(error.contains("x.toml has changed since the program read the file; help: "), "{error}");
+    folder.0.write("x.toml", config(LINK));
     // `save` without a path writes to the file with which the run started, not to the applied file.
     assert!(ended(&folder, "save", 0).0.ends_with("x.toml\n"));
     assert_eq!(fs::read_to_string(folder.path("x.toml")).unwrap(), changed());

@@ -52,16 +52,16 @@ fn level_changes_during_a_run() {
     // The level `warn` hides the message about the start of a reload, but not the result of the reload.
     running.program.signal("-HUP");
     let reloaded = next(&mut log);
-    assert!(without_time(&reloaded).starts_with(" INFO edge: reloaded: "), "{reloaded}");
+    assert!(without_time(&reloaded).starts_with(" INFO reload: renew stage edge: "), "{reloaded}");
     assert_eq!(level(" info"), "info (before: warn)\n");
     assert_eq!(without_time(&next(&mut log)), " INFO the level of the log is now info\n");
     running.program.signal("-HUP");
     assert_eq!(without_time(&next(&mut log)), " INFO reloading files\n");
-    assert!(without_time(&next(&mut log)).starts_with(" INFO edge: reloaded: "));
+    assert!(without_time(&next(&mut log)).starts_with(" INFO reload: renew stage edge: "));
     let answer = json(&level(" off --json"));
     assert_eq!((&answer["level"], &answer["previous"]), (&"off".into(), &"info".into()));
     running.program.signal("-HUP");
-    assert!(without_time(&next(&mut log)).starts_with(" INFO edge: reloaded: "));
+    assert!(without_time(&next(&mut log)).starts_with(" INFO reload: renew stage edge: "));
     let (status, _, err) = folder.dataplane("log level loud");
     assert_eq!((status, err.contains("[possible values: off, error, warn, info, debug, trace]")), (2, true), "{err}");
     running.end("-TERM");
@@ -96,7 +96,7 @@ fn every_line_of_a_json_log_is_an_object() {
     }
     let refused = records.pop().unwrap();
     let message = refused["message"].as_str().unwrap();
-    assert!(message.starts_with("edge: not reloaded, the old data stays in use:\n  file: "), "{message}");
+    assert!(message.starts_with("reload refused: 1 mistake in ") && message.contains("rules.toml:2:"), "{message}");
     let messages: Vec<&str> = records.iter().map(|record| record["message"].as_str().unwrap()).collect();
     assert_eq!(messages.last(), Some(&"reloading files"));
     assert!(messages.contains(&"running"), "{messages:?}");

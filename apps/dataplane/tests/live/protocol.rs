@@ -242,6 +242,38 @@ fn hostile_clients_are_disconnected_and_block_no_other_client() {
     assert_eq!(report["errors"], Value::Array(Vec::new()));
 }
 
+/// Four clients may send large requests at a time. The memory of the program stays small, and other clients are served.
+#[test]
+fn large_requests_above_the_limit_are_refused() {
+    let folder = RuntimeFolder::new();
+    let running = folder.run("", None);
+    let mut large: Vec<RawClient> = (0..5).map(|_| RawClient(BufReader::new(running.connect().unwrap()))).collect();
+    let part = vec![b'x'; 100 << 10];
+    for client in &mut large {
+        client.send(&part);
+        // The server reads from each client before it answers.
+        for _ in 0..4 {
+            Client::connect(&running.socket).unwrap().hello().unwrap();
+        }
+    }
+    let refused = large[4].line();
+    assert_eq!((&refused["error"]["code"], &refused["id"]), (&json!("busy"), &Value::Null), "{refused}");
+    assert!(large[4].is_closed());
+    // When a large request is answered, the next client can send a large request.
+    assert_eq!(large[0].ask("")["error"]["code"], "bad_json");
+    let path = "x".repeat(5000);
+    let mut client = RawClient(BufReader::new(running.connect().unwrap()));
+    let answer = client.ask(format!(r#"{{"version":1,"id":1,"request":"plan","text":"","path":"{path}"}}"#));
+    assert_eq!(answer["error"]["code"], "bad_field", "{answer}");
+    for (seconds, text, code) in [(0, 1, "bad_field"), (86_401, 1, "bad_field"), (60, (1 << 20) + 1, "wrong_config")] {
+        let text = "#".repeat(text);
+        let request = format!(r#"{{"version":1,"id":1,"request":"apply","text":"{text}","confirm_s":{seconds}}}"#);
+        let answer = client.ask(request);
+        assert_eq!(answer["error"]["code"], code, "{answer}");
+    }
+    running.end("-TERM");
+}
+
 /// Returns the number of connections that the server closes.
 fn cut_off(streams: &mut [UnixStream]) -> usize {
     let is_over = |stream: &mut UnixStream| match stream.read_to_end(&mut Vec::new()) {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::error::Error;
 use crate::mem::{BATCH, Batch, BatchMemory, Edge, Packet, Pool, Reason, Region, Verdict, Wait};
 use crate::pipeline::held::Held;
 use crate::pipeline::{Cause, Ctx, NodeSpec, Program, Stage, Target};
@@ -173,14 +174,6 @@ pub struct Succession {
     /// Whether the earlier stage moves to the later graph. If `false`, the later graph has a new stage, which takes
     /// over the state of the earlier stage ([`Stage::adopt`]).
     pub moves: bool,
-}
-
-impl Succession {
-    /// Returns the succession from the later graph back to the earlier graph.
-    #[must_use]
-    pub fn reversed(self) -> Self {
-        Self { earlier: self.later, later: self.earlier, ..self }
-    }
 }
 
 /// The stages of one worker. Each stage has an inbox, the batch that it processes. Each port has an outbox, the batch
@@ -364,12 +357,11 @@ impl Graph {
     ///
     /// - Moves each continuing stage to this graph ([`Succession::moves`]).
     /// - Lets each replaced stage hand its state over to the new stage ([`Stage::adopt`]).
-    /// - Moves the packets that these stages hold. Drops and counts the packets that other stages of `earlier` hold.
+    /// - Moves the packets that these stages hold, unless a new stage refuses the packets
+    ///   ([`Stage::accepts_held`]). Drops and counts all other held packets of `earlier`.
     ///
-    /// Each graph keeps its own counters, but the counts of held packets move with the packets. To revert the change,
-    /// call this method on `earlier` with this graph and the reversed successions ([`Succession::reversed`]). Before
-    /// the call, the graphs must contain no packets except held packets. This method neither allocates nor frees
-    /// memory.
+    /// Each graph keeps its own counters, but the counts of held packets move with the packets. Before the call, the
+    /// graphs must contain no packets except held packets. This method neither allocates nor frees memory.
     ///
     /// # Panics
     /// Panics if `pool` is not the pool that both graphs were created for.
@@ -382,13 +374,15 @@ impl Graph {
             // If a stage panics here, `earlier` is still the graph of the worker, so the error names a stage of
             // `earlier`.
             earlier.housekeeping = Some(succession.earlier);
-            if succession.moves {
+            let accepts_held = if succession.moves {
                 std::mem::swap(&mut node.stage, &mut before.stage);
+                true
             } else {
                 node.stage.adopt(&mut *before.stage);
-            }
+                node.stage.accepts_held(&mut *before.stage)
+            };
             let Node { held: before_held, counters: before_counters, .. } = before;
-            if let (Some(held), Some(before)) = (&mut node.held, before_held) {
+            if let (true, Some(held), Some(before)) = (accepts_held, &mut node.held, before_held) {
                 // The earlier graph has counted the held packets. The packets move, so the count moves too.
                 let (counts, earlier) = (&mut node.counters.packets, &mut before_counters.packets);
                 *counts += before.len() as u64;
@@ -398,6 +392,13 @@ impl Graph {
         }
         earlier.housekeeping = None;
         earlier.drop_held(pool);
+    }
+
+    /// Calls [`Stage::finish`] of each stage that did not move to a later graph. `is_finished` selects the stages by
+    /// name. Returns the errors.
+    pub fn finish(&mut self, is_finished: impl Fn(&str) -> bool) -> Vec<Error> {
+        let nodes = self.nodes.iter_mut().filter(|node| is_finished(&node.name));
+        nodes.filter_map(|node| node.stage.finish().err()).collect()
     }
 
     /// Returns the counters of each stage, and sets them to 0.

@@ -12,12 +12,12 @@ mod facts;
 mod graph;
 mod headers;
 mod held;
+mod hops;
 mod live;
 mod problem;
 mod program;
 mod record;
 mod registry;
-mod reload;
 mod setup;
 mod table;
 mod task;
@@ -27,15 +27,15 @@ pub use contract::{Contract, DropObserver, Generator, StageInfo, StageState};
 pub use facts::Facts;
 pub use graph::{Graph, NoObserver, NodeCounters, Observer, Part, Step, Succession};
 pub use headers::Headers;
+pub use hops::{NextHop, NextHops};
 pub use live::{Live, LiveReader};
 pub use problem::Problem;
 pub use program::{NodeSpec, Program, StandIn, Target};
 pub use record::{Fingerprint, StageRecord};
 pub use registry::{Registry, StageKind, parameter_schema, summary};
-pub use reload::{Reload, Reloads};
 pub use rustix::thread::CapabilitySet;
 pub use setup::{
-    Files, HoldTime, NextHop, NextHops, PortChange, PortHandler, PortInfo, Resources, Services, Setup, StageMemory,
+    Continuing, Files, HoldTime, Objects, PortChange, PortHandler, PortInfo, Resources, Services, Setup, StageMemory,
 };
 pub use table::{StageTable, Table, TableInfo, TablePage, TableQuery};
 pub use task::{Owner, RunStop, StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name};
@@ -78,10 +78,17 @@ pub trait Stage: Any + Send {
     /// method keeps, and `dataplane plan` prints the declaration.
     ///
     /// This method runs on the worker between two batches. It must not allocate, free memory, lock, wait, or panic.
-    /// Exchange large values with `std::mem::swap`. If the change is reverted, the program calls `adopt` of the earlier
-    /// stage with this stage, so that the earlier stage takes its state back.
+    /// Exchange large values with `std::mem::swap`.
     fn adopt(&mut self, earlier: &mut dyn Stage) {
         let _ = earlier;
+    }
+
+    /// Returns `true` if this stage can continue to hold the packets that the replaced stage holds. If not, the program
+    /// drops these packets with the reason `stopped`, for example because the metadata of the packets refers to a table
+    /// that this stage does not use. Called after [`Stage::adopt`], under the same conditions.
+    fn accepts_held(&self, earlier: &mut dyn Stage) -> bool {
+        let _ = earlier;
+        true
     }
 
     /// Returns the outputs and drop reasons that all stages of this kind have.
@@ -138,10 +145,12 @@ pub trait Stage: Any + Send {
         None
     }
 
-    /// Writes out data that the stage has collected. Runs once after the run, even if the run failed.
+    /// Writes out data that the stage has collected. Runs once after the run, even if the run failed, or after a change
+    /// that removes or replaces the stage. A change that is not confirmed yet keeps the shared objects of the stage
+    /// ([`Setup::shared`]) for a revert, so a stage with shared objects does not finish then.
     ///
     /// # Errors
-    /// Fails if the data cannot be written.
+    /// Fails if the data cannot be written. The report contains the error.
     fn finish(&mut self) -> crate::error::Result<()> {
         Ok(())
     }
@@ -174,6 +183,7 @@ impl Setup<'_> {
     /// Prepares a stage. Returns all problems with its parameters.
     pub fn prepare(mut self, stage: &mut dyn Stage) -> Vec<Problem> {
         let last = stage.prepare(&mut self).err();
+        self.complete();
         self.rejected.into_iter().chain(last).collect()
     }
 }

@@ -6,8 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::pipeline::Facts;
+use crate::pipeline::hops::NextHop;
 
 /// The inputs of the preparation of a stage, and the files that the stage writes.
 #[derive(Clone, Debug, Default)]
@@ -16,8 +18,10 @@ pub struct StageRecord {
     pub(super) wanted: Vec<(Facts, bool)>,
     /// Whether the stage used the numbers of next hops.
     pub(super) uses_next_hops: bool,
-    /// The number of next hops after the preparation of all stages.
-    pub(super) next_hops: Option<usize>,
+    /// The numbers that the stage requested for its next hops.
+    pub(super) requested_hops: BTreeSet<u32>,
+    /// All next hops after the preparation of all stages.
+    pub(super) next_hops: Option<Arc<[NextHop]>>,
     /// The types of the common objects that the stage uses.
     pub commons: BTreeSet<TypeId>,
     /// The files that the stage reads, each with its properties before the stage read the file.
@@ -31,14 +35,6 @@ impl StageRecord {
     pub fn changed_file(&self) -> Option<&Path> {
         let changed = |(path, before): &(&PathBuf, &Option<Fingerprint>)| Fingerprint::of(path) != **before;
         self.read.iter().find(changed).map(|(path, _)| path.as_path())
-    }
-
-    /// Records the current properties of the files that the stage reads. Call this method before the stage reads its
-    /// files again.
-    pub fn renew_files(&mut self) {
-        for (path, fingerprint) in &mut self.read {
-            *fingerprint = Fingerprint::of(path);
-        }
     }
 }
 

@@ -2,10 +2,9 @@
 
 use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -13,8 +12,9 @@ use rustix::thread::CapabilitySet;
 
 use crate::error::shorten;
 use crate::file::Identity;
+use crate::pipeline::hops::{NextHop, NextHops};
 use crate::pipeline::record::{Fingerprint, StageRecord};
-use crate::pipeline::{Facts, Owner, Problem, Reload, Reloads, RunStop, StageTable, Table, Task, TaskSpec};
+use crate::pipeline::{Facts, Owner, Problem, RunStop, StageTable, Table, Task, TaskSpec};
 use crate::units::Nanos;
 
 /// A port, as stages see it. The number of a port is its index in [`Setup::ports`].
@@ -32,46 +32,15 @@ pub struct PortInfo {
     pub addresses: Vec<IpNet>,
 }
 
-/// A next hop: an address to resolve, and the port to reach it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NextHop {
-    /// Address of the gateway.
-    pub address: IpAddr,
-    /// Number of the port that leads to the gateway.
-    pub port: u8,
-}
-
-/// The numbers of next hops. A packet carries the four-byte number of its next hop instead of an address. All workers
-/// share the numbers, both in stages that choose next hops and in stages that resolve next hops.
-#[derive(Clone, Debug, Default)]
-pub struct NextHops {
-    numbers: HashMap<NextHop, u32>,
-    hops: Vec<NextHop>,
-}
-
-impl NextHops {
-    /// Returns the number of a next hop, from 1. The number 0 means that the destination itself is the next hop.
-    pub fn number(&mut self, hop: NextHop) -> u32 {
-        *self.numbers.entry(hop).or_insert_with(|| {
-            self.hops.push(hop);
-            self.hops.len() as u32
-        })
-    }
-
-    /// Returns all next hops. The next hop with number n is at index n - 1.
-    pub fn all(&self) -> &[NextHop] {
-        &self.hops
-    }
-}
-
 /// Information and shared objects for a stage during preparation. For each worker in turn, the stages are prepared in
 /// the order of the pipeline.
 pub struct Setup<'a> {
     ports: &'a [PortInfo],
     folder: &'a Path,
     next_hops: &'a mut NextHops,
-    shared: &'a mut HashMap<(String, TypeId), SharedObject>,
-    earlier: &'a HashMap<(String, TypeId), SharedObject>,
+    shared: &'a mut HashMap<ObjectKey, SharedObject>,
+    earlier: &'a HashMap<ObjectKey, SharedObject>,
+    users: &'a BTreeMap<TypeId, BTreeSet<String>>,
     renewed: &'a mut BTreeSet<TypeId>,
     records: &'a mut BTreeMap<String, StageRecord>,
     files: &'a mut Files,
@@ -89,6 +58,9 @@ pub struct Setup<'a> {
 
 /// An object that stages share.
 type SharedObject = Arc<dyn Any + Send + Sync>;
+/// The name of the stage whose instances share an object, and the type of the object. The name is empty for an object
+/// that all stages share.
+type ObjectKey = (String, TypeId);
 
 impl<'a> Setup<'a> {
     /// Creates the setup of one stage on one of `workers` workers.
@@ -99,6 +71,7 @@ impl<'a> Setup<'a> {
             next_hops: &mut resources.next_hops,
             shared: &mut resources.shared,
             earlier: &resources.earlier,
+            users: &resources.users,
             renewed: &mut resources.renewed,
             records: &mut resources.records,
             files: &mut resources.files,
@@ -132,6 +105,12 @@ impl<'a> Setup<'a> {
         let wanted = self.wanted.intersects(facts);
         self.record().wanted.push((facts, wanted));
         wanted
+    }
+
+    /// Completes the record of the stage after its preparation.
+    pub(super) fn complete(&mut self) {
+        let requested = std::mem::take(&mut self.next_hops.requested);
+        self.record().requested_hops.extend(requested);
     }
 
     fn record(&mut self) -> &mut StageRecord {
@@ -222,7 +201,7 @@ impl<'a> Setup<'a> {
     }
 
     /// Returns an object that the instances of this stage on all workers share, such as a large table. The first caller
-    /// builds the object with `make`.
+    /// builds the object with `make`. The tasks and functions that `make` registers continue as long as the object.
     ///
     /// # Errors
     /// Returns the errors of `make`.
@@ -234,7 +213,7 @@ impl<'a> Setup<'a> {
         if let Some(known) = self.shared.get(&key).cloned().and_then(|known| known.downcast::<T>().ok()) {
             return Ok(known);
         }
-        let made = Arc::new(make(self)?);
+        let made = Arc::new(self.owned_by(Owner::Object(key.0.clone(), key.1), make)?);
         self.shared.insert(key, made.clone());
         Ok(made)
     }
@@ -257,6 +236,11 @@ impl<'a> Setup<'a> {
     pub fn common<T: Send + Sync + 'static>(&mut self, make: impl FnOnce(&mut Self) -> Arc<T>) -> Arc<T> {
         let key = (String::new(), TypeId::of::<T>());
         self.record().commons.insert(key.1);
+        if self.users.get(&key.1).is_some_and(|users| !users.contains(&self.stage)) && !self.renewed.contains(&key.1) {
+            // The object belongs to a running pipeline that does not have this stage, so leave the object unchanged.
+            self.renewed.insert(key.1);
+            self.shared.remove(&key);
+        }
         if let Some(known) = self.shared.get(&key).cloned().and_then(|known| known.downcast::<T>().ok()) {
             return known;
         }
@@ -275,16 +259,14 @@ impl<'a> Setup<'a> {
     /// of the type `T` ([`Setup::common`]). The tasks and functions therefore continue if this stage ends before the
     /// object.
     pub fn on_behalf_of<T: 'static, R>(&mut self, register: impl FnOnce(&mut Self) -> R) -> R {
-        let owner = std::mem::replace(&mut self.owner, Owner::Common(TypeId::of::<T>()));
+        self.owned_by(Owner::Object(String::new(), TypeId::of::<T>()), register)
+    }
+
+    fn owned_by<R>(&mut self, owner: Owner, register: impl FnOnce(&mut Self) -> R) -> R {
+        let owner = std::mem::replace(&mut self.owner, owner);
         let result = register(self);
         self.owner = owner;
         result
-    }
-
-    /// Registers data that is read again on a reload request. Register the data only once for all workers, on the first
-    /// worker.
-    pub fn reloads(&mut self, reload: impl Reload + 'static) {
-        self.services.reloads.push((self.stage.clone(), Arc::new(Mutex::new(reload))));
     }
 
     /// Registers a table that other programs can list while the pipeline runs. `name` selects the table in `dataplane
@@ -324,6 +306,13 @@ impl<'a> Setup<'a> {
     /// refused. Outputs that the stage declared with [`Setup::claim`] need no capability.
     pub fn keeps(&mut self, capabilities: CapabilitySet) {
         self.services.capabilities.push(capabilities);
+    }
+
+    /// Registers a function that changes an object which the running pipeline may use too, such as a common object. The
+    /// function runs when the pipeline starts to process packets. If the preparation is discarded, for example because
+    /// another stage has a problem, the function does not run.
+    pub fn on_start(&mut self, start: impl FnOnce() + Send + 'static) {
+        self.services.starts.push(Box::new(start));
     }
 
     /// Registers a check of requirements on other stages. The check runs after all stages of all workers are prepared.
@@ -379,11 +368,9 @@ impl HoldTime {
 /// A function that is called with the number of a port and its change.
 pub type PortHandler = Arc<dyn Fn(u8, PortChange) + Send + Sync>;
 
-/// The reloads, tables, tasks, functions and checks that the stages of one run registered during preparation.
+/// The tables, tasks, functions and checks that the stages of one run registered during preparation.
 #[derive(Default)]
 pub struct Services {
-    /// Data that a reload reads again.
-    pub reloads: Reloads,
     /// Tables that other programs can list.
     pub tables: Vec<Arc<StageTable>>,
     /// Background tasks.
@@ -392,6 +379,8 @@ pub struct Services {
     pub port_handlers: Vec<(Owner, PortHandler)>,
     /// Checks that run after the preparation, each with the name of its stage.
     pub checks: Vec<(String, Check)>,
+    /// Functions that run when the pipeline starts to process packets.
+    pub starts: Vec<Box<dyn FnOnce() + Send>>,
     /// The capabilities that stages and tasks use during the run.
     pub capabilities: Vec<CapabilitySet>,
     /// The request to stop the run.
@@ -403,15 +392,45 @@ pub struct Services {
 /// A check that runs after the preparation.
 type Check = Box<dyn FnOnce() -> Result<(), Problem> + Send>;
 
+/// The objects of a prepared pipeline. A change of the pipeline starts from these objects.
+#[derive(Debug)]
+pub struct Objects {
+    ports: Vec<PortInfo>,
+    next_hops: NextHops,
+    shared: HashMap<ObjectKey, SharedObject>,
+    /// The inputs of the preparation of each stage, by the name of the stage.
+    pub records: BTreeMap<String, StageRecord>,
+    /// The memory of each stage for all workers together, in bytes, by the name of the stage.
+    memory: BTreeMap<String, u64>,
+    stop: RunStop,
+    hold: HoldTime,
+}
+
+/// The parts of a running pipeline that continue after a change.
+#[derive(Clone, Copy)]
+pub struct Continuing<'a> {
+    /// The names of the stages that continue.
+    pub keeps: &'a BTreeSet<String>,
+    /// The names of the stages that replace a stage with the same name.
+    pub replaces: &'a BTreeSet<String>,
+    /// The types of the common objects that are built again.
+    pub renews: &'a BTreeSet<TypeId>,
+    /// If the change reverts a change, the objects of the pipeline before the reverted change. The stages use these
+    /// objects again, so they need no files.
+    pub held: Option<&'a Objects>,
+}
+
 /// The objects that the stages of one run share during preparation.
 pub struct Resources {
     ports: Vec<PortInfo>,
     folder: PathBuf,
     next_hops: NextHops,
-    shared: HashMap<(String, TypeId), SharedObject>,
+    shared: HashMap<ObjectKey, SharedObject>,
     /// The objects that the replaced stages shared.
-    earlier: HashMap<(String, TypeId), SharedObject>,
-    /// The types of the common objects for which stages called [`Setup::renew_common`].
+    earlier: HashMap<ObjectKey, SharedObject>,
+    /// For each common object of the running pipeline, the names of the running stages that use the object.
+    users: BTreeMap<TypeId, BTreeSet<String>>,
+    /// The types of the common objects that must be built again.
     pub renewed: BTreeSet<TypeId>,
     /// The inputs of the preparation of each stage, by the name of the stage.
     pub records: BTreeMap<String, StageRecord>,
@@ -497,6 +516,7 @@ impl Resources {
             next_hops,
             shared,
             earlier: HashMap::new(),
+            users: BTreeMap::new(),
             renewed: BTreeSet::new(),
             records: BTreeMap::new(),
             files: Files::default(),
@@ -504,45 +524,6 @@ impl Resources {
             services: Services::default(),
             wanted: Facts::all(),
             offline: false,
-        }
-    }
-
-    /// Creates the objects for the preparation of the stages that a change adds or replaces. `keeps` has the names of
-    /// the stages that continue, and `replaces` has the names of the stages that get other parameters. `renews` has the
-    /// types of the common objects that are built again.
-    #[must_use]
-    pub fn successor(
-        &self,
-        folder: &Path,
-        keeps: &BTreeSet<String>,
-        replaces: &BTreeSet<String>,
-        renews: &BTreeSet<TypeId>,
-    ) -> Self {
-        let of = |wanted: &dyn Fn(&str, TypeId) -> bool| {
-            let entries = self.shared.iter().filter(|((stage, kind), _)| wanted(stage, *kind));
-            entries.map(|(key, object)| (key.clone(), object.clone())).collect::<HashMap<_, _>>()
-        };
-        let shared = of(&|stage, kind| if stage.is_empty() { !renews.contains(&kind) } else { keeps.contains(stage) });
-        let stages: BTreeMap<_, _> = keeps.iter().filter_map(|name| self.memory.stages.get_key_value(name)).collect();
-        let stages: BTreeMap<String, u64> = stages.into_iter().map(|(name, bytes)| (name.clone(), *bytes)).collect();
-        let records = keeps.iter().filter_map(|name| self.records.get_key_value(name));
-        Self {
-            ports: self.ports.clone(),
-            folder: folder.to_owned(),
-            next_hops: self.next_hops.clone(),
-            shared,
-            earlier: of(&|stage, _| replaces.contains(stage)),
-            renewed: BTreeSet::new(),
-            records: records.map(|(name, record)| (name.clone(), record.clone())).collect(),
-            files: Files::default(),
-            memory: StageMemory { available: None, allocated: stages.values().sum(), stages },
-            services: Services {
-                stop: self.services.stop.clone(),
-                hold: self.services.hold.clone(),
-                ..Services::default()
-            },
-            wanted: self.wanted,
-            offline: self.offline,
         }
     }
 
@@ -557,24 +538,12 @@ impl Resources {
         }
     }
 
-    /// Returns the types of the common objects that both pipelines use, but with different sets of stages. `before` has
-    /// the objects of the earlier pipeline. The result does not contain the types in `renews`, which are already known.
-    pub fn changed_commons(&self, before: &Self, renews: &BTreeSet<TypeId>) -> BTreeSet<TypeId> {
-        let users = |resources: &Self, kind: TypeId| {
-            let users = resources.records.iter().filter(|(_, record)| record.commons.contains(&kind));
-            users.map(|(stage, _)| stage.clone()).collect::<BTreeSet<String>>()
-        };
-        let shared = before.records.values().flat_map(|record| &record.commons).copied().collect::<BTreeSet<_>>();
-        let changed = |kind: &TypeId| {
-            let now = users(self, *kind);
-            !renews.contains(kind) && !now.is_empty() && now != users(before, *kind)
-        };
-        shared.into_iter().filter(changed).collect()
-    }
-
-    /// Returns the types of all common objects that stages use.
-    pub fn commons(&self) -> BTreeSet<TypeId> {
-        self.records.values().flat_map(|record| &record.commons).copied().collect()
+    /// Returns the types of the common objects that stages of the running and of the new pipeline use, but not the same
+    /// stages.
+    pub fn changed_commons(&self) -> BTreeSet<TypeId> {
+        let now = users(&self.records);
+        let is_changed = |(kind, users): &(&TypeId, &BTreeSet<String>)| now.get(kind).is_some_and(|now| now != *users);
+        self.users.iter().filter(is_changed).map(|(kind, _)| *kind).collect()
     }
 
     /// Registers the files of the stages that continue.
@@ -598,21 +567,146 @@ impl Resources {
     /// Adds the number of next hops to the records. Drops the objects that no stage uses any more. Call this method
     /// after the preparation of all stages.
     pub fn complete_records(&mut self) {
+        let hops: Arc<[NextHop]> = self.next_hops.hops.clone().into();
         for record in self.records.values_mut() {
-            record.next_hops.get_or_insert(self.next_hops.hops.len());
+            record.next_hops.get_or_insert_with(|| hops.clone());
         }
-        let commons = self.commons();
-        self.shared.retain(|(stage, kind), _| !stage.is_empty() || commons.contains(kind));
+        let commons = users(&self.records);
+        self.shared.retain(|(stage, kind), _| !stage.is_empty() || commons.contains_key(kind));
         self.earlier.clear();
+    }
+
+    /// Returns the objects and the services of the prepared pipeline.
+    pub fn into_parts(self) -> (Objects, Services) {
+        let objects = Objects {
+            ports: self.ports,
+            next_hops: self.next_hops,
+            shared: self.shared,
+            records: self.records,
+            memory: self.memory.stages,
+            stop: self.services.stop.clone(),
+            hold: self.services.hold.clone(),
+        };
+        (objects, self.services)
     }
 
     /// Returns `true` if a running stage with this record can continue in the new pipeline: the results of
     /// [`Setup::wants`] and the number of next hops are as in the record, and no common object of the stage is in
     /// `renews`. Does not check files. Call this method after the preparation of all stages before this stage.
     pub fn suits(&self, record: &StageRecord, renews: &BTreeSet<TypeId>) -> bool {
-        let hops = self.next_hops.hops.len();
         record.wanted.iter().all(|(facts, wanted)| self.wanted.intersects(*facts) == *wanted)
-            && (!record.uses_next_hops || record.next_hops == Some(hops))
+            && (!record.uses_next_hops || record.next_hops.as_deref() == Some(&self.next_hops.hops))
             && record.commons.is_disjoint(renews)
+    }
+}
+
+/// Returns the names of the stages that use each common object.
+fn users(records: &BTreeMap<String, StageRecord>) -> BTreeMap<TypeId, BTreeSet<String>> {
+    let mut users: BTreeMap<TypeId, BTreeSet<String>> = BTreeMap::new();
+    for (stage, record) in records {
+        for kind in &record.commons {
+            users.entry(*kind).or_default().insert(stage.clone());
+        }
+    }
+    users
+}
+
+impl Objects {
+    /// Creates the objects for the preparation of the stages that a change adds or replaces. Relative paths are relative
+    /// to `folder`.
+    pub fn successor(&self, folder: &Path, continuing: Continuing<'_>) -> Resources {
+        let Continuing { keeps, replaces, renews, held } = continuing;
+        let of = |objects: &Self, wanted: &dyn Fn(&str, TypeId) -> bool| {
+            let entries = objects.shared.iter().filter(|((stage, kind), _)| wanted(stage, *kind));
+            entries.map(|(key, object)| (key.clone(), object.clone())).collect::<HashMap<_, _>>()
+        };
+        let mut shared =
+            of(self, &|stage, kind| if stage.is_empty() { !renews.contains(&kind) } else { keeps.contains(stage) });
+        let kept = |(stage, _): &(&String, &StageRecord)| keeps.contains(*stage);
+        let mut records: BTreeMap<String, StageRecord> =
+            self.records.iter().filter(kept).map(|(stage, record)| (stage.clone(), record.clone())).collect();
+        if let Some(held) = held {
+            shared.extend(of(held, &|stage, _| !stage.is_empty() && !keeps.contains(stage)));
+            for (stage, record) in held.records.iter().filter(|record| !kept(record)) {
+                // The objects contain these versions of the files.
+                let (read, requested_hops) = (record.read.clone(), record.requested_hops.clone());
+                records.insert(stage.clone(), StageRecord { read, requested_hops, ..StageRecord::default() });
+            }
+        }
+        let mut next_hops = held.unwrap_or(self).next_hops.clone();
+        if held.is_none() {
+            // Packets that a stage holds still have the numbers of the running pipeline, so do not reuse these numbers.
+            let used: BTreeSet<u32> =
+                self.records.values().flat_map(|record| &record.requested_hops).copied().collect();
+            next_hops.free = (1..=next_hops.hops.len() as u32).filter(|number| !used.contains(number)).collect();
+        }
+        let stages = self.memory.iter().filter(|(stage, _)| keeps.contains(*stage));
+        let stages: BTreeMap<String, u64> = stages.map(|(stage, bytes)| (stage.clone(), *bytes)).collect();
+        let mut users = users(&self.records);
+        users.retain(|kind, _| !renews.contains(kind));
+        Resources {
+            ports: self.ports.clone(),
+            folder: folder.to_owned(),
+            next_hops,
+            shared,
+            earlier: of(self, &|stage, _| replaces.contains(stage)),
+            users,
+            renewed: BTreeSet::new(),
+            records,
+            files: Files::default(),
+            memory: StageMemory { available: None, allocated: stages.values().sum(), stages },
+            services: Services { stop: self.stop.clone(), hold: self.hold.clone(), ..Services::default() },
+            wanted: Facts::all(),
+            offline: false,
+        }
+    }
+
+    /// Returns `true` if the instances of this stage share an object.
+    pub fn has_shared(&self, stage: &str) -> bool {
+        self.shared.keys().any(|(owner, _)| owner == stage)
+    }
+
+    /// Returns `true` if these objects and `earlier` contain the same object with this type, for this stage.
+    pub fn continues(&self, earlier: &Self, stage: &str, kind: TypeId) -> bool {
+        let key = (stage.to_owned(), kind);
+        self.shared.get(&key).zip(earlier.shared.get(&key)).is_some_and(|(now, before)| Arc::ptr_eq(now, before))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+
+    /// Prepares one stage that uses these next hops, as a change of `before`. Returns the numbers of the next hops.
+    fn prepared(before: Option<&Objects>, hops: &[u8]) -> (Objects, Vec<u32>) {
+        let (none, renews) = (BTreeSet::new(), BTreeSet::new());
+        let continuing = Continuing { keeps: &none, replaces: &none, renews: &renews, held: None };
+        let mut resources = match before {
+            Some(before) => before.successor(Path::new(""), continuing),
+            None => Resources::new(Vec::new(), Path::new("")),
+        };
+        let hop = |last: &u8| NextHop { address: IpAddr::from([192, 0, 2, *last]), port: 0 };
+        let mut setup = Setup::new(&mut resources, "route", 0, 1);
+        let numbers = hops.iter().map(|last| setup.next_hops().number(hop(last))).collect();
+        setup.complete();
+        resources.complete_records();
+        (resources.into_parts().0, numbers)
+    }
+
+    #[test]
+    fn numbers_of_unused_next_hops_are_used_again_after_one_more_change() {
+        let (first, numbers) = prepared(None, &[1, 2]);
+        assert_eq!(numbers, [1, 2]);
+        // Held packets may still have the numbers of the first pipeline.
+        let (second, numbers) = prepared(Some(&first), &[2, 3]);
+        assert_eq!(numbers, [2, 3]);
+        let (mut objects, numbers) = prepared(Some(&second), &[4, 2, 3]);
+        assert_eq!(numbers, [1, 2, 3]);
+        for last in 5..200 {
+            objects = prepared(Some(&objects), &[last]).0;
+        }
+        assert!(objects.next_hops.all().len() <= 4, "{:?}", objects.next_hops);
     }
 }

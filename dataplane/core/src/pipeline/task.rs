@@ -91,8 +91,10 @@ pub fn thread_name(text: &str) -> String {
 pub enum Owner {
     /// The stage with this name.
     Stage(String),
-    /// The object of this type that several stages share ([`Setup::common`](super::Setup::common)).
-    Common(TypeId),
+    /// The object of this type that the instances of the stage with this name share
+    /// ([`Setup::shared`](super::Setup::shared)). For an empty name, the object that all stages share
+    /// ([`Setup::common`](super::Setup::common)).
+    Object(String, TypeId),
 }
 
 /// A task that is not started yet.

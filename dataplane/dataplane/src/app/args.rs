@@ -303,6 +303,9 @@ pub(super) struct Save {
     /// The file [default: the config file of the run]
     #[arg(value_name = "FILE")]
     pub(super) file: Option<PathBuf>,
+    /// Save an unconfirmed config too, and replace a config file that has changed since the program read it
+    #[arg(long)]
+    pub(super) force: bool,
     #[command(flatten)]
     pub(super) target: Target,
 }

@@ -1,5 +1,6 @@
 //! `plan`, `apply`, `confirm`, `rollback`, `history`, `reload` and `save`: change a running program.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -9,14 +10,14 @@ use std::time::Duration;
 use super::console::{self, CommandError};
 use super::{args, stats};
 use crate::config::Source;
-use crate::runtime::operations;
+use crate::runtime::{digest_of, operations};
 use dataplane_control::change::{Applied, ChangePlan, ChangeState, History, Operation};
 use dataplane_control::rows::ConfigRow;
 use dataplane_control::{Answer, Apply, Call, Client, Error, ErrorCode, MAX_REQUEST, NewConfig, Refusal, Show};
 use dataplane_core::pipeline::Registry;
 
 /// The maximum time that a command waits for a change. Large tables take long to build.
-const CHANGE_TIMEOUT: Duration = Duration::from_secs(600);
+pub(super) const CHANGE_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(super) fn plan(registry: &Registry, args: &args::Plan) -> Result<(), CommandError> {
     let plan = match &args.configs[..] {
@@ -28,7 +29,7 @@ pub(super) fn plan(registry: &Registry, args: &args::Plan) -> Result<(), Command
             ChangePlan {
                 base: crate::runtime::digest(&before.source),
                 digest: crate::runtime::digest(&after.source),
-                operations: operations(&before.plan, &after.plan, registry, None),
+                operations: operations(&before.plan, &after.plan, registry, &BTreeMap::new()),
                 warnings: Vec::new(),
             }
         }
@@ -47,9 +48,7 @@ pub(super) fn plan(registry: &Registry, args: &args::Plan) -> Result<(), Command
     let mut text = list(&plan.operations);
     text.push_str(&match plan.operations.iter().filter(|operation| !operation.hitless).count() {
         _ if plan.operations.is_empty() => "no difference\n".to_owned(),
-        0 if args.configs.len() == 2 => {
-            "hitless: a program that runs the first config can apply the second\n".to_owned()
-        }
+        0 if args.configs.len() == 2 => "no operation needs a restart, as far as the configs show\n".to_owned(),
         0 => format!("hitless: `dataplane apply --base {}` carries out the operations\n", plan.base),
         count => format!("{count} of {} operations need a restart\n", plan.operations.len()),
     });
@@ -111,13 +110,7 @@ pub(super) fn history(args: &args::Change) -> Result<(), CommandError> {
 pub(super) fn save(args: &args::Save) -> Result<(), CommandError> {
     let example = "dataplane save --process PROCESS";
     let mut client = stats::connect(args.target.socket.as_deref(), args.target.process, example)?;
-    let show = Show { what: "config".to_owned(), ..Show::default() };
-    let page = client.show(show).next().transpose().map_err(|error| stats::failed(error, example))?;
-    let row = page.as_ref().and_then(|page| page.rows.first());
-    let row = row.ok_or_else(|| CommandError::Failed("the program returned no config".to_owned()))?;
-    let row: ConfigRow = serde_json::from_str(row.get()).map_err(|error| {
-        CommandError::Failed(format!("cannot parse the answer: {error}; help: the program may have another version"))
-    })?;
+    let row = config_row(&mut client, example)?;
     let file = match (&args.file, &row.file) {
         (Some(file), _) => file.clone(),
         (None, Some(file)) => PathBuf::from(file),
@@ -126,6 +119,7 @@ pub(super) fn save(args: &args::Save) -> Result<(), CommandError> {
             return Err(CommandError::Usage(format!("the config of the program came from standard input; {help}")));
         }
     };
+    check_save(&mut client, &row, &file, args.force).map_err(CommandError::Failed)?;
     replace_file(&file, &row.text).map_err(|error| {
         let help = "help: the file has its old content; name another file, or free space";
         CommandError::Failed(format!("cannot save {}: {error}; {help}", file.display()))
@@ -136,6 +130,41 @@ pub(super) fn save(args: &args::Save) -> Result<(), CommandError> {
     match args.target.json {
         true => console::print_json(&serde_json::json!({ "file": file.display().to_string() })),
         false => console::print(&format!("saved {}\n", plain(&file.display().to_string()))),
+    }
+}
+
+/// Returns the config that the program uses.
+pub(super) fn config_row(client: &mut Client, example: &str) -> Result<ConfigRow, CommandError> {
+    let show = Show { what: "config".to_owned(), ..Show::default() };
+    let page = client.show(show).next().transpose().map_err(|error| stats::failed(error, example))?;
+    let row = page.as_ref().and_then(|page| page.rows.first());
+    let row = row.ok_or_else(|| CommandError::Failed("the program returned no config".to_owned()))?;
+    serde_json::from_str(row.get()).map_err(|error| {
+        CommandError::Failed(format!("cannot parse the answer: {error}; help: the program may have another version"))
+    })
+}
+
+/// Checks that a save loses nothing: the config must be confirmed, and the config file must not have changed since the
+/// program read the file. Returns the reason why not.
+fn check_save(client: &mut Client, row: &ConfigRow, file: &Path, force: bool) -> Result<(), String> {
+    if force {
+        return Ok(());
+    }
+    if row.unconfirmed {
+        let help = "help: run `dataplane confirm` first, or save with --force";
+        return Err(format!("the config waits for its confirmation, and may revert; {help}"));
+    }
+    let is_config_file = row.file.as_ref().is_some_and(|known| Path::new(known) == file);
+    let Some(on_disk) = is_config_file.then(|| fs::read_to_string(file).ok()).flatten() else { return Ok(()) };
+    let history = client.call(&Call::History {}).and_then(|answer| answer.parse::<History>());
+    let history = history.map_err(|error| error.to_string())?;
+    let digest = digest_of(&on_disk, row.settings.iter().map(String::as_str));
+    match on_disk == row.text || history.changes.iter().any(|change| change.digest == digest) {
+        true => Ok(()),
+        false => {
+            let help = "help: apply the file with `dataplane reload`, save to another file, or save with --force";
+            Err(format!("{} has changed since the program read the file; {help}", plain(&file.display().to_string())))
+        }
     }
 }
 
@@ -167,8 +196,12 @@ fn replace_file(file: &Path, text: &str) -> io::Result<()> {
         }
         return Err(error);
     }
-    // Write the folder to the disk too, so that the rename survives a power failure.
-    fs::File::open(folder)?.sync_all()
+    // Write the folder to the disk too, so that the rename survives a power failure. The file already has its new
+    // content, so an error is only a warning.
+    if let Err(error) = fs::File::open(folder).and_then(|folder| folder.sync_all()) {
+        console::write_line(&format!("warning: {}: cannot be written to the disk yet: {error}", folder.display()));
+    }
+    Ok(())
 }
 
 /// Reads the text of a config.
@@ -179,8 +212,9 @@ fn read(path: &Path) -> Result<String, CommandError> {
     })?;
     let text = source.text().to_owned();
     // Check the length as JSON, because JSON needs two bytes for a newline. The other fields of a request need at most
-    // 512 bytes.
-    if serde_json::to_string(&text).is_ok_and(|json| json.len() + 512 > MAX_REQUEST) {
+    // 512 bytes, and the path.
+    let others = 512 + 6 * path.as_os_str().len();
+    if serde_json::to_string(&text).is_ok_and(|json| json.len() + others > MAX_REQUEST) {
         let help = "help: move large tables to separate files";
         return Err(CommandError::Usage(format!("{} is too large for a request; {help}", path.display())));
     }
@@ -198,7 +232,7 @@ fn ask(target: &args::Target, call: &Call, example: &str) -> Result<Answer, Comm
     })
 }
 
-fn refused(refusal: &Refusal, json: bool) -> CommandError {
+pub(super) fn refused(refusal: &Refusal, json: bool) -> CommandError {
     if json {
         // The JSON object contains the message, so print no other message.
         return match (console::print_json(refusal), refusal.code) {
@@ -222,14 +256,14 @@ fn parse<T: serde::de::DeserializeOwned>(answer: &Answer) -> Result<T, CommandEr
     })
 }
 
-fn print_applied(answer: &Answer, done: &str, json: bool) -> Result<(), CommandError> {
+/// Prints the result of a change. `done` describes the change.
+pub(super) fn print_applied(answer: &Answer, done: &str, json: bool) -> Result<(), CommandError> {
     let applied: Applied = parse(answer)?;
     if json {
         return console::print_json(&applied);
     }
     applied.warnings.iter().for_each(|warning| console::write_line(&warning.to_string()));
     let mut text = list(&applied.operations);
-    applied.reloaded.iter().for_each(|line| text += &format!("{line}\n"));
     text += &format!("{done}: change {}, config {}\n", applied.number, applied.digest);
     if let Some(seconds) = applied.confirm_s {
         text += &format!("reverts in {seconds} s unless you run `dataplane confirm`\n");

@@ -62,7 +62,10 @@ impl Privileges {
             // A stage or link with the key `group` changes the group and the mode of the file that it writes.
             capabilities |= CapabilitySet::CHOWN | CapabilitySet::FOWNER;
         }
-        if !assembly.resources.services.reloads.is_empty() || !assembly.resources.services.tasks.is_empty() {
+        // A reload reads the config and the files of stages again. The files may belong to another user.
+        let config = assembly.source.path();
+        let is_foreign = config.as_os_str() != "-" && !is_own(&config.to_owned());
+        if is_foreign || assembly.reads_files() || !assembly.resources.services.tasks.is_empty() {
             capabilities |= CapabilitySet::DAC_READ_SEARCH;
         }
         Self { capabilities, writable, sockets }

@@ -44,7 +44,7 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
     // Log only the findings about lost packets here. The run itself reports problems that prevent a start.
     doctor::warn(&assembly.plan);
     let options = Options { duration: args.duration, packets: args.packets };
-    let reloads = args.config.path.as_os_str() != "-" || assembly.can_reload();
+    let reloads = args.config.path.as_os_str() != "-" || assembly.reads_files();
     let hangup = Hangup { reloads, from_terminal: console::has_terminal() };
     if asked && !hangup.reloads() {
         return Err(CommandError::Failed(STOPPED_EARLY.to_owned()));
@@ -193,8 +193,10 @@ fn print_changed(job: &mut Job, what: &str) -> bool {
         Some(Err(refusal)) => {
             let lines = refusal.mistakes.iter().map(|mistake| format!("\n  {mistake}")).collect::<String>();
             match lines.is_empty() {
-                true => logs::notice(Level::WARN, &format!("{}; help: {}", refusal.message, refusal.help)),
-                false => logs::notice(Level::WARN, &format!("{}:{lines}", refusal.message)),
+                true => {
+                    logs::notice(Level::WARN, &format!("{what} refused: {}; help: {}", refusal.message, refusal.help))
+                }
+                false => logs::notice(Level::WARN, &format!("{what} refused: {}:{lines}", refusal.message)),
             }
             return true;
         }
@@ -202,8 +204,8 @@ fn print_changed(job: &mut Job, what: &str) -> bool {
     if let Some(applied) = applied {
         applied.warnings.iter().for_each(|warning| logs::notice(Level::WARN, &warning.to_string()));
         let operations = applied.operations.iter().map(|operation| format!("{what}: {operation}"));
-        operations.chain(applied.reloaded.iter().cloned()).for_each(|line| logs::notice(Level::INFO, &line));
-        if applied.operations.is_empty() && applied.reloaded.is_empty() {
+        operations.for_each(|line| logs::notice(Level::INFO, &line));
+        if applied.operations.is_empty() {
             logs::notice(Level::INFO, &format!("{what}: change {}, config {}", applied.number, applied.digest));
         }
     }
@@ -273,7 +275,7 @@ fn watch(
             reloading = None;
             service.reloaded();
         }
-        if reverting.as_mut().is_some_and(|revert| print_changed(revert, "reverted an unconfirmed change")) {
+        if reverting.as_mut().is_some_and(|revert| print_changed(revert, "revert")) {
             reverting = None;
         }
         if reverting.is_none() && stopping.is_none() && changer.is_overdue() {
@@ -281,7 +283,8 @@ fn watch(
         }
         if asked && reloading.is_none() && stopping.is_none() {
             tracing::info!("reloading files");
-            reloading = jobs.start(&changer, &Call::Reload {});
+            // Only plans are refused at their start.
+            reloading = jobs.start(&changer, &Call::Reload {}).ok().flatten();
             asked = reloading.is_none();
             if !asked {
                 service.reloading();

@@ -11,6 +11,7 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 use super::connection;
 use super::diagnostics::{Diagnostics, Mistake};
 use super::keys::{Expected, remove_unknown};
+use super::plan::Plan;
 use super::port::Port;
 use super::recover::{recover, recover_with};
 use super::runtime::Runtime;
@@ -52,6 +53,8 @@ pub(super) struct PortEntry {
     pub(super) addresses: Option<Vec<Address>>,
     /// The MTU of the link's interface, if the port uses this MTU because the config sets none.
     pub(super) interface_mtu: Option<u32>,
+    /// Whether the config sets no MTU.
+    pub(super) has_default_mtu: bool,
 }
 
 #[derive(Debug)]
@@ -196,7 +199,7 @@ impl Reader<'_> {
             Port::deserialize(toml::de::Deserializer::from(table))
         };
         let port = recover_with(&table, Expected::of(self.port_schema), &mut { read }, self.diagnostics);
-        PortEntry { span, name, port, addresses, interface_mtu: None }
+        PortEntry { span, name, port, addresses, interface_mtu: None, has_default_mtu: false }
     }
 
     fn input(&mut self, pipeline: &Spanned<DeTable<'_>>) -> Option<(Span, Vec<Name>)> {
@@ -253,10 +256,17 @@ impl<'s> Loaded<'s> {
         self.ports.iter().filter_map(|entry| entry.port.as_ref())
     }
 
-    /// Sets the MTU of each port without the key `mtu`. The MTU of a link's interface is read from this host.
-    pub fn set_default_mtus(&mut self) {
+    /// Sets the MTU of each port without the key `mtu`. The MTU of a link's interface is read from this host. For a
+    /// change of a running program, `running` is the plan of the program, and its ports keep the default MTU that was
+    /// read at the start.
+    pub fn set_default_mtus(&mut self, running: Option<&Plan>) {
         for entry in &mut self.ports {
-            entry.interface_mtu = entry.port.as_mut().and_then(Port::set_default_mtu);
+            let Some(port) = &mut entry.port else { continue };
+            entry.has_default_mtu = port.mtu.is_none();
+            let known = running.iter().flat_map(|plan| &plan.ports);
+            let known = known.filter(|known| known.has_default_mtu).find(|known| known.config.name == port.name);
+            port.mtu = port.mtu.or(known.and_then(|known| known.config.mtu));
+            entry.interface_mtu = port.set_default_mtu();
         }
     }
 

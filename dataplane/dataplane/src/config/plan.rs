@@ -73,6 +73,9 @@ pub struct PortPlan {
     pub span: Span,
     /// Whether received packets enter the pipeline.
     pub input: bool,
+    /// Whether the config sets no MTU, so that the port has the MTU of the interface or the default MTU.
+    #[serde(skip)]
+    pub has_default_mtu: bool,
     /// The NUMA node of the port: `numa_node` of the config, or the node that the kernel reports for the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NumaNode>,

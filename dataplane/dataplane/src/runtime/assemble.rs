@@ -3,15 +3,16 @@
 
 use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::{memory, offload};
+use super::{difference, memory, offload};
 use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
 use dataplane_core::mem::Preference;
 use dataplane_core::pipeline::{
-    Facts, Files, NodeSpec, PortInfo, Problem, Program, Registry, Resources, Setup, Stage, StandIn, Target,
+    Continuing, Facts, Files, NodeSpec, Objects, PortInfo, Problem, Program, Registry, Resources, Setup, Stage,
+    StandIn, Target,
 };
 use dataplane_core::topology::Topology;
 use dataplane_soft::config::LinkConfig;
@@ -32,28 +33,42 @@ pub struct Assembly {
     pub(crate) stand_ins: Vec<BTreeMap<String, StandIn>>,
     /// The objects that the stages share, the services that they registered, and all files that the config names.
     pub(crate) resources: Resources,
-    /// For a change of a running pipeline, the names of the stages that continue. Otherwise empty.
+    /// For a change of a running pipeline, the stages that continue. `None` for the start of a run, and for a change
+    /// that needs a restart.
+    pub(crate) continuing: Option<ContinuingStages>,
+}
+
+/// The stages that continue after a change of a running pipeline.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ContinuingStages {
+    /// The names of the stages.
     pub(crate) kept: BTreeSet<String>,
-    /// For a change of a running pipeline, the types of the shared objects that continue. Otherwise empty.
-    pub(crate) carried: BTreeSet<TypeId>,
+    /// The other stages whose parameters stay the same, and the reason why the program prepares each of these stages
+    /// again.
+    pub(crate) renewed: BTreeMap<String, String>,
 }
 
 /// The running pipeline that a change starts from.
 #[derive(Clone, Copy)]
 pub(crate) struct RunningPipeline<'a> {
     pub(crate) plan: &'a Plan,
-    pub(crate) resources: &'a Resources,
+    pub(crate) objects: &'a Objects,
     pub(crate) stand_ins: &'a [BTreeMap<String, StandIn>],
-    /// The names of the stages that can read their files again during the run ([`Setup::reloads`]).
-    pub(crate) reloads: &'a BTreeSet<String>,
-    /// The names of the stages that must be prepared again, although their parameters are the same.
-    pub(crate) renewed: &'a BTreeSet<String>,
+    /// The config file with which the run started.
+    pub(crate) config_file: Option<&'a Path>,
+    /// The stages that must be prepared again, although their parameters are the same, each with the reason.
+    pub(crate) renewed: &'a BTreeMap<String, String>,
+    /// Whether the stages read all their files again. If `false`, the stages read only files that have changed.
+    pub(crate) reads_all_files: bool,
+    /// For the revert of a change, the objects of the pipeline before that change, and the names of the stages that the
+    /// change has not replaced.
+    pub(crate) reverts: Option<(&'a Objects, &'a BTreeSet<String>)>,
 }
 
 impl Assembly {
-    /// Returns `true` if a stage has data that can be reloaded ([`Run::reload`](super::Run::reload)).
-    pub fn can_reload(&self) -> bool {
-        !self.resources.services.reloads.is_empty()
+    /// Returns `true` if a stage reads a file, which a change of the running program can read again.
+    pub fn reads_files(&self) -> bool {
+        self.resources.records.values().any(|record| !record.read.is_empty())
     }
 }
 
@@ -102,9 +117,9 @@ pub fn assemble_offline(
     build(source, registry, topology, true, None, diagnostics)
 }
 
-/// Checks a config like [`assemble`], for a change of a running pipeline with the same ports and workers. Prepares only
-/// the stages that the change adds or replaces. The programs of the result have a placeholder ([`StandIn`]) for each
-/// stage that continues.
+/// Checks a config like [`assemble`], for a change of a running pipeline. If the ports and workers stay the same,
+/// prepares only the stages that the change adds or replaces. The programs of the result then have a placeholder
+/// ([`StandIn`]) for each stage that continues.
 ///
 /// # Errors
 /// Returns the errors of [`assemble`].
@@ -129,15 +144,17 @@ fn build(
     let mut loaded = config::load(source, diagnostics);
     // The default MTU of a port is the MTU of an interface of this host. An offline check does not depend on this host.
     if !offline {
-        loaded.set_default_mtus();
+        loaded.set_default_mtus(running.map(|running| running.plan));
     }
     let plan = config::plan(&loaded, registry, &topology, diagnostics);
-    if let (Some(running), Some(plan)) = (running, &plan) {
+    if let (Some(running), Some(plan)) = (running, &plan)
+        && difference::fixed_operations(running.plan, plan).is_empty()
+    {
         return change(&loaded, plan, registry, topology, running, diagnostics);
     }
     let ports = ports(&loaded, offline);
     let mut resources = Resources::new(ports.clone(), source.folder());
-    files(&loaded, &mut resources.files, diagnostics);
+    files(&loaded, source.path(), &mut resources.files, diagnostics);
     if !offline && running.is_none() {
         captures(&loaded, diagnostics);
     }
@@ -182,8 +199,8 @@ fn build(
             diagnostics.push(Mistake::warning(span, format!("stage `{stage}`: {message}")).help(help));
         }
     }
-    let (source, kept, carried) = (source.clone(), BTreeSet::new(), BTreeSet::new());
-    Ok(Some(Assembly { plan, ports, topology, source, programs, stand_ins, resources, kept, carried }))
+    let (source, continuing) = (source.clone(), None);
+    Ok(Some(Assembly { plan, ports, topology, source, programs, stand_ins, resources, continuing }))
 }
 
 /// Returns a placeholder for each stage, by the name of the stage.
@@ -216,27 +233,44 @@ fn change(
         let node = &plan.nodes[index];
         running.plan.nodes.iter().find(|earlier| earlier.name == node.name && earlier.kind == node.kind)
     };
-    let has_changed_file = |stage: &str| {
-        let record = running.resources.records.get(stage);
-        record.is_some_and(|record| record.changed_file().is_some())
-    };
-    let continues = |index: &&usize| {
-        let node = &plan.nodes[**index];
-        earlier(**index).is_some_and(|earlier| earlier.parameters == node.parameters)
-            && !running.renewed.contains(&node.name)
-            && (running.reloads.contains(&node.name) || !has_changed_file(&node.name))
-            && running.stand_ins.iter().all(|stages| stages.contains_key(&node.name))
+    // Returns the reason why a stage cannot continue, although its parameters stay the same.
+    let renewal = |name: &str| {
+        let record = running.objects.records.get(name);
+        // The objects of a reverted change contain the content of the files at that time.
+        let record = record.filter(|_| running.reverts.is_none());
+        let read = record.and_then(|record| match running.reads_all_files {
+            true => record.read.keys().next().map(PathBuf::as_path),
+            false => record.changed_file(),
+        });
+        let read = read.map(|path| format!("the stage reads {} again", path.display()));
+        running.renewed.get(name).cloned().or(read)
     };
     let name = |index: &usize| plan.nodes[*index].name.clone();
+    let is_same =
+        |index: &&usize| earlier(**index).is_some_and(|earlier| earlier.parameters == plan.nodes[**index].parameters);
+    let mut first = ContinuingStages::default();
+    for name in plan.order.iter().filter(is_same).map(name) {
+        let why = match running.reverts {
+            Some((_, kept)) if !kept.contains(&name) => {
+                Some("the revert restores the files and shared objects of the stage".to_owned())
+            }
+            _ => renewal(&name),
+        };
+        match why {
+            Some(why) => _ = first.renewed.insert(name, why),
+            None => _ = first.kept.insert(name),
+        }
+    }
+    let replaces: BTreeSet<String> = plan.order.iter().filter(|index| earlier(**index).is_some()).map(name).collect();
     let mut renews = BTreeSet::new();
     let before_changes = diagnostics.clone();
     'renewed: loop {
         diagnostics.clone_from(&before_changes);
-        let mut keeps: BTreeSet<String> = plan.order.iter().filter(continues).map(name).collect();
-        let replaces = plan.order.iter().filter(|index| earlier(**index).is_some()).map(name).collect();
-        let folder = loaded.source().folder();
-        let mut resources = running.resources.successor(folder, &keeps, &replaces, &renews);
-        files(loaded, &mut resources.files, diagnostics);
+        let mut stages = first.clone();
+        let held = running.reverts.map(|(objects, _)| objects);
+        let continuing = Continuing { keeps: &stages.kept, replaces: &replaces, renews: &renews, held };
+        let mut resources = running.objects.successor(loaded.source().folder(), continuing);
+        files(loaded, running.config_file.unwrap_or(Path::new("-")), &mut resources.files, diagnostics);
         resources.register_kept_files();
         resources.memory.available = memory::available();
         let workers = plan.cores.len();
@@ -245,9 +279,9 @@ fn change(
             let core = plan.cores.get(worker).and_then(|core| topology.core(*core));
             let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
             let place = (worker, workers);
-            let mut kept = Kept { keeps: &mut keeps, stand_ins: running.stand_ins.get(worker), renews: &renews };
+            let mut kept = Kept { stages: &mut stages, stand_ins: running.stand_ins.get(worker), renews: &renews };
             let order = &plan.order;
-            let stages = prepare(loaded, registry, &mut resources, order, place, Some(&mut kept), diagnostics)?;
+            let prepared = prepare(loaded, registry, &mut resources, order, place, Some(&mut kept), diagnostics)?;
             // A stage that requests a new shared object also reports a problem with the existing object. Discard the
             // problems, and prepare all stages again with a new object.
             let more: BTreeSet<TypeId> = resources.renewed.difference(&renews).copied().collect();
@@ -255,8 +289,8 @@ fn change(
                 renews.extend(more);
                 continue 'renewed;
             }
-            let Some(stages) = stages else { return Ok(None) };
-            let mut program = program(plan, registry, &plan.order, stages);
+            let Some(prepared) = prepared else { return Ok(None) };
+            let mut program = program(plan, registry, &plan.order, prepared);
             if worker == 0 {
                 check(loaded, plan, &plan.order, &mut program, diagnostics);
             }
@@ -268,7 +302,7 @@ fn change(
         }
         // A shared object continues only if the change neither adds nor removes a stage that uses the object. Otherwise
         // a new stage could start a part of the object that is already running for the earlier stages.
-        let more = resources.changed_commons(running.resources, &renews);
+        let more = resources.changed_commons();
         if !more.is_empty() {
             renews.extend(more);
             continue;
@@ -281,16 +315,14 @@ fn change(
         plan.stage_memory.clone_from(&resources.memory.stages);
         let source = loaded.source().clone();
         let ports = resources.ports().to_vec();
-        let before = running.resources.commons();
-        let carried = resources.commons().into_iter().filter(|kind| before.contains(kind) && !renews.contains(kind));
-        let (kept, carried) = (keeps, carried.collect());
-        return Ok(Some(Assembly { plan, ports, topology, source, programs, stand_ins, resources, kept, carried }));
+        let continuing = Some(stages);
+        return Ok(Some(Assembly { plan, ports, topology, source, programs, stand_ins, resources, continuing }));
     }
 }
 
 /// The stages that continue after a change.
 struct Kept<'a> {
-    keeps: &'a mut BTreeSet<String>,
+    stages: &'a mut ContinuingStages,
     /// The placeholders for the running stages of the worker, by the name of the stage.
     stand_ins: Option<&'a BTreeMap<String, StandIn>>,
     renews: &'a BTreeSet<TypeId>,
@@ -298,28 +330,30 @@ struct Kept<'a> {
 
 impl Kept<'_> {
     /// Returns the placeholder for a stage, if the stage continues. If the stage cannot continue, removes the stage
-    /// from `keeps`.
+    /// from the stages that continue.
     fn stand_in(&mut self, name: &str, worker: usize, resources: &mut Resources) -> Option<StandIn> {
-        if !self.keeps.contains(name) {
+        if !self.stages.kept.contains(name) {
             return None;
         }
         // All workers have the same stages, so the first worker decides.
         let suits = worker > 0 || resources.records.get(name).is_none_or(|record| resources.suits(record, self.renews));
         let stand_in = self.stand_ins.and_then(|stages| stages.get(name)).filter(|_| suits);
         if stand_in.is_none() {
-            self.keeps.remove(name);
+            self.stages.kept.remove(name);
+            let why = "the next hops, shared objects or needed facts of the pipeline change";
+            self.stages.renewed.insert(name.to_owned(), why.to_owned());
             resources.release(name);
         }
         stand_in.copied()
     }
 }
 
-/// Registers the config file and the files of ports. If one part of the config writes a file, no other part may use
+/// Registers the file `config`, and the files of ports. If one part of the config writes a file, no other part may use
 /// this file.
-fn files(loaded: &Loaded<'_>, files: &mut Files, diagnostics: &mut Diagnostics) {
+fn files(loaded: &Loaded<'_>, config: &Path, files: &mut Files, diagnostics: &mut Diagnostics) {
     let source = loaded.source();
     // The config is the first registered file, so there is no conflict yet.
-    let _ = files.read(source.path(), "the config itself");
+    let _ = files.read(config, "the config itself");
     let links: Vec<(usize, &str, &LinkConfig)> = links(loaded).collect();
     for (name, input) in links.iter().filter_map(|(_, name, link)| Some((name, link.input()?))) {
         // No output is registered yet, so there is no conflict.

@@ -1,31 +1,20 @@
 //! The difference between two checked configs, as a list of operations.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-use crate::config::{self, Diagnostics, NodePlan, Plan, PortPlan, Source, Target};
+use crate::config::{NodePlan, Plan, PortPlan, Target};
 use dataplane_control::change::{Operation, OperationKind};
 use dataplane_core::pipeline::{Registry, StageState};
-use dataplane_core::topology::Topology;
 
-/// Returns `true` if a change to this config needs a restart, because the ports, the workers or `[runtime]` change.
-/// Returns `false` if the config has mistakes.
-pub(crate) fn needs_restart(before: &Plan, source: &Source, registry: &Registry, topology: &Topology) -> bool {
-    let mut diagnostics = Diagnostics::new(source);
-    let mut loaded = config::load(source, &mut diagnostics);
-    loaded.set_default_mtus();
-    let plan = config::plan(&loaded, registry, topology, &mut diagnostics);
-    plan.is_some_and(|plan| !fixed_operations(before, &plan).is_empty())
-}
-
-/// Returns the operations that change the plan `before` into the plan `after`. For a change that was prepared for a
-/// running pipeline, `kept` has the names of the stages that continue. Without a running pipeline, `kept` is `None`.
+/// Returns the operations that change the plan `before` into the plan `after`. `renewed` has the stages that the program
+/// prepares again although their parameters stay the same, with the reasons.
 pub(crate) fn operations(
     before: &Plan,
     after: &Plan,
     registry: &Registry,
-    kept: Option<&BTreeSet<String>>,
+    renewed: &BTreeMap<String, String>,
 ) -> Vec<Operation> {
     let mut operations = fixed_operations(before, after);
     let is_same = |one: &NodePlan, other: &NodePlan| (&one.name, &one.kind) == (&other.name, &other.kind);
@@ -45,7 +34,6 @@ pub(crate) fn operations(
             continue;
         };
         let keys = changed_keys(&to_json(&earlier.parameters), &to_json(&node.parameters));
-        let continues = kept.map_or(keys.is_empty(), |kept| kept.contains(&node.name));
         let state = match state_of(registry, &node.kind) {
             StageState::Kept(state) => format!("the stage keeps its counters and {state}"),
             StageState::Stateless => "the stage keeps its counters, and has no other state".to_owned(),
@@ -54,8 +42,7 @@ pub(crate) fn operations(
         if !keys.is_empty() {
             let why = "the program prepares the new stage before the workers switch to their new graphs";
             operations.push(hitless(OperationKind::ReplaceStage, &node.name, keys, why, Some(state)));
-        } else if !continues {
-            let why = "the files, next hops or shared objects that the stage uses change";
+        } else if let Some(why) = renewed.get(&node.name) {
             operations.push(hitless(OperationKind::RenewStage, &node.name, Vec::new(), why, Some(state)));
         }
         let keys = changed_targets(before, earlier, after, node);
@@ -74,7 +61,7 @@ pub(crate) fn operations(
 }
 
 /// Returns the operations that need a restart: changes of ports, workers and `[runtime]`.
-fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
+pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     let runtime = |plan: &Plan| {
         let mut keys = to_json(&plan.runtime);

@@ -32,8 +32,8 @@ mod worker;
 mod worker_info;
 
 pub use assemble::{Assembly, assemble, assemble_offline};
-pub(crate) use change::digest;
-pub use change::{ApplyOptions, Changer, ReloadOutcome};
+pub use change::{ApplyOptions, Changer};
+pub(crate) use change::{digest, digest_of};
 pub(crate) use difference::operations;
 #[cfg(feature = "ibverbs")]
 pub(crate) use hw_counters::out_of_buffer_file;

@@ -199,7 +199,7 @@ pub(crate) mod tests {
         assert!(!diagnostics.has_errors(), "{}", diagnostics.render(false));
         let config = loaded.ports().next().unwrap().clone();
         let (requests, verifiers) = (Vec::new(), Vec::new());
-        PortPlan { config, span: 0..0, input, node: None, peer: None, requests, verifiers }
+        PortPlan { config, span: 0..0, input, has_default_mtu: false, node: None, peer: None, requests, verifiers }
     }
 
     fn rules(keys: &str) -> Vec<FlowRule> {

@@ -76,12 +76,16 @@ impl Outcome {
     }
 }
 
+/// The maximum number of removed stages whose counts are kept separately. If such a stage is added again, its counts
+/// continue.
+const MAX_REMOVED: usize = 1024;
+
 /// The packets that earlier graphs of a worker have counted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EarlierCounts {
-    /// The counts of the stages that still exist.
+    /// The counts of stages, in the order in which the stages were added.
     stages: Vec<StageReport>,
-    /// The sum of the counts of all stages that changes have removed.
+    /// The sum of the counts of removed stages above [`MAX_REMOVED`].
     removed: Ledger,
 }
 
@@ -104,7 +108,13 @@ impl EarlierCounts {
         let exists = |stage: &StageReport| {
             after.stages_info.iter().any(|now| (&now.name, &now.kind) == (&stage.name, &stage.kind))
         };
-        let removed: Vec<StageReport> = self.stages.extract_if(.., |stage| !exists(stage)).collect();
+        let mut surplus = self.stages.iter().filter(|stage| !exists(stage)).count().saturating_sub(MAX_REMOVED);
+        let is_surplus = |stage: &mut StageReport| {
+            let is_surplus = surplus > 0 && !exists(stage);
+            surplus -= usize::from(is_surplus);
+            is_surplus
+        };
+        let removed: Vec<StageReport> = self.stages.extract_if(.., is_surplus).collect();
         self.removed.add(&ledger(&removed, &[], 0));
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::config::{self, Source};
 use crate::runtime::Assembly;
-use crate::runtime::change::{Changer, Changes, Generation, ReloadOutcome, RunState, lock, start_tasks};
+use crate::runtime::change::{Changer, Changes, Generation, RunState, lock, start_tasks};
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::idle::IdlePolicy;
@@ -84,10 +84,9 @@ impl Run {
     /// # Errors
     /// Returns the errors of [`Run::start`], or an error if the start was cancelled.
     pub fn start_unless(assembly: Assembly, options: Options, mut cancelled: impl FnMut() -> bool) -> Result<Self> {
-        let Assembly { plan, ports: port_infos, topology, mut programs, stand_ins, mut resources, source, .. } =
-            assembly;
-        let services = std::mem::take(&mut resources.services);
-        (resources.services.stop, resources.services.hold) = (services.stop.clone(), services.hold.clone());
+        let Assembly { plan, ports: port_infos, topology, mut programs, stand_ins, resources, source, .. } = assembly;
+        let written = resources.files.written().map(Path::to_owned).collect();
+        let (objects, services) = resources.into_parts();
         let clock = HostClock::new();
         let ports = devices::open(&plan, &port_infos, &clock, &services.stop)?;
         let computes: Vec<bool> = ports.iter().map(|port| port.computes_checksums()).collect();
@@ -108,6 +107,7 @@ impl Run {
                 handlers.iter().for_each(|handler| handler(number, change));
             }));
         }
+        services.starts.into_iter().for_each(|start| start());
         // Start the tasks before the workers, because tasks such as the kernel mirror fill tables that the first packet
         // needs.
         let tasks = start_tasks(services.tasks, &services.stop)?;
@@ -189,13 +189,11 @@ impl Run {
             ready_workers.into_iter().zip(requests).map(|((_, info, sample, _), request)| (info, sample, request));
         let sampler = Mutex::new(Sampler::new(asked));
         let workers = threads.into_iter().map(start).collect();
-        let (capabilities, written) = (services.capabilities, resources.files.written().map(Path::to_owned).collect());
         let generation = Generation {
             plan,
             source,
-            resources: Mutex::new(resources),
+            objects,
             tables: services.tables,
-            reloads: services.reloads,
             tasks,
             handlers: lock(&handlers).clone(),
             stand_ins,
@@ -215,11 +213,12 @@ impl Run {
             handlers,
             sampler,
             current: Mutex::new(Arc::new(generation)),
-            capabilities,
+            capabilities: services.capabilities,
             written,
             failures: Mutex::default(),
             changes: Mutex::new(changes),
             is_observed: Arc::default(),
+            retiring: Mutex::default(),
         };
         Ok(Self { state: Arc::new(state), workers })
     }
@@ -350,17 +349,6 @@ impl Run {
     pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {
         let control = self.state.control.clone();
         move || control.stop()
-    }
-
-    /// Returns `true` if a stage has data that can be reloaded.
-    pub fn can_reload(&self) -> bool {
-        !self.state.current().reloads.is_empty()
-    }
-
-    /// Reloads the external data of stages, such as files of rules. Returns when the workers use the new data, or after
-    /// a second. The workers keep running. The result has one entry for each stage with external data.
-    pub fn reload(&self) -> Vec<(String, ReloadOutcome)> {
-        self.state.reload_files(&self.state.current(), false)
     }
 
     /// Returns `true` if every worker has ended.

@@ -6,8 +6,8 @@
 //!
 //! To fill the histograms of a sample, the worker exchanges its own histograms for the empty histograms of the sample.
 //! After the exchange, the worker records into the histograms that came with the sample. The memory of a sample must
-//! therefore be on the worker's NUMA node. The worker's thread allocates the only sample once, before the loop starts.
-//! The requester sends this sample again with each request.
+//! therefore be on the worker's NUMA node. A worker has one sample, which the requester sends with each request. A new
+//! graph comes with a new sample.
 //!
 //! A change of the pipeline uses the same channel to send new graphs to the workers. See [`Swap`].
 //!
@@ -15,7 +15,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
@@ -231,7 +230,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Creates an empty sample for a worker. Must be called on the worker's thread.
+    /// Creates an empty sample for a worker. The memory must be on the worker's NUMA node.
     pub(crate) fn new(info: &WorkerInfo) -> Self {
         let (lanes, stages) = (info.ports.len(), info.stages_info.len());
         let counters = Counters {
@@ -297,43 +296,14 @@ pub(crate) struct Swap {
     pub(crate) stopwatch: Option<Box<Stopwatch>>,
     /// The properties of the worker with the new graph. The worker stores its earlier properties here.
     pub(crate) info: Arc<WorkerInfo>,
-    /// A copy of the properties of the worker with the new graph. The worker does not change this field.
-    pub(crate) next_info: Arc<WorkerInfo>,
     /// The stages of the graph that continue the work of stages of the earlier graph.
     pub(crate) successions: Vec<Succession>,
     /// An empty sample for the new graph. The worker fills the sample after the switch.
     pub(crate) sample: Box<Sample>,
-    pub(crate) ticket: Arc<SwapTicket>,
 }
 
-/// Decides a race: either the worker switches to its new graph, or the requester cancels the switch.
-#[derive(Debug, Default)]
-pub(crate) struct SwapTicket(AtomicU8);
-
-impl SwapTicket {
-    const OPEN: u8 = 0;
-    const TAKEN: u8 = 1;
-    const CANCELLED: u8 = 2;
-
-    fn decide(&self, decision: u8) -> bool {
-        self.0.compare_exchange(Self::OPEN, decision, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    /// Claims the switch for the worker. Returns `false` if the requester has cancelled the switch.
-    pub(crate) fn take(&self) -> bool {
-        self.decide(Self::TAKEN)
-    }
-
-    /// Cancels the switch for the requester. Returns `false` if the worker is switching or has switched.
-    pub(crate) fn cancel(&self) -> bool {
-        self.decide(Self::CANCELLED)
-    }
-
-    /// Returns `true` if the worker is switching or has switched.
-    pub(crate) fn is_taken(&self) -> bool {
-        self.0.load(Ordering::Acquire) == Self::TAKEN
-    }
-}
+/// Graphs of workers, in the boxes that the control thread and the workers send to each other.
+pub(crate) type Graphs = Vec<Box<Swap>>;
 
 /// A message to a worker, and its answer.
 pub(crate) enum Message {
@@ -348,9 +318,8 @@ pub(crate) enum Message {
 
 /// The capacity of each direction of the channel.
 const MESSAGES: usize = 8;
-/// The messages that are not observers. At most three of these messages are in progress: a sample, a switch to a new
-/// graph, and the switch back.
-const OTHER_MESSAGES: usize = 3;
+/// The messages that are not observers. At most two of these messages are in progress: a sample and a new graph.
+const OTHER_MESSAGES: usize = 2;
 
 /// The worker's end of the channel.
 pub(crate) struct Reply {
@@ -386,9 +355,10 @@ impl Reply {
 }
 
 impl Request {
-    /// Sends a request. Returns `false` if too many requests are in progress.
-    pub(crate) fn ask(&mut self, request: Message) -> bool {
-        self.empty.push(request).is_ok()
+    /// Sends a request.
+    pub(crate) fn ask(&mut self, request: Message) {
+        // The ring has room for all requests in progress.
+        let _ = self.empty.push(request);
     }
 
     /// Sends an observer. Returns `false` if too many requests are in progress, or if the worker has ended.
@@ -399,11 +369,6 @@ impl Request {
     /// Returns the next answer, or `None` if there is no answer yet.
     pub(crate) fn answer(&mut self) -> Option<Message> {
         self.answers.pop().ok()
-    }
-
-    /// Returns `true` if no further request can be sent now.
-    pub(crate) fn is_full(&self) -> bool {
-        self.empty.slots() == 0
     }
 
     /// Returns `true` if the worker has ended and will not answer any more.

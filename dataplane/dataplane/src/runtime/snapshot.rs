@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::runtime::packet_observer::PacketObserver;
 use crate::runtime::report::{self, EarlierCounts, Outcome};
-use crate::runtime::sample::{Counters, Message, Request, Sample, Scope, Swap, SwapTicket, Times};
+use crate::runtime::sample::{Counters, Graphs, Message, Request, Sample, Scope, Swap, Times};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::Timebase;
@@ -157,10 +157,20 @@ struct SampledWorker {
     /// The sum of the times of all samples so far.
     times: Times,
     earlier: EarlierCounts,
-    /// The ticket of the graph exchange that is in progress.
-    swap: Option<Arc<SwapTicket>>,
-    /// The earlier graph, which the worker has handed back.
-    returned: Option<Box<Swap>>,
+    /// The number of answers so far.
+    answers: u64,
+    exchange: Exchange,
+}
+
+/// The state of the exchange of the graph of a worker. A worker exchanges one graph at a time.
+enum Exchange {
+    /// No exchange is in progress.
+    Idle,
+    /// The worker has a message with a new graph, and the properties of the worker with the new graph. The worker
+    /// switches at its next housekeeping.
+    Sent(Arc<WorkerInfo>),
+    /// The worker has switched, and has handed its earlier graph back.
+    Returned(Box<Swap>),
 }
 
 impl Sampler {
@@ -174,29 +184,25 @@ impl Sampler {
             empty: Some(empty),
             counters: None,
             earlier: EarlierCounts::default(),
-            swap: None,
-            returned: None,
+            answers: 0,
+            exchange: Exchange::Idle,
         };
         Self { workers: workers.into_iter().map(asked).collect(), since: None, scope: Scope::All }
     }
 
     /// Sends a request to every worker, unless requests are already in progress. Returns `None` until all workers have
-    /// answered or the timeout has passed.
+    /// answered or the timeout has passed. A worker that is switching to a new graph answers after the switch.
     ///
     /// If `scope` is wider than the scope of requests in progress, the next requests have this scope.
     pub(crate) fn poll(&mut self, scope: Scope) -> Option<Polled> {
         self.pump();
-        // While workers switch to new graphs, the workers have different stages, so their counters do not match.
-        if self.workers.iter().any(|worker| worker.swap.is_some()) {
-            return None;
-        }
         let since = *self.since.get_or_insert_with(|| {
             self.workers.iter_mut().for_each(|worker| worker.ask(scope));
             self.scope = scope;
             Instant::now()
         });
-        let open = self.workers.iter_mut().fold(false, |open, worker| open | !worker.take());
-        if open && since.elapsed() < ANSWER_TIMEOUT {
+        let is_open = self.workers.iter().any(|worker| worker.state() == WorkerState::Late);
+        if is_open && since.elapsed() < ANSWER_TIMEOUT {
             return None;
         }
         self.since = None;
@@ -234,7 +240,22 @@ impl Sampler {
 
     /// Takes all answers.
     pub(crate) fn pump(&mut self) {
-        self.workers.iter_mut().for_each(|worker| _ = worker.take());
+        self.workers.iter_mut().for_each(SampledWorker::take);
+    }
+
+    /// Returns the number of answers of each worker so far, after a request to each worker.
+    pub(crate) fn ask(&mut self) -> Vec<u64> {
+        self.pump();
+        self.workers.iter_mut().for_each(|worker| worker.ask(Scope::All));
+        self.workers.iter().map(|worker| worker.answers).collect()
+    }
+
+    /// Returns the first worker that has neither ended nor answered since `answers` ([`Sampler::ask`]).
+    pub(crate) fn silent(&mut self, answers: &[u64]) -> Option<usize> {
+        self.pump();
+        let is_silent =
+            |(worker, before): (&SampledWorker, &u64)| !worker.request.is_over() && worker.answers == *before;
+        self.workers.iter().zip(answers).position(is_silent)
     }
 
     /// Returns the properties of a worker.
@@ -255,85 +276,77 @@ impl Sampler {
         worker.request.observer(observer)
     }
 
-    /// Prepares the sample in `swap` for the stages that continue, with the last counters of the worker.
-    pub(crate) fn expect(&self, worker: usize, swap: &mut Swap) {
-        if let Some(Some(before)) = self.workers.get(worker).map(|worker| &worker.counters) {
+    /// Sends a graph to a worker. Must not be called while the worker exchanges a graph. A worker that has ended gets no
+    /// graph.
+    pub(crate) fn swap(&mut self, worker: usize, mut swap: Box<Swap>) {
+        let Some(worker) = self.workers.get_mut(worker).filter(|worker| !worker.request.is_over()) else { return };
+        if let Some(before) = &worker.counters {
             swap.sample.expect(&swap.successions, before);
         }
-    }
-
-    /// Sends a graph to a worker.
-    ///
-    /// # Errors
-    /// Returns the graph if the worker has ended, or if too many messages to the worker are unanswered.
-    pub(crate) fn swap(&mut self, worker: usize, swap: Box<Swap>) -> Result<(), Box<Swap>> {
-        let Some(worker) = self.workers.get_mut(worker) else { return Err(swap) };
-        if worker.request.is_over() || worker.request.is_full() {
-            return Err(swap);
-        }
-        worker.swap = Some(swap.ticket.clone());
-        worker.returned = None;
+        worker.exchange = Exchange::Sent(swap.info.clone());
         worker.request.ask(Message::Swap(swap));
-        Ok(())
     }
 
-    /// Returns `true` if a worker has not answered the message with its new graph yet.
-    pub(crate) fn is_swapping(&self, worker: usize) -> bool {
-        self.workers.get(worker).is_some_and(|worker| worker.swap.is_some())
+    /// Returns the workers that have not switched to their new graphs yet.
+    pub(crate) fn exchanging(&mut self) -> Vec<usize> {
+        self.pump();
+        let is_sent = |(_, worker): &(usize, &SampledWorker)| matches!(worker.exchange, Exchange::Sent(_));
+        self.workers.iter().enumerate().filter(is_sent).map(|(number, _)| number).collect()
     }
 
-    /// Returns `true` if a worker has ended.
-    pub(crate) fn is_over(&self, worker: usize) -> bool {
-        self.workers.get(worker).is_none_or(|worker| worker.request.is_over())
+    /// Returns a worker whose last exchange is not finished: the worker has not switched yet, or nobody has taken its
+    /// earlier graph.
+    pub(crate) fn unfinished(&mut self) -> Option<usize> {
+        self.pump();
+        self.workers.iter().position(|worker| !matches!(worker.exchange, Exchange::Idle))
     }
 
-    /// Cancels the switch of a worker to its new graph. Returns `false` if the worker is switching or has switched.
-    pub(crate) fn cancel(&mut self, worker: usize) -> bool {
-        let Some(worker) = self.workers.get_mut(worker) else { return true };
-        match &worker.swap {
-            Some(ticket) if ticket.cancel() => {
-                worker.swap = None;
-                true
-            }
-            // The worker is switching. It answers soon, or ends.
-            Some(_) => false,
-            None => worker.returned.is_none(),
-        }
-    }
-
-    /// Takes the earlier graph that a worker has handed back.
-    pub(crate) fn returned(&mut self, worker: usize) -> Option<Box<Swap>> {
-        self.workers.get_mut(worker)?.returned.take()
+    /// Takes the earlier graphs that workers have handed back.
+    pub(crate) fn returned(&mut self) -> Graphs {
+        self.workers.iter_mut().filter_map(SampledWorker::returned).collect()
     }
 }
 
 impl SampledWorker {
     fn ask(&mut self, scope: Scope) {
+        // The sample has the size for the earlier graph.
+        if matches!(self.exchange, Exchange::Sent(_)) {
+            return;
+        }
         if let Some(mut sample) = self.empty.take() {
             sample.scope = scope;
             self.request.ask(Message::Sample(sample));
         }
     }
 
-    /// Takes the answers. Returns `true` if no request is in progress any more.
-    fn take(&mut self) -> bool {
+    /// Takes the answers.
+    fn take(&mut self) {
         // Before reading the answer, check whether the worker has ended. In the opposite order, a last answer that the
         // worker sends between the two steps would be missed.
         let is_over = self.request.is_over();
         while let Some(answer) = self.request.answer() {
+            self.answers += 1;
             match answer {
                 Message::Sample(sample) => self.update(sample),
-                // The switch was cancelled, so the worker returns the new graph unused.
-                Message::Swap(swap) if !swap.ticket.is_taken() => drop(swap),
                 Message::Swap(swap) => self.take_graph(swap),
                 // The worker frees no memory, so the earlier observer is freed here.
                 Message::Observer(observer) => drop(observer),
             }
         }
-        if is_over {
-            self.swap = None;
+        if is_over && matches!(self.exchange, Exchange::Sent(_)) {
+            self.exchange = Exchange::Idle;
         }
-        self.empty.is_some() || is_over
+    }
+
+    /// Takes the earlier graph that the worker has handed back.
+    fn returned(&mut self) -> Option<Box<Swap>> {
+        match std::mem::replace(&mut self.exchange, Exchange::Idle) {
+            Exchange::Returned(swap) => Some(swap),
+            other => {
+                self.exchange = other;
+                None
+            }
+        }
     }
 
     fn update(&mut self, mut sample: Box<Sample>) {
@@ -348,7 +361,8 @@ impl SampledWorker {
 
     /// Takes the earlier graph of the worker, and adds its counters to the counts of earlier graphs.
     fn take_graph(&mut self, mut swap: Box<Swap>) {
-        let before = std::mem::replace(&mut self.info, swap.next_info.clone());
+        let Exchange::Sent(next) = std::mem::replace(&mut self.exchange, Exchange::Idle) else { return };
+        let before = std::mem::replace(&mut self.info, next);
         self.earlier.add(&before, swap.graph.take_counters(), &self.info);
         let mut last = Times::new(before.stages_info.len());
         if let Some(watch) = &mut swap.stopwatch {
@@ -357,18 +371,17 @@ impl SampledWorker {
         self.times.add(&last);
         self.times = self.times.for_stages(&before.stage_names(), &self.info.stage_names());
         self.counters = None;
-        self.swap = None;
         let sample = std::mem::replace(&mut swap.sample, Box::new(Sample::new(&before)));
         self.update(sample);
-        self.returned = Some(swap);
+        self.exchange = Exchange::Returned(swap);
     }
 
     /// Returns the state of the worker at the end of a request.
     fn state(&self) -> WorkerState {
-        match (self.request.is_over(), &self.empty) {
-            (true, _) => WorkerState::Ended,
-            (false, Some(_)) => WorkerState::Running,
-            (false, None) => WorkerState::Late,
+        match (self.request.is_over(), &self.empty, &self.exchange) {
+            (true, ..) => WorkerState::Ended,
+            (false, Some(_), Exchange::Idle | Exchange::Returned(_)) => WorkerState::Running,
+            (false, ..) => WorkerState::Late,
         }
     }
 

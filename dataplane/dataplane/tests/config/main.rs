@@ -704,6 +704,23 @@ fn stage_parameters_can_be_located_after_loading() {
     assert!(loaded.stage_parameters(5).is_none());
 }
 
+/// The MTU of an interface may have changed since the start of the program.
+#[test]
+fn default_mtu_of_a_running_port_stays_the_same() {
+    let source = Source::new("x.toml", GOOD, &[]);
+    let mut diagnostics = Diagnostics::new(&source);
+    let mut loaded = config::load(&source, &mut diagnostics);
+    loaded.set_default_mtus(None);
+    let mut running = config::plan(&loaded, &Kinds, &Topology::uniform(4), &mut diagnostics).unwrap();
+    let is_default: Vec<bool> = running.ports.iter().map(|port| port.has_default_mtu).collect();
+    assert!(is_default.contains(&true), "{GOOD}");
+    running.ports.iter_mut().for_each(|port| port.config.mtu = Some(1300));
+    let mut loaded = config::load(&source, &mut diagnostics);
+    loaded.set_default_mtus(Some(&running));
+    let mtus: Vec<bool> = loaded.ports().map(|port| port.mtu == Some(1300)).collect();
+    assert_eq!(mtus, is_default);
+}
+
 #[test]
 fn mistakes_of_one_table_are_limited() {
     let entries = "{ prefix = 1 }, ".repeat(2000);

@@ -1,15 +1,15 @@
 //! Tests that a running pipeline changes to another config without loss.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dataplane::config::Source;
 use dataplane::control::change::{Applied, ChangeState, Operation, OperationKind};
 use dataplane::control::{ErrorCode, Refusal};
-use dataplane::pipeline::{Registry, StageInfo};
+use dataplane::pipeline::{Problem, Registry, Setup, StageInfo};
 use dataplane::prelude::*;
-use dataplane::runtime::{ApplyOptions, Changer, Options, Run, Snapshot};
+use dataplane::runtime::{ApplyOptions, Changer, Options, Run, Snapshot, WorkerState};
 use dataplane::telemetry::Report;
 use dataplane_testing::config::Config;
 use dataplane_testing::wait_until;
@@ -73,6 +73,9 @@ impl Stage for Forgets {
 struct Holds {
     #[serde(default)]
     _step: u64,
+    /// Whether the stage drops the packets that a replaced stage holds.
+    #[serde(default)]
+    refuses: bool,
 }
 
 impl Stage for Holds {
@@ -84,8 +87,34 @@ impl Stage for Holds {
         }
     }
 
+    fn accepts_held(&self, _earlier: &mut dyn Stage) -> bool {
+        !self.refuses
+    }
+
     fn contract(&self) -> Contract {
         Contract::new().holds(Some(dataplane::units::Nanos(1_000_000_000)))
+    }
+}
+
+/// A stage that shares the list of its users with all stages of this kind.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Shares {
+    #[serde(skip)]
+    users: Arc<Mutex<Vec<String>>>,
+}
+
+impl Stage for Shares {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        self.users = setup.common(|_| Arc::new(Mutex::new(Vec::new())));
+        self.users.lock().unwrap().push(setup.stage().to_owned());
+        Ok(())
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        report("users", self.users.lock().unwrap().len() as u64);
     }
 }
 
@@ -95,6 +124,7 @@ fn registry() -> Registry {
     registry.add::<Numbers>("numbers");
     registry.add::<Forgets>("forgets");
     registry.add::<Holds>("holds");
+    registry.add::<Shares>("shares");
     registry
 }
 
@@ -118,7 +148,10 @@ impl Changing {
     }
 
     fn start_in(folder: Folder, text: &str) -> Self {
-        let registry = registry();
+        Self::start_with(folder, registry(), text)
+    }
+
+    fn start_with(folder: Folder, registry: Registry, text: &str) -> Self {
         let source = Source::new(folder.write("test.toml", text), text, &[]);
         let run = Run::start(assembled_with(&source, &registry).unwrap(), Options::default()).unwrap();
         Self { folder, registry, run }
@@ -228,7 +261,7 @@ fn state_is_lost_without_adopt_and_the_plan_reports_it() {
     let text = config(1, &[("forgets", "_step = 2")]);
     let plan = run.plan(&text);
     assert_eq!(kinds(&plan), [(OperationKind::ReplaceStage, "forgets")]);
-    let lost = "keeps the counters of its packets, and loses its other state";
+    let lost = "the stage keeps the counters of its packets, and loses its other state";
     assert_eq!((plan[0].hitless, plan[0].state.as_deref()), (true, Some(lost)));
     run.apply(&text);
     let report = run.end();
@@ -275,6 +308,168 @@ fn held_packets_stay_held_if_their_stage_stays_and_are_counted_otherwise() {
     let report = run.end();
     assert!(report.ledger.drops.keys().all(|reason| reason.starts_with("holds.")), "{report}");
     assert!(report.stages.iter().all(|stage| stage.name != "holds"), "{report}");
+}
+
+#[test]
+fn held_packets_that_the_new_stage_refuses_are_dropped_and_counted() {
+    let run = Changing::start(&config(1, &[("holds", "")]));
+    run.wait_for_traffic();
+    // The generator reuses the buffers of sent packets, so the stage holds packets at any time.
+    run.apply(&config(1, &[("holds", "refuses = true")]));
+    run.wait_for_traffic();
+    let report = run.end();
+    assert!(drops(&report, "holds.stopped") > 0, "{report}");
+    let dropped = drops(&report, "holds.queue_full") + drops(&report, "holds.stopped");
+    assert_eq!(report.packets.rx, report.packets.tx + dropped, "{report}");
+}
+
+#[test]
+fn plan_leaves_the_shared_objects_of_the_running_stages_unchanged() {
+    let run = Changing::start(&config(1, &[("shares", "name = 'a'")]));
+    let more = config(1, &[("shares", "name = 'a'"), ("shares", "name = 'b'")]);
+    let plan = run.plan(&more);
+    assert_eq!(kinds(&plan)[0], (OperationKind::RenewStage, "a"), "{plan:?}");
+    assert_eq!(stage(run.snapshot().report(), "a").counters["users"], 1);
+    run.apply(&more);
+    assert_eq!(stage(run.snapshot().report(), "a").counters["users"], 2);
+    run.end();
+}
+
+#[test]
+fn removed_stage_finishes_and_the_report_has_its_error() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+
+    /// A stage whose end waits until `IS_OPEN` is set, and then fails.
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Fails {}
+    impl Stage for Fails {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+        fn finish(&mut self) -> dataplane::Result<()> {
+            while !IS_OPEN.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            Err(dataplane::Error::Kernel("no answer".to_owned()))
+        }
+    }
+    let mut registry = registry();
+    registry.add::<Fails>("fails");
+    let run = Changing::start_with(Folder::new(), registry, &config(1, &[("fails", "")]));
+    run.wait_for_traffic();
+    // The changes do not wait for the removed stage.
+    run.apply(&config(1, &[("count", "")]));
+    run.apply(&config(1, &[]));
+    IS_OPEN.store(true, Ordering::Relaxed);
+    run.run.stop();
+    let report = run.run.join().unwrap();
+    assert_eq!(report.errors, ["kernel: no answer"], "{report}");
+}
+
+#[test]
+fn write_error_of_a_removed_capture_is_in_the_report() {
+    let run = Changing::start(&config(1, &[("capture", "file = '/dev/full'")]));
+    run.wait_for_traffic();
+    run.apply(&config(1, &[]));
+    run.run.stop();
+    let report = run.run.join().unwrap();
+    assert!(matches!(&report.errors[..], [error] if error.contains("/dev/full")), "{report}");
+}
+
+#[test]
+fn second_capture_of_a_file_in_use_needs_a_restart() {
+    let run = Changing::start(&config(1, &[("capture", "name = 'a'\nfile = 'out.pcapng'")]));
+    run.wait_for_traffic();
+    let renamed = config(1, &[("capture", "name = 'b'\nfile = 'out.pcapng'")]);
+    let refusal = run.refused(&renamed);
+    assert_eq!(refusal.code, ErrorCode::NeedsRestart, "{refusal:?}");
+    assert!(refusal.message.contains("the running stage still writes"), "{refusal}");
+    run.end();
+}
+
+#[test]
+fn capture_continues_after_the_revert_of_its_removal() {
+    let text = config(1, &[("capture", "file = 'out.pcapng'")]);
+    let run = Changing::start(&text);
+    run.wait_for_traffic();
+    let options = ApplyOptions { confirm: Some(Duration::ZERO), ..ApplyOptions::default() };
+    run.apply_with(&config(1, &[]), &options).unwrap();
+    run.wait_for_traffic();
+    let file = run.folder.file("out.pcapng");
+    let length = std::fs::metadata(&file).unwrap().len();
+    assert!(length > 0);
+    run.changer().revert_overdue(&run.registry).unwrap().unwrap();
+    run.wait_for_traffic();
+    wait_until("more packets in the file", || std::fs::metadata(&file).unwrap().len() > length);
+    // Confirm another removal. The program completes the file.
+    run.apply_with(&config(1, &[]), &options).unwrap();
+    run.changer().confirm().unwrap();
+    run.end();
+}
+
+#[test]
+fn revert_uses_the_earlier_content_of_files_that_do_not_exist_any_more() {
+    let folder = Folder::new();
+    folder.write("rules.toml", "rules = []");
+    folder.write("routes.txt", "0.0.0.0/0 port wire\n");
+    let stages = [("acl", "default = 'permit'\nfile = 'rules.toml'"), ("route", "file = 'routes.txt'")];
+    let text = config(1, &stages).replace("name = 'out'\nport = 'wire'", "name = 'out'");
+    let run = Changing::start_in(folder, &text);
+    run.wait_for_traffic();
+    run.folder.write("rules.toml", "rules = [{ action = 'deny', name = 'all' }]");
+    run.folder.write("routes.txt", "0.0.0.0/0 drop\n");
+    let options = ApplyOptions { confirm: Some(Duration::ZERO), ..ApplyOptions::default() };
+    let applied = run.apply_with(&text, &options).unwrap();
+    assert_eq!(applied.operations.len(), 2, "{applied:?}");
+    wait_until("denied packets", || drops(run.snapshot().report(), "acl.denied") > 0);
+    for file in ["rules.toml", "routes.txt"] {
+        std::fs::remove_file(run.folder.file(file)).unwrap();
+    }
+    let reverted = run.changer().revert_overdue(&run.registry).unwrap().unwrap();
+    assert_eq!(kinds(&reverted.operations), kinds(&applied.operations));
+    run.wait_for_traffic();
+    let report = run.end();
+    let dropped = drops(&report, "acl.denied");
+    assert!(dropped > 0 && report.packets.rx == report.packets.tx + dropped, "{report}");
+}
+
+#[test]
+fn numbers_of_a_stage_continue_after_the_revert_of_its_removal() {
+    let run = Changing::start(&config(2, &[("count", "")]));
+    run.wait_for_traffic();
+    let before = stage(run.snapshot().report(), "count").packets;
+    assert!(before > 0);
+    let options = ApplyOptions { confirm: Some(Duration::ZERO), ..ApplyOptions::default() };
+    run.apply_with(&config(2, &[]), &options).unwrap();
+    run.wait_for_traffic();
+    run.changer().revert_overdue(&run.registry).unwrap().unwrap();
+    assert!(stage(run.snapshot().report(), "count").packets >= before);
+    run.end();
+}
+
+#[test]
+fn identical_config_changes_nothing_and_files_cannot_be_rolled_back() {
+    let folder = Folder::new();
+    folder.write("rules.toml", "rules = []");
+    let text = config(1, &[("acl", "default = 'permit'\nfile = 'rules.toml'")]);
+    let run = Changing::start_in(folder, &text);
+    let applied = run.apply(&text);
+    assert_eq!((applied.number, applied.operations), (0, Vec::new()));
+    assert_eq!(run.changer().history().changes.len(), 1);
+    run.apply(&config(1, &[]));
+    run.apply(&text);
+    run.folder.write("rules.toml", "rules = [{ action = 'deny', name = 'all' }]");
+    assert_eq!(kinds(&run.apply(&text).operations), [(OperationKind::RenewStage, "acl")]);
+    let refusal = run.changer().rollback(&run.registry).unwrap_err();
+    assert!(refusal.message.contains("change 3 has only read files again"), "{refusal}");
+    // Each rollback goes one change further back.
+    run.apply(&config(1, &[("count", "")]));
+    run.apply(&config(1, &[("mac_swap", "")]));
+    run.changer().rollback(&run.registry).unwrap();
+    assert_eq!(run.run.source().text(), config(1, &[("count", "")]));
+    run.changer().rollback(&run.registry).unwrap();
+    assert_eq!(run.run.source().text(), text);
+    run.end();
 }
 
 #[test]
@@ -333,9 +528,9 @@ fn unconfirmed_change_reverts_with_its_state_and_a_confirmed_change_stays() {
     assert_eq!(run.run.source().text(), second);
     run.wait_for_traffic();
     assert!(run.changer().is_overdue());
-    let reverted = run.changer().revert_overdue().unwrap().unwrap();
+    let reverted = run.changer().revert_overdue(&run.registry).unwrap().unwrap();
     assert_eq!(run.run.source().text(), first);
-    assert!(run.changer().revert_overdue().is_none());
+    assert!(run.changer().revert_overdue(&run.registry).is_none());
     let states: Vec<ChangeState> = run.changer().history().changes.iter().map(|row| row.state).collect();
     assert_eq!(states, [ChangeState::Replaced, ChangeState::Reverted, ChangeState::InForce]);
     assert_eq!((applied.number, reverted.number), (1, 2));
@@ -388,7 +583,7 @@ fn plan_for_another_config_and_a_second_client_are_refused() {
 fn table_that_does_not_fit_memory_changes_nothing() {
     let text = config(1, &[]);
     let run = Changing::start(&text);
-    // 1,024 captures in parallel would need more memory than any test machine has.
+    // 1,000 stages need more memory than any test machine has.
     let stages: Vec<String> =
         (0..1000).map(|at| format!("name = 'r{at}'\ndatagrams = 1024\nlargest = 65515")).collect();
     let stages: Vec<(&str, &str)> = stages.iter().map(|lines| ("reassemble", lines.as_str())).collect();
@@ -415,9 +610,11 @@ fn changed_file_is_read_again_and_a_wrong_file_changes_nothing() {
     };
     run.folder.write("routes.txt", "0.0.0.0/0 drop\n");
     run.folder.write("rules.toml", "rules = [{ action = 'deny', protocol = 'tcp' }]");
+    // The plan lists the files that the change reads again.
+    assert_eq!(kinds(&run.plan(&text)), [(OperationKind::RenewStage, "acl"), (OperationKind::RenewStage, "route")]);
     let applied = reload(&run).unwrap();
-    assert_eq!(kinds(&applied.operations), [(OperationKind::RenewStage, "route")]);
-    assert_eq!(applied.reloaded.len(), 1, "{applied:?}");
+    assert_eq!(kinds(&applied.operations), [(OperationKind::RenewStage, "acl"), (OperationKind::RenewStage, "route")]);
+    assert!(applied.operations.iter().all(|operation| operation.why.contains(" again")), "{applied:?}");
     wait_until("dropped packets", || drops(run.snapshot().report(), "route.blackhole") > 0);
     run.folder.write("routes.txt", "0.0.0.0/0 nowhere\n");
     let refusal = reload(&run).unwrap_err();
@@ -451,14 +648,15 @@ fn wrong_file_of_one_stage_leaves_the_rules_of_the_other_stages() {
         run.folder.write(&format!("{good}.toml"), "rules = [{ action = 'deny' }]");
         run.folder.write(&format!("{bad}.toml"), "rules = 1");
         let refusal = reload().unwrap_err();
-        assert!(refusal.code == ErrorCode::WrongConfig && refusal.message.starts_with(bad), "{refusal:?}");
+        let is_bad = refusal.mistakes[0].message.starts_with(&format!("stage `{bad}`"));
+        assert!(refusal.code == ErrorCode::WrongConfig && is_bad, "{refusal:?}");
         run.wait_for_traffic();
         let snapshot = run.snapshot();
-        assert_eq!(stage(snapshot.report(), good).counters["reloads"], 0);
+        assert_eq!(stage(snapshot.report(), good).counters["rules"], 0);
         run.folder.write(&format!("{good}.toml"), "rules = []");
         run.folder.write(&format!("{bad}.toml"), "rules = []");
     }
-    assert_eq!(reload().unwrap().reloaded.len(), 2);
+    assert_eq!(reload().unwrap().operations.len(), 2);
     let report = run.end();
     assert_eq!(report.ledger.drops.get("first.deny"), None, "{report}");
 }
@@ -484,7 +682,7 @@ fn counters(report: &Report, name: &str) -> std::collections::BTreeMap<String, u
 }
 
 #[test]
-fn hits_of_rules_stay_with_their_names_and_come_back_after_a_revert() {
+fn hits_of_rules_stay_with_their_names_also_after_a_revert() {
     let acl = |rules: &str| config(2, &[("acl", &format!("default = 'permit'\nrules = [{rules}]"))]);
     let rule =
         |name: &str, port: u16| format!("{{ action = 'deny', protocol = 'udp', src_port = {port}, name = '{name}' }},");
@@ -502,16 +700,16 @@ fn hits_of_rules_stay_with_their_names_and_come_back_after_a_revert() {
     let now = counters(run.snapshot().report(), "acl");
     assert!(["a", "c"].iter().all(|name| now[*name] > before[*name]) && now["d"] > 0, "{before:?} {now:?}");
     assert!(now["gone"] >= before["b"] && !now.contains_key("b"), "{before:?} {now:?}");
-    run.changer().revert_overdue().unwrap().unwrap();
+    run.changer().revert_overdue(&run.registry).unwrap().unwrap();
     run.wait_for_traffic();
     let report = run.end();
     let hits = counters(&report, "acl");
-    let sum: u64 = ["a", "b", "c"].iter().map(|name| hits[*name]).sum();
-    assert!(["a", "c"].iter().all(|name| hits[*name] > now[*name]) && hits["b"] > before["b"], "{report}");
-    // The earlier rules do not have the rule `d`.
-    let dropped = drops(&report, "acl.denied");
-    assert!(sum + now["d"] <= dropped, "{report}");
-    assert_eq!(dropped + hits["default"], stage(&report, "acl").packets, "{report}");
+    assert!(["a", "c"].iter().all(|name| hits[*name] > now[*name]) && hits["b"] > 0, "{report}");
+    // The hits of the removed rules stay in `gone`.
+    assert!(hits["gone"] >= now["gone"] + now["d"], "{report}");
+    let sum: u64 = ["a", "b", "c", "gone"].iter().map(|name| hits[*name]).sum();
+    assert_eq!(sum, drops(&report, "acl.denied"), "{report}");
+    assert_eq!(sum + hits["default"], stage(&report, "acl").packets, "{report}");
 }
 
 #[test]
@@ -588,12 +786,9 @@ fn worker_that_does_not_answer_leaves_all_workers_with_the_earlier_pipeline() {
         }
     }
     let text = config(2, &[("gate", ""), ("numbers", "step = 1")]);
-    let folder = Folder::new();
     let mut registry = registry();
     registry.add::<Gate>("gate");
-    let source = Source::new(folder.file("test.toml"), text.as_str(), &[]);
-    let run = Run::start(assembled_with(&source, &registry).unwrap(), Options::default()).unwrap();
-    let run = Changing { folder, registry, run };
+    let run = Changing::start_with(Folder::new(), registry, &text);
     run.wait_for_traffic();
     IS_CLOSED.store(true, Ordering::Relaxed);
     let refusal = run.refused(&config(2, &[("gate", ""), ("numbers", "step = 2")]));
@@ -601,12 +796,18 @@ fn worker_that_does_not_answer_leaves_all_workers_with_the_earlier_pipeline() {
     assert!(refusal.message.contains("worker 1 does not answer"), "{refusal}");
     assert_eq!(run.run.source().text(), text);
     run.wait_for_traffic();
-    // A worker that does not answer a revert must take the earlier pipeline before the next change.
+    // A revert does not wait for a worker. The worker must take the earlier pipeline before the next change.
     let options = ApplyOptions { confirm: Some(Duration::from_secs(3600)), ..ApplyOptions::default() };
     let wider = config(2, &[("gate", ""), ("count", ""), ("numbers", "step = 3")]);
     run.apply_with(&wider, &options).unwrap();
     IS_CLOSED.store(true, Ordering::Relaxed);
-    run.changer().rollback(&run.registry).unwrap();
+    let reverted = run.changer().rollback(&run.registry).unwrap();
+    assert_eq!(reverted.warnings[0].file, "worker 1", "{reverted:?}");
+    // The statistics name the worker, and have the numbers of the other worker.
+    let snapshot = run.snapshot();
+    assert_eq!(snapshot.workers(), [WorkerState::Running, WorkerState::Late]);
+    let sent = snapshot.report().packets.tx;
+    wait_until("packets of the other worker", || run.snapshot().report().packets.tx > sent);
     let last = config(2, &[("gate", ""), ("numbers", "step = 4")]);
     let refusal = run.refused(&last);
     assert!(refusal.message.contains("worker 1 has not yet taken the pipeline"), "{refusal}");

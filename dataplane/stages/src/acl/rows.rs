@@ -5,13 +5,12 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::live::LiveRules;
-use super::rules::Action;
+use super::rules::{Action, Rules};
 use dataplane_core::pipeline::{Table, TablePage, TableQuery};
 
 /// The rules of a stage, in order of precedence. The last row has the packets that no rule matches.
 pub(super) struct RuleTable {
-    pub(super) live: Arc<LiveRules>,
+    pub(super) rules: Arc<Rules>,
     pub(super) default: Action,
 }
 
@@ -39,7 +38,7 @@ impl Table for RuleTable {
     }
 
     fn page(&self, query: &TableQuery<'_>) -> Result<TablePage<RuleRow>, String> {
-        let rules = self.live.rules();
+        let rules = &self.rules;
         let indexes: Vec<usize> = (0..=rules.len()).collect();
         TablePage::of_list(&indexes, query, |index| {
             let (Some(name), Some(action), Some(rule)) =

@@ -181,16 +181,14 @@ const MAX_RECOVERED: usize = 256 << 10;
 const MAX_DEPTH: usize = 16;
 
 /// Names of the counters that do not belong to a rule.
-const RESERVED: [&str; 6] = ["default", "fragments", "gone", "refused", "reloads", "rules"];
+const RESERVED: [&str; 4] = ["default", "fragments", "gone", "rules"];
 
 /// Compiled rules, shared by all workers.
 pub(super) struct Rules {
     pub(super) classifier: Classifier,
-    /// For each rule, the slot of its hit counter and its action. The index is the number of the rule in the
+    /// For each rule, its place in the order of the rules, and its action. The index is the number of the rule in the
     /// classifier.
     pub(super) verdicts: Vec<(u32, Action)>,
-    /// The slot of the hit counter of each rule, in the order of the rules.
-    pub(super) slots: Vec<u32>,
     /// Names of the hit counters. No two rules have the same name.
     pub(super) names: Vec<String>,
     /// The rules as text.
@@ -385,7 +383,6 @@ impl Rules {
         Ok(Self {
             classifier,
             verdicts,
-            slots: (0..).take(rules.len()).collect(),
             texts: rules.iter().map(RuleSpec::to_string).collect(),
             actions: rules.iter().map(|rule| rule.action).collect(),
             named: rules.iter().map(|rule| rule.name.is_some()).collect(),
@@ -398,18 +395,9 @@ impl Rules {
         self.names.len()
     }
 
-    /// Sets the slots of the hit counters of all rules.
-    pub(super) fn set_slots(&mut self, slots: Vec<u32>) {
-        let before: HashMap<u32, u32> = self.slots.iter().copied().zip(slots.iter().copied()).collect();
-        for (slot, _) in &mut self.verdicts {
-            *slot = before.get(slot).copied().unwrap_or_default();
-        }
-        self.slots = slots;
-    }
-
-    /// Describes the rule whose hit counter has this slot.
-    pub(super) fn explain(&self, slot: u32) -> Option<String> {
-        let rule = self.slots.iter().position(|known| *known == slot)?;
+    /// Describes the rule with this place.
+    pub(super) fn explain(&self, place: u32) -> Option<String> {
+        let rule = place as usize;
         let text = self.texts.get(rule)?;
         Some(if *self.named.get(rule)? {
             format!("{}: {text}", self.names.get(rule)?)

@@ -39,8 +39,8 @@ struct Shared {
     state: AtomicU8,
     /// Whether all workers have stopped offering packets.
     stop: AtomicBool,
-    /// Set at the end of a run. The writer then creates a file even without packets.
-    complete: AtomicBool,
+    /// Whether a worker has used the capture. The writer then creates a file even without packets.
+    is_used: AtomicBool,
     missed: AtomicU64,
     /// The number of packets that workers copied for the writer and that were then not written. These packets are also
     /// counted as missed.
@@ -67,14 +67,14 @@ pub(super) struct Sink {
 /// The writer thread. The result is the first write error.
 type Writer = JoinHandle<Result<()>>;
 
-/// Starts the writer thread at the start of the run.
-pub(super) struct StartWriter {
+/// Starts the writer thread, and closes the file when a change has removed the capture.
+pub(super) struct WriterTask {
     shared: Arc<Shared>,
     spec: Spec,
     writer: Arc<Mutex<Option<Writer>>>,
 }
 
-impl Task for StartWriter {
+impl Task for WriterTask {
     fn start(&mut self) -> Result<()> {
         let (shared, spec) = (self.shared.clone(), self.spec.clone());
         let name = thread_name(&format!("capture {}", spec.interface));
@@ -87,17 +87,18 @@ impl Task for StartWriter {
         Ok(())
     }
 
-    /// Returns at once. The writer thread runs longer than this task, because workers still offer packets while they
-    /// stop.
-    fn run(&mut self, _stop: &StopSignal) -> Result<()> {
-        Ok(())
+    /// Waits until no worker uses the capture any more. At the end of the run, the last stage has closed the file
+    /// ([`Tap::leave`]), so there is nothing left to do.
+    fn run(&mut self, stop: &StopSignal) -> Result<()> {
+        stop.wait(Duration::MAX);
+        close(&self.shared, &self.writer)
     }
 }
 
 impl Sink {
     /// Creates a sink, and the task that starts its writer. The writer creates the file with the first packet, or at
     /// the end of the run.
-    pub(super) fn new(spec: Spec) -> std::result::Result<(Self, StartWriter), Problem> {
+    pub(super) fn new(spec: Spec) -> std::result::Result<(Self, WriterTask), Problem> {
         let path = spec.path.clone();
         file::can_be_written(&path).map_err(|error| {
             let message = format!("{} cannot be written: {error}", path.display());
@@ -112,13 +113,13 @@ impl Sink {
             joined: Mutex::new(Vec::new()),
             state: AtomicU8::new(OPEN),
             stop: AtomicBool::new(false),
-            complete: AtomicBool::new(false),
+            is_used: AtomicBool::new(false),
             missed: AtomicU64::new(0),
             lost: AtomicU64::new(0),
         });
         let writer = Arc::default();
         let (users, snaplen, buffers) = (AtomicUsize::new(0), spec.snaplen, spec.buffers);
-        let task = StartWriter { shared: shared.clone(), spec, writer: Arc::clone(&writer) };
+        let task = WriterTask { shared: shared.clone(), spec, writer: Arc::clone(&writer) };
         Ok((Self { shared, snaplen, buffers, users, writer }, task))
     }
 
@@ -127,23 +128,18 @@ impl Sink {
         let (inlet, outlet) = ring(self.buffers, self.snaplen);
         self.shared.joined.lock().unwrap_or_else(PoisonError::into_inner).push(outlet);
         self.users.fetch_add(1, Ordering::Relaxed);
-        Tap { sink: self, inlet, run }
-    }
-
-    fn close(&self) -> Result<()> {
-        self.shared.stop.store(true, Ordering::Release);
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(writer) = writer else { return Ok(()) };
-        writer.thread().unpark();
-        writer.join().unwrap_or_else(|_| Err(Error::Wire("the writer of the capture panicked".to_owned())))
+        Tap { sink: self, inlet, run, is_used: false, has_left: false }
     }
 }
 
-impl Drop for Sink {
-    fn drop(&mut self) {
-        // An aborted run has no caller that could report the error.
-        let _ = self.close();
-    }
+/// Ends the writer thread, which completes the file. Returns the first write error, unless an earlier call has returned
+/// the error.
+fn close(shared: &Shared, writer: &Mutex<Option<Writer>>) -> Result<()> {
+    let writer = writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some(writer) = writer else { return Ok(()) };
+    shared.stop.store(true, Ordering::Release);
+    writer.thread().unpark();
+    writer.join().unwrap_or_else(|_| Err(Error::Wire("the writer of the capture panicked".to_owned())))
 }
 
 /// The connection of one worker's stage to the writer.
@@ -151,9 +147,18 @@ pub(super) struct Tap {
     sink: Arc<Sink>,
     inlet: Inlet,
     run: RunStop,
+    is_used: bool,
+    has_left: bool,
 }
 
 impl Tap {
+    /// Reports that a worker uses the capture.
+    pub(super) fn mark_used(&mut self) {
+        if !std::mem::replace(&mut self.is_used, true) {
+            self.sink.shared.is_used.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Copies packets for the writer. With `wait`, waits for free buffers until the run is stopped. Returns how many
     /// packets were taken, and how many were missed because no buffer was free or because writing the file failed.
     /// Returns `(0, 0)` once a limit is reached.
@@ -188,14 +193,23 @@ impl Tap {
 
     /// Removes the stage of one worker. The last stage to leave closes the file. For the last stage, returns the first
     /// write error, and the number of packets of all stages that were copied but then not written.
-    pub(super) fn leave(self) -> (u64, Result<()>) {
-        let Sink { shared, users, .. } = &*self.sink;
+    pub(super) fn leave(mut self) -> (u64, Result<()>) {
+        let Sink { shared, users, writer, .. } = &*self.sink;
+        shared.is_used.store(true, Ordering::Relaxed);
+        self.has_left = true;
         if users.fetch_sub(1, Ordering::AcqRel) != 1 {
             return (0, Ok(()));
         }
-        shared.complete.store(true, Ordering::Relaxed);
-        let closed = self.sink.close();
+        let closed = close(shared, writer);
         (shared.lost.load(Ordering::Relaxed), closed)
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        if !self.has_left {
+            self.sink.users.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -243,7 +257,7 @@ fn drain(shared: &Shared, spec: &Spec) -> Result<()> {
         }
     }
     let missed = shared.missed.load(Ordering::Relaxed);
-    let empty = faults.first.is_ok() && shared.complete.load(Ordering::Relaxed);
+    let empty = faults.first.is_ok() && shared.is_used.load(Ordering::Relaxed);
     if faults.failed.is_none()
         && let Err(error) = files.finish(missed, empty)
     {

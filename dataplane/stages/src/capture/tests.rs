@@ -25,8 +25,8 @@ impl OutputFolder {
     /// Builds a capture stage that writes to this folder, and starts its writer.
     fn build(&self, parameters: &str) -> Result<Harness, String> {
         let mut harness = Harness::builder().folder(self.0.path()).build::<Capture>(parameters)?;
-        // The task of the stage only starts the writer, so the test can drop the task.
-        drop(harness.start_tasks().unwrap());
+        // The task closes the file when it ends.
+        std::mem::forget(harness.start_tasks().unwrap());
         Ok(harness)
     }
 
@@ -388,7 +388,7 @@ fn two_workers(folder: &Path) {
     let mut resources = Resources::new(Vec::new(), folder);
     let mut pools = [pool(), pool()];
     let mut graphs = [0, 1].map(|worker| graph(&mut resources, worker, &pools[worker]));
-    drop(Tasks::start(std::mem::take(&mut resources.services.tasks), &RunStop::default()).unwrap());
+    let _tasks = Tasks::start(std::mem::take(&mut resources.services.tasks), &RunStop::default()).unwrap();
     for (worker, (graph, pool)) in graphs.iter_mut().zip(&mut pools).enumerate() {
         let ctx = Ctx { start: Nanos(0), epoch: Nanos(1_700_000_000_000_000_000), now: Nanos(0), worker };
         for byte in 0..10u8 {

@@ -236,6 +236,11 @@ impl Writer {
         self.neighbors.hold(hop)
     }
 
+    /// Releases the entry of a next hop that [`Writer::number`] has reserved.
+    pub fn release(&mut self, hop: NextHop) {
+        self.neighbors.release(hop, self.epoch);
+    }
+
     /// Creates an entry for a requested neighbour if it has no entry.
     ///
     /// # Errors

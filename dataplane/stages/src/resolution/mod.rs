@@ -97,7 +97,8 @@ struct OpenResolution {
     writer: Mutex<Box<Writer>>,
     /// Whether the background task has started.
     is_started: AtomicBool,
-    numbers: Mutex<HashMap<NextHop, u32>>,
+    /// The number of each next hop of the config, and the number of clients that use the next hop.
+    numbers: Mutex<HashMap<NextHop, (u32, usize)>>,
     frames: ToWorkers<Frame>,
     /// For each port, whether its link has changed.
     changed: Vec<AtomicBool>,
@@ -198,12 +199,19 @@ impl Resolution {
                 Problem::at("source", format!("stage `{}` resolves neighbours with other parameters", open.stage));
             return Err(problem.help("set the same most, reachable and ageing in both stages"));
         }
-        let hops = setup.next_hops().all();
-        let numbers = hops.iter().map(|hop| open.number(*hop)).collect::<Option<Vec<u32>>>();
-        let numbers = numbers.ok_or_else(|| Problem::at("source", "the routes have more than 16,384 gateways"))?;
         let reports_counters = setup.worker().0 == 0 && open.stage == setup.stage();
         let (reader, frames) = (open.tables.join(), open.frames.join());
-        Ok(ResolutionClient { resolution, reader, numbers, frames, reports_counters })
+        let (hops, numbers) = (Vec::new(), Vec::new());
+        let mut client =
+            ResolutionClient { resolution: resolution.clone(), reader, hops, numbers, frames, reports_counters };
+        for hop in setup.next_hops().all() {
+            let number = open.number(*hop);
+            client
+                .numbers
+                .push(number.ok_or_else(|| Problem::at("source", "the routes have more than 16,384 gateways"))?);
+            client.hops.push(*hop);
+        }
+        Ok(client)
     }
 
     /// Requests announcements of this host's addresses, because the link of a port has changed.
@@ -228,13 +236,26 @@ impl OpenResolution {
     /// Returns the number of a next hop in the tables.
     fn number(&self, hop: NextHop) -> Option<u32> {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = numbers.get(&hop) {
-            return Some(*known);
+        if let Some((number, users)) = numbers.get_mut(&hop) {
+            *users += 1;
+            return Some(*number);
         }
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let number = writer.number(hop).ok()?;
-        numbers.insert(hop, number);
+        numbers.insert(hop, (number, 1));
         Some(number)
+    }
+
+    /// Releases the entry of a next hop if no client uses the next hop any more.
+    fn release(&self, hop: NextHop) {
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, users)) = numbers.get_mut(&hop) {
+            *users -= 1;
+            if *users == 0 {
+                numbers.remove(&hop);
+                self.writer.lock().unwrap_or_else(PoisonError::into_inner).release(hop);
+            }
+        }
     }
 }
 
@@ -244,6 +265,8 @@ pub struct ResolutionClient {
     resolution: Arc<Resolution>,
     /// Reader of the neighbour table.
     pub reader: Reader,
+    /// The next hops of the config.
+    pub hops: Vec<NextHop>,
     /// For each next hop of the config, its number in the tables. The index is the number of the next hop in the config
     /// minus 1.
     pub numbers: Vec<u32>,
@@ -251,6 +274,14 @@ pub struct ResolutionClient {
     frames: Consumer<Frame>,
     /// Whether this client reports the counters that all workers share.
     reports_counters: bool,
+}
+
+impl Drop for ResolutionClient {
+    fn drop(&mut self) {
+        if let Some(open) = self.resolution.open.get() {
+            self.hops.iter().for_each(|hop| open.release(*hop));
+        }
+    }
 }
 
 impl ResolutionClient {
@@ -302,9 +333,10 @@ impl NeighborListener {
     }
 
     /// Sets whether the stage advertises this host as a router.
-    pub fn of_router(self, router: bool) -> Self {
+    pub fn of_router(self, setup: &mut Setup<'_>, router: bool) -> Self {
         if let Some(OpenListener { resolution, .. }) = &self.0 {
-            resolution.host.store(!router, Ordering::Relaxed);
+            let resolution = resolution.clone();
+            setup.on_start(move || resolution.host.store(!router, Ordering::Relaxed));
         }
         self
     }

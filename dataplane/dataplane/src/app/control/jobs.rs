@@ -8,12 +8,16 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
+use crate::config::MAX_SIZE;
 use crate::runtime::{ApplyOptions, Changer};
 use dataplane_control::{Call, ErrorCode, Refusal};
 use dataplane_core::pipeline::Registry;
 
-/// The maximum number of requests that the program handles at a time.
-const MAX_JOBS: usize = 4;
+/// The maximum number of plans that the program makes at a time. All other requests start at once, because the program
+/// carries out only one change at a time and refuses further changes.
+const MAX_PLANS: usize = 2;
+/// The maximum value of [`dataplane_control::Apply::confirm_s`]: one day.
+const MAX_CONFIRM: u64 = 24 * 60 * 60;
 /// The name that messages use for a config without a path.
 const NEW_CONFIG: &str = "new config";
 
@@ -23,8 +27,8 @@ type JobResult = Result<Box<RawValue>, Refusal>;
 /// Starts the threads of requests.
 pub(in crate::app) struct Jobs {
     registry: Arc<Registry>,
-    /// Each running thread has a clone, so the number of references is the number of threads plus 1.
-    running: Arc<()>,
+    /// Each thread that makes a plan has a clone, so the number of references is the number of threads plus 1.
+    plans: Arc<()>,
 }
 
 /// The thread of a request. The thread continues if this value is dropped, so a client that disconnects does not
@@ -44,39 +48,43 @@ impl Job {
 
 impl Jobs {
     pub(in crate::app) fn new(registry: &Arc<Registry>) -> Self {
-        Self { registry: registry.clone(), running: Arc::new(()) }
+        Self { registry: registry.clone(), plans: Arc::new(()) }
     }
 
-    /// Starts the thread of a request. Returns `None` if too many threads are running, or if the thread cannot be
-    /// started. The caller can try again.
-    pub(in crate::app) fn start(&self, changer: &Changer, call: &Call) -> Option<Job> {
-        if Arc::strong_count(&self.running) > MAX_JOBS {
-            return None;
+    /// Starts the thread of a request. Returns `None` if the thread cannot be started. The caller can try again.
+    ///
+    /// # Errors
+    /// Fails if too many plans are in progress.
+    pub(in crate::app) fn start(&self, changer: &Changer, call: &Call) -> Result<Option<Job>, Refusal> {
+        let is_plan = matches!(call, Call::Plan(_));
+        if is_plan && Arc::strong_count(&self.plans) > MAX_PLANS {
+            let message = format!("{MAX_PLANS} plans are in progress");
+            return Err(Refusal::new(ErrorCode::Busy, message, "try again when a plan is complete"));
         }
-        let (sender, result) = mpsc::channel();
-        let (running, registry, changer, call) =
-            (self.running.clone(), self.registry.clone(), changer.clone(), call.clone());
-        let work = move || {
-            // Ignore the error: the client may have disconnected.
-            let _ = sender.send(handle(&changer, &registry, &call));
-            drop(running);
-        };
-        thread::Builder::new().name("change".to_owned()).spawn(work).ok()?;
-        Some(Job(result))
+        let plan = is_plan.then(|| self.plans.clone());
+        let (registry, changer, call) = (self.registry.clone(), changer.clone(), call.clone());
+        Ok(spawn("change", move || {
+            let result = handle(&changer, &registry, &call);
+            drop(plan);
+            result
+        }))
     }
 
-    /// Starts a thread that reverts the unconfirmed change if its deadline has passed.
+    /// Starts a thread that reverts the unconfirmed change if its deadline has passed. The result is `null` if there is
+    /// no such change any more.
     pub(in crate::app) fn revert_overdue(&self, changer: &Changer) -> Option<Job> {
-        let (sender, result) = mpsc::channel();
-        let changer = changer.clone();
-        let work = move || {
-            if let Some(reverted) = changer.revert_overdue() {
-                let _ = sender.send(reverted.and_then(|applied| json(&applied)));
-            }
-        };
-        thread::Builder::new().name("revert".to_owned()).spawn(work).ok()?;
-        Some(Job(result))
+        let (registry, changer) = (self.registry.clone(), changer.clone());
+        spawn("revert", move || changer.revert_overdue(&registry).transpose().and_then(|applied| json(&applied)))
     }
+}
+
+/// Starts a thread, unless there are too many threads.
+fn spawn(name: &str, work: impl FnOnce() -> JobResult + Send + 'static) -> Option<Job> {
+    let (sender, result) = mpsc::channel();
+    // Ignore the error: the client may have disconnected.
+    let work = move || _ = sender.send(work());
+    thread::Builder::new().name(name.to_owned()).spawn(work).ok()?;
+    Some(Job(result))
 }
 
 fn failed(message: impl Into<String>) -> Refusal {
@@ -88,14 +96,25 @@ fn json(value: &impl Serialize) -> JobResult {
 }
 
 fn handle(changer: &Changer, registry: &Registry, call: &Call) -> JobResult {
-    let name = |path: &Option<String>| path.clone().unwrap_or_else(|| NEW_CONFIG.to_owned());
+    let source = |path: &Option<String>, text: &str| {
+        if text.len() as u64 > MAX_SIZE {
+            let message = format!("the config has {} bytes, but a config has at most {MAX_SIZE} bytes", text.len());
+            return Err(Refusal::new(ErrorCode::WrongConfig, message, "move large tables to separate files"));
+        }
+        Ok(changer.source(path.as_deref().unwrap_or(NEW_CONFIG), text))
+    };
     match call {
         Call::Plan(config) => {
-            let source = changer.source(&name(&config.path), &config.text);
+            let source = source(&config.path, &config.text)?;
             changer.plan(registry, &source).and_then(|plan| json(&plan))
         }
         Call::Apply(apply) => {
-            let source = changer.source(&name(&apply.path), &apply.text);
+            if let Some(seconds) = apply.confirm_s.filter(|seconds| !(1..=MAX_CONFIRM).contains(seconds)) {
+                let message = format!("request `apply`: the time {seconds} in `confirm_s` is out of range");
+                let help = format!("set `confirm_s` to a number of seconds from 1 to {MAX_CONFIRM}");
+                return Err(Refusal::new(ErrorCode::BadField, message, help));
+            }
+            let source = source(&apply.path, &apply.text)?;
             let options = ApplyOptions {
                 base: apply.base.clone(),
                 confirm: apply.confirm_s.map(Duration::from_secs),
@@ -120,5 +139,66 @@ fn handle(changer: &Changer, registry: &Registry, call: &Call) -> JobResult {
         | Call::Capture(_)
         | Call::Trace(_)
         | Call::Packets {} => Err(failed("the request changes nothing")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::config::{Diagnostics, Source};
+    use crate::prelude::*;
+    use crate::runtime::{Options, Run, assemble};
+    use dataplane_control::NewConfig;
+    use dataplane_core::topology::Topology;
+    use dataplane_testing::config::Config;
+    use dataplane_testing::wait_until;
+
+    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+
+    /// A stage whose preparation waits until `IS_OPEN` is set.
+    #[derive(serde::Deserialize)]
+    struct Slow {}
+
+    impl Stage for Slow {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+        fn prepare(&mut self, _setup: &mut Setup<'_>) -> Result<(), Problem> {
+            while !IS_OPEN.load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn plans_above_the_limit_are_refused_and_other_requests_are_not() {
+        let mut registry = dataplane_stages::registry();
+        registry.add::<Slow>("slow");
+        let registry = Arc::new(registry);
+        let config = Config::new().port("in", "kind = 'generator', rate = 1000");
+        let text = config.clone().stage("drop", "").to_string();
+        let slow = config.stage("slow", "").stage("drop", "").to_string();
+        let source = Source::new("test.toml", text, &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let assembly = assemble(&source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap();
+        let run = Run::start(assembly.unwrap(), Options::default()).unwrap();
+        let jobs = Jobs::new(&registry);
+        let plan = Call::Plan(NewConfig { text: slow, path: None });
+        let start = |call| jobs.start(&run.changer(), call).map(Option::unwrap);
+        let mut plans: Vec<Job> = (0..MAX_PLANS).map(|_| start(&plan).unwrap()).collect();
+        assert_eq!(start(&plan).err().unwrap().code, ErrorCode::Busy);
+        let mut history = start(&Call::History {}).unwrap();
+        wait_until("the history", || history.result().is_some_and(|result| result.is_ok()));
+        let mut confirm = start(&Call::Confirm {}).unwrap();
+        wait_until("the answer", || confirm.result().is_some_and(|result| result.is_err()));
+        IS_OPEN.store(true, Ordering::Relaxed);
+        for plan in &mut plans {
+            wait_until("the plan", || plan.result().is_some_and(|result| result.is_ok()));
+        }
+        wait_until("room for a plan", || start(&plan).is_ok());
+        run.stop();
+        run.join().unwrap();
     }
 }

@@ -138,6 +138,7 @@ fn general(
         ("config", _) => rows(&[run.source()], &query, |source| ConfigRow {
             path: source.path().display().to_string(),
             file: run.config_file().map(|file| file.display().to_string()),
+            unconfirmed: run.changer().is_unconfirmed(),
             settings: source.settings().map(str::to_owned).collect(),
             text: source.text().to_owned(),
         }),

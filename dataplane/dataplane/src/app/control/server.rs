@@ -30,6 +30,13 @@ use dataplane_core::telemetry::Live;
 const MAX_CLIENTS: usize = 256;
 /// The maximum number of bytes that the server reads from a client in one turn.
 const READ_SIZE: usize = 64 << 10;
+/// A request with more bytes is large. Only requests with a config are large.
+const LARGE: usize = 64 << 10;
+/// The maximum number of large requests at a time.
+const MAX_LARGE: usize = 4;
+/// The maximum number of bytes that wait to be sent, for all clients together. If the clients read too slowly, the
+/// server closes the connection of the client with the longest output.
+const MAX_OUTPUT: usize = 64 << 20;
 /// The minimum interval between two requests to the workers, for all clients together.
 const INTERVAL: Duration = Duration::from_millis(50);
 /// The minimum interval between the two snapshots from which rates are computed.
@@ -62,6 +69,8 @@ pub(in crate::app) struct Server {
 struct Client {
     stream: UnixStream,
     input: Vec<u8>,
+    /// The number of bytes of `input` that are known to contain no newline.
+    scanned: usize,
     /// The bytes that are not sent yet.
     output: Vec<u8>,
     /// The request that is not answered yet.
@@ -122,7 +131,20 @@ impl Server {
         if let Some(feed) = &self.feed {
             feed.set_phase(if run.is_stopped() { Phase::Stopping } else { Phase::Running });
         }
-        self.clients.retain_mut(Client::read_request);
+        let mut large = self.clients.iter().filter(|client| client.is_large()).count();
+        self.clients.retain_mut(|client| {
+            let was_large = client.is_large();
+            let is_there = client.read_request();
+            if is_there && client.is_large() && !was_large {
+                large += 1;
+                if large > MAX_LARGE {
+                    let message = format!("{MAX_LARGE} large requests are in progress");
+                    client.dismiss(Refusal::new(ErrorCode::Busy, message, "try again later"));
+                    large -= 1;
+                }
+            }
+            is_there
+        });
         self.accept();
         for client in &mut self.clients {
             let Some(Request { id, call, .. }) = &client.request else { continue };
@@ -185,7 +207,10 @@ impl Server {
                 | Call::Rollback {}
                 | Call::History {}
                 | Call::Reload {} => match client.job.as_mut().map(Job::result) {
-                    None => client.job = self.jobs.start(&run.changer(), call),
+                    None => match self.jobs.start(&run.changer(), call) {
+                        Ok(job) => client.job = job,
+                        Err(refusal) => client.answer::<()>(id, Err(&refusal)),
+                    },
                     Some(None) => {}
                     Some(Some(result)) => {
                         client.job = None;
@@ -241,6 +266,12 @@ impl Server {
         }
         let now = Instant::now();
         self.clients.retain_mut(|client| client.write_output() && (client.job.is_some() || client.is_in_time(now)));
+        let mut output: usize = self.clients.iter().map(|client| client.output.len()).sum();
+        while output > MAX_OUTPUT
+            && let Some(longest) = (0..self.clients.len()).max_by_key(|at| self.clients[*at].output.len())
+        {
+            output -= self.clients.swap_remove(longest).output.len();
+        }
     }
 
     /// Waits until there is something to do, at most this long.
@@ -315,6 +346,7 @@ impl Client {
         Self {
             stream,
             input: Vec::new(),
+            scanned: 0,
             output: Vec::new(),
             request: None,
             job: None,
@@ -349,7 +381,25 @@ impl Client {
 
     /// Returns `true` if the next request is complete and can be handled.
     fn has_request(&self) -> bool {
-        self.is_silent() && self.input.contains(&b'\n')
+        self.is_silent() && self.input.get(self.scanned..).is_some_and(|new| new.contains(&b'\n'))
+    }
+
+    /// Returns `true` if the client needs much memory.
+    fn is_large(&self) -> bool {
+        let text = match self.request.as_ref().map(|request| &request.call) {
+            Some(Call::Plan(config)) => config.text.len(),
+            Some(Call::Apply(apply)) => apply.text.len(),
+            _ => 0,
+        };
+        !self.is_refused && self.input.len().max(text) > LARGE
+    }
+
+    /// Returns the end of the next request.
+    fn line_end(&mut self) -> Option<usize> {
+        let end = self.input.get(self.scanned..)?.iter().position(|byte| *byte == b'\n');
+        let end = end.map(|end| self.scanned + end);
+        self.scanned = end.unwrap_or(self.input.len());
+        end
     }
 
     /// Reads the next request, if the previous request is answered. Returns `false` if the client is gone.
@@ -358,7 +408,7 @@ impl Client {
             return true;
         }
         // The input may already contain another request.
-        if !self.input.contains(&b'\n') {
+        if self.line_end().is_none() {
             let mut bytes = [0; READ_SIZE];
             let room = (MAX_REQUEST - self.input.len()).min(READ_SIZE);
             match self.stream.read(&mut bytes[..room]) {
@@ -369,13 +419,15 @@ impl Client {
         }
         self.last_heard = Instant::now();
         self.deadline.get_or_insert(self.last_heard + TIMEOUT);
-        match self.input.iter().position(|byte| *byte == b'\n') {
+        match self.line_end() {
             Some(end) => {
                 match Request::parse(&self.input[..end]) {
                     Ok(request) => self.request = Some(request),
                     Err(error) => self.queue(&error.into()),
                 }
                 self.input.drain(..=end);
+                self.input.shrink_to(READ_SIZE);
+                self.scanned = 0;
             }
             None if self.input.len() == MAX_REQUEST => {
                 let message = format!("a request has at most {MAX_REQUEST} bytes, with the newline at its end");
@@ -389,6 +441,7 @@ impl Client {
     /// Refuses the connection. The server closes the connection after it has sent the error.
     fn dismiss(&mut self, error: Refusal) {
         self.is_refused = true;
+        (self.input, self.request) = (Vec::new(), None);
         self.queue(&Response::error(None, error));
     }
 
@@ -449,6 +502,7 @@ impl Client {
             Err(error) => return is_later(&error),
         }
         if self.output.is_empty() {
+            self.output = Vec::new();
             // The client may send its next request at any time.
             (self.last_heard, self.deadline) = (Instant::now(), None);
             return !self.is_refused;

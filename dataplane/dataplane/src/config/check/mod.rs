@@ -33,6 +33,7 @@ pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<O
         }
         Some(PortPlan {
             input: inputs.contains(&index),
+            has_default_mtu: entry.has_default_mtu,
             node: None,
             peer,
             span: entry.span.clone(),

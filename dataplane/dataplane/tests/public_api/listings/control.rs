@@ -12,7 +12,6 @@ pub mod change {
         pub digest: String,
         pub operations: Vec<Operation>,
         pub confirm_s: Option<u64>,
-        pub reloaded: Vec<String>,
         pub warnings: Vec<ConfigMistake>,
     }
     #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -223,6 +222,7 @@ pub mod observe {
 mod protocol {
     pub const VERSION: u32 = _;
     pub const MAX_REQUEST: usize = _;
+    pub const MAX_PATH: usize = _;
     pub const TIMEOUT: Duration = _;
     #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
     pub struct Request {
@@ -425,6 +425,7 @@ pub mod rows {
     pub struct ConfigRow {
         pub path: String,
         pub file: Option<String>,
+        pub unconfirmed: bool,
         pub settings: Vec<String>,
         pub text: String,
     }
@@ -448,6 +449,6 @@ pub use client::{Answer, Client, Pages};
 pub use error::Error;
 pub use protocol::{
     Apply, Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, Log, LogLevel,
-    MAX_LIMIT, MAX_REQUEST, MalformedRequest, NewConfig, Page, Refusal, Request,
-    Response, Show, TIMEOUT, VERSION,
+    MAX_LIMIT, MAX_PATH, MAX_REQUEST, MalformedRequest, NewConfig, Page, Refusal,
+    Request, Response, Show, TIMEOUT, VERSION,
 };

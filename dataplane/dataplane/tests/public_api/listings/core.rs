@@ -643,7 +643,10 @@ pub mod harness {
         pub fn advance(&mut self, nanos: u64) {}
         pub fn set_ingress(&mut self, port: u8) {}
         pub fn set_wait(&mut self, wait: Wait) {}
-        pub fn reload(&mut self) -> Result<(), Vec<Problem>> {}
+        pub fn change<S: Stage + DeserializeOwned + 'static>(
+            &mut self,
+            parameters: &str,
+        ) -> Result<(), Vec<Problem>> {}
         pub fn start_tasks(&mut self) -> crate::error::Result<Tasks> {}
         pub fn change_port(&self, port: u8, change: PortChange) {}
         pub fn counters(&self) -> Vec<(String, u64)> {}
@@ -2253,10 +2256,6 @@ pub mod pipeline {
             pub later: usize,
             pub moves: bool,
         }
-        impl Succession {
-            #[must_use]
-            pub fn reversed(self) -> Self {}
-        }
         pub struct Graph {
             private: _,
         }
@@ -2287,6 +2286,7 @@ pub mod pipeline {
                 successions: &[Succession],
                 pool: &mut Pool,
             ) {}
+            pub fn finish(&mut self, is_finished: impl Fn(&str) -> bool) -> Vec<Error> {}
             pub fn take_counters(&mut self) -> impl Iterator<Item = NodeCounters> {}
             pub fn drop_held(&mut self, pool: &mut Pool) {}
             pub fn walk<O: Observer>(
@@ -2310,6 +2310,21 @@ pub mod pipeline {
             fn icmp(&self) -> Option<&Icmp>;
         }
         impl Headers for Packet<'_> {}
+    }
+    mod hops {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct NextHop {
+            pub address: IpAddr,
+            pub port: u8,
+        }
+        #[derive(Clone, Debug, Default)]
+        pub struct NextHops {
+            private: _,
+        }
+        impl NextHops {
+            pub fn number(&mut self, hop: NextHop) -> u32 {}
+            pub fn all(&self) -> &[NextHop] {}
+        }
     }
     mod live {
         #[derive(Debug)]
@@ -2403,7 +2418,6 @@ pub mod pipeline {
         }
         impl StageRecord {
             pub fn changed_file(&self) -> Option<&Path> {}
-            pub fn renew_files(&mut self) {}
         }
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct Fingerprint(_);
@@ -2445,14 +2459,6 @@ pub mod pipeline {
             pub fn kinds(&self) -> impl Iterator<Item = &StageKind> {}
         }
     }
-    mod reload {
-        pub trait Reload: Send {
-            fn check(&mut self) -> Result<(), Vec<Problem>> {}
-            fn reload(&mut self) -> Result<String, Vec<Problem>>;
-            fn settle(&mut self) -> bool;
-        }
-        pub type Reloads = Vec<(String, Arc<Mutex<dyn Reload>>)>;
-    }
     mod setup {
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct PortInfo {
@@ -2461,19 +2467,6 @@ pub mod pipeline {
             pub mtu: u16,
             pub interface: Option<String>,
             pub addresses: Vec<IpNet>,
-        }
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct NextHop {
-            pub address: IpAddr,
-            pub port: u8,
-        }
-        #[derive(Clone, Debug, Default)]
-        pub struct NextHops {
-            private: _,
-        }
-        impl NextHops {
-            pub fn number(&mut self, hop: NextHop) -> u32 {}
-            pub fn all(&self) -> &[NextHop] {}
         }
         pub struct Setup<'a> {
             private: _,
@@ -2515,7 +2508,6 @@ pub mod pipeline {
                 &mut self,
                 register: impl FnOnce(&mut Self) -> R,
             ) -> R {}
-            pub fn reloads(&mut self, reload: impl Reload + 'static) {}
             pub fn table(&mut self, name: &str, table: impl Table) {}
             pub fn task(&mut self, name: &str, task: impl Task) {}
             pub fn run_stop(&self) -> RunStop {}
@@ -2525,6 +2517,7 @@ pub mod pipeline {
                 handler: impl Fn(u8, PortChange) + Send + Sync + 'static,
             ) {}
             pub fn keeps(&mut self, capabilities: CapabilitySet) {}
+            pub fn on_start(&mut self, start: impl FnOnce() + Send + 'static) {}
             pub fn check_later(
                 &mut self,
                 check: impl FnOnce() -> Result<(), Problem> + Send + 'static,
@@ -2548,14 +2541,26 @@ pub mod pipeline {
         pub type PortHandler = Arc<dyn Fn(u8, PortChange) + Send + Sync>;
         #[derive(Default)]
         pub struct Services {
-            pub reloads: Reloads,
             pub tables: Vec<Arc<StageTable>>,
             pub tasks: Vec<TaskSpec>,
             pub port_handlers: Vec<(Owner, PortHandler)>,
             pub checks: Vec<(String, Check)>,
+            pub starts: Vec<Box<dyn FnOnce() + Send>>,
             pub capabilities: Vec<CapabilitySet>,
             pub stop: RunStop,
             pub hold: HoldTime,
+        }
+        #[derive(Debug)]
+        pub struct Objects {
+            pub records: BTreeMap<String, StageRecord>,
+            private: _,
+        }
+        #[derive(Clone, Copy)]
+        pub struct Continuing<'a> {
+            pub keeps: &'a BTreeSet<String>,
+            pub replaces: &'a BTreeSet<String>,
+            pub renews: &'a BTreeSet<TypeId>,
+            pub held: Option<&'a Objects>,
         }
         pub struct Resources {
             pub renewed: BTreeSet<TypeId>,
@@ -2585,29 +2590,26 @@ pub mod pipeline {
         }
         impl Resources {
             pub fn new(ports: Vec<PortInfo>, folder: &Path) -> Self {}
-            #[must_use]
-            pub fn successor(
-                &self,
-                folder: &Path,
-                keeps: &BTreeSet<String>,
-                replaces: &BTreeSet<String>,
-                renews: &BTreeSet<TypeId>,
-            ) -> Self {}
             pub fn release(&mut self, stage: &str) {}
-            pub fn changed_commons(
-                &self,
-                before: &Self,
-                renews: &BTreeSet<TypeId>,
-            ) -> BTreeSet<TypeId> {}
-            pub fn commons(&self) -> BTreeSet<TypeId> {}
+            pub fn changed_commons(&self) -> BTreeSet<TypeId> {}
             pub fn register_kept_files(&mut self) {}
             pub fn ports(&self) -> &[PortInfo] {}
             pub fn complete_records(&mut self) {}
+            pub fn into_parts(self) -> (Objects, Services) {}
             pub fn suits(
                 &self,
                 record: &StageRecord,
                 renews: &BTreeSet<TypeId>,
             ) -> bool {}
+        }
+        impl Objects {
+            pub fn successor(
+                &self,
+                folder: &Path,
+                continuing: Continuing<'_>,
+            ) -> Resources {}
+            pub fn has_shared(&self, stage: &str) -> bool {}
+            pub fn continues(&self, earlier: &Self, stage: &str, kind: TypeId) -> bool {}
         }
     }
     mod table {
@@ -2692,7 +2694,7 @@ pub mod pipeline {
         #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         pub enum Owner {
             Stage(String),
-            Common(TypeId),
+            Object(String, TypeId),
         }
         pub struct TaskSpec {
             pub name: String,
@@ -2716,16 +2718,16 @@ pub mod pipeline {
     pub use facts::Facts;
     pub use graph::{Graph, NoObserver, NodeCounters, Observer, Part, Step, Succession};
     pub use headers::Headers;
+    pub use hops::{NextHop, NextHops};
     pub use live::{Live, LiveReader};
     pub use problem::Problem;
     pub use program::{NodeSpec, Program, StandIn, Target};
     pub use record::{Fingerprint, StageRecord};
     pub use registry::{Registry, StageKind, parameter_schema, summary};
-    pub use reload::{Reload, Reloads};
     pub use rustix::thread::CapabilitySet;
     pub use setup::{
-        Files, HoldTime, NextHop, NextHops, PortChange, PortHandler, PortInfo, Resources,
-        Services, Setup, StageMemory,
+        Continuing, Files, HoldTime, Objects, PortChange, PortHandler, PortInfo,
+        Resources, Services, Setup, StageMemory,
     };
     pub use table::{StageTable, Table, TableInfo, TablePage, TableQuery};
     pub use task::{
@@ -2736,6 +2738,7 @@ pub mod pipeline {
         fn tick(&mut self, ctx: &Ctx) {}
         fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {}
         fn adopt(&mut self, earlier: &mut dyn Stage) {}
+        fn accepts_held(&self, earlier: &mut dyn Stage) -> bool {}
         fn info() -> StageInfo
         where
             Self: Sized,
@@ -2767,7 +2770,7 @@ pub mod prelude {
         Cause, Contract, Ctx, DropObserver, Exit, Facts, Generator, Headers, Problem,
     };
     pub use crate::pipeline::{
-        Live, LiveReader, PortChange, Reload, Setup, Stage, StageInfo, StopSignal, Task,
+        Live, LiveReader, PortChange, Setup, Stage, StageInfo, StopSignal, Task,
     };
     pub use crate::pipeline::{Table, TableInfo, TablePage, TableQuery};
 }

@@ -109,7 +109,7 @@ pub mod config {
         impl<'s> Loaded<'s> {
             pub fn source(&self) -> &'s Source {}
             pub fn ports(&self) -> impl Iterator<Item = &Port> {}
-            pub fn set_default_mtus(&mut self) {}
+            pub fn set_default_mtus(&mut self, running: Option<&Plan>) {}
             pub fn named_ports(&self) -> impl Iterator<Item = (&str, Option<&Port>)> {}
             pub fn port_addresses(&self) -> Option<Vec<&[Address]>> {}
             pub fn may_lack_ports(&self) -> bool {}
@@ -162,6 +162,7 @@ pub mod config {
             pub config: Port,
             pub span: Span,
             pub input: bool,
+            pub has_default_mtu: bool,
             pub node: Option<NumaNode>,
             pub peer: Option<usize>,
             pub requests: Vec<OffloadRequest>,
@@ -735,7 +736,7 @@ pub mod runtime {
             private: _,
         }
         impl Assembly {
-            pub fn can_reload(&self) -> bool {}
+            pub fn reads_files(&self) -> bool {}
         }
         pub fn assemble(
             source: &Source,
@@ -750,46 +751,42 @@ pub mod runtime {
         ) -> Result<Option<Assembly>> {}
     }
     mod change {
-        #[derive(Clone, Debug, PartialEq, Eq)]
-        pub enum ReloadOutcome {
-            Done(String),
-            Pending(String),
-            Rejected(Vec<Problem>),
+        mod transaction {
+            #[derive(Clone, Debug, Default)]
+            pub struct ApplyOptions {
+                pub base: Option<String>,
+                pub confirm: Option<Duration>,
+                pub cause: &'static str,
+                pub reads_all_files: bool,
+            }
+            #[derive(Clone)]
+            pub struct Changer(_);
+            impl Changer {
+                pub fn source(&self, path: &str, text: &str) -> Source {}
+                pub fn file_of_run(&self) -> Result<Source, Refusal> {}
+                pub fn plan(
+                    &self,
+                    registry: &Registry,
+                    source: &Source,
+                ) -> Result<ChangePlan, Refusal> {}
+                pub fn apply(
+                    &self,
+                    registry: &Registry,
+                    source: &Source,
+                    options: &ApplyOptions,
+                ) -> Result<Applied, Refusal> {}
+                pub fn confirm(&self) -> Result<Applied, Refusal> {}
+                pub fn rollback(&self, registry: &Registry) -> Result<Applied, Refusal> {}
+                pub fn revert_overdue(
+                    &self,
+                    registry: &Registry,
+                ) -> Option<Result<Applied, Refusal>> {}
+                pub fn is_overdue(&self) -> bool {}
+                pub fn is_unconfirmed(&self) -> bool {}
+                pub fn history(&self) -> History {}
+            }
         }
-        #[derive(Clone, Debug, Default)]
-        pub struct ApplyOptions {
-            pub base: Option<String>,
-            pub confirm: Option<Duration>,
-            pub cause: &'static str,
-            pub reads_all_files: bool,
-        }
-        #[derive(Clone)]
-        pub struct Changer(_);
-        impl Changer {
-            pub fn source(&self, path: &str, text: &str) -> Source {}
-            pub fn file_of_run(&self) -> std::result::Result<Source, Refusal> {}
-            pub fn plan(
-                &self,
-                registry: &Registry,
-                source: &Source,
-            ) -> std::result::Result<ChangePlan, Refusal> {}
-            pub fn apply(
-                &self,
-                registry: &Registry,
-                source: &Source,
-                options: &ApplyOptions,
-            ) -> std::result::Result<Applied, Refusal> {}
-            pub fn confirm(&self) -> std::result::Result<Applied, Refusal> {}
-            pub fn rollback(
-                &self,
-                registry: &Registry,
-            ) -> std::result::Result<Applied, Refusal> {}
-            pub fn revert_overdue(
-                &self,
-            ) -> Option<std::result::Result<Applied, Refusal>> {}
-            pub fn is_overdue(&self) -> bool {}
-            pub fn history(&self) -> History {}
-        }
+        pub use transaction::{ApplyOptions, Changer};
     }
     mod lanes {
         pub struct PortLanes {
@@ -838,8 +835,6 @@ pub mod runtime {
             pub fn is_stopped(&self) -> bool {}
             pub fn stop(&self) {}
             pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {}
-            pub fn can_reload(&self) -> bool {}
-            pub fn reload(&self) -> Vec<(String, ReloadOutcome)> {}
             pub fn is_finished(&self) -> bool {}
             pub fn events(&self) -> Vec<String> {}
             pub fn join(mut self) -> Result<Report> {}
@@ -904,7 +899,7 @@ pub mod runtime {
         }
     }
     pub use assemble::{Assembly, assemble, assemble_offline};
-    pub use change::{ApplyOptions, Changer, ReloadOutcome};
+    pub use change::{ApplyOptions, Changer};
     pub use lanes::PortLanes;
     pub use run::{Options, Run};
     pub use snapshot::{Snapshot, WorkerState};

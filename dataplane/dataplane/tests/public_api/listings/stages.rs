@@ -195,6 +195,7 @@ pub mod forwarding {
                 mark: Mark,
             ) -> Result<(), Refused> {}
             pub fn number(&mut self, hop: NextHop) -> Result<u32, Refused> {}
+            pub fn release(&mut self, hop: NextHop) {}
             pub fn note_neighbor(&mut self, hop: NextHop) -> Result<(), Refused> {}
             pub fn unset_neighbor(&mut self, hop: NextHop) {}
             pub fn listed_neighbors(&self) -> Vec<NextHop> {}
@@ -460,9 +461,11 @@ pub mod resolution {
     #[derive(Debug)]
     pub struct ResolutionClient {
         pub reader: Reader,
+        pub hops: Vec<NextHop>,
         pub numbers: Vec<u32>,
         private: _,
     }
+    impl Drop for ResolutionClient {}
     impl ResolutionClient {
         pub const FRAMES: usize = _;
         pub fn generate(&mut self, batch: &mut Batch) {}
@@ -472,7 +475,7 @@ pub mod resolution {
     pub struct NeighborListener(_);
     impl NeighborListener {
         pub fn new(setup: &mut Setup<'_>, kind: impl Fn(&IpAddr) -> bool) -> Self {}
-        pub fn of_router(self, router: bool) -> Self {}
+        pub fn of_router(self, setup: &mut Setup<'_>, router: bool) -> Self {}
         pub fn is_open(&self) -> bool {}
         pub fn hear(
             &mut self,

@@ -1,0 +1,51 @@
+//! The numbers of next hops.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+
+/// A next hop: an address to resolve, and the port to reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NextHop {
+    /// Address of the gateway.
+    pub address: IpAddr,
+    /// Number of the port that leads to the gateway.
+    pub port: u8,
+}
+
+/// The numbers of next hops. A packet carries the four-byte number of its next hop instead of an address. All workers
+/// share the numbers, both in stages that choose next hops and in stages that resolve next hops.
+#[derive(Clone, Debug, Default)]
+pub struct NextHops {
+    numbers: HashMap<NextHop, u32>,
+    pub(super) hops: Vec<NextHop>,
+    /// The numbers of next hops that no stage uses any more.
+    pub(super) free: BTreeSet<u32>,
+    /// The numbers that the stage in preparation has requested.
+    pub(super) requested: BTreeSet<u32>,
+}
+
+impl NextHops {
+    /// Returns the number of a next hop, from 1. The number 0 means that the destination itself is the next hop.
+    pub fn number(&mut self, hop: NextHop) -> u32 {
+        let number = self.numbers.get(&hop).copied().unwrap_or_else(|| self.new_number(hop));
+        self.free.remove(&number);
+        self.requested.insert(number);
+        number
+    }
+
+    fn new_number(&mut self, hop: NextHop) -> u32 {
+        let number = self.free.pop_first().unwrap_or(self.hops.len() as u32 + 1);
+        match self.hops.get_mut(number as usize - 1) {
+            Some(unused) => _ = self.numbers.remove(&std::mem::replace(unused, hop)),
+            None => self.hops.push(hop),
+        }
+        self.numbers.insert(hop, number);
+        number
+    }
+
+    /// Returns all next hops. The next hop with number n is at index n - 1. After a change of the pipeline, the list
+    /// may contain next hops that no stage uses any more.
+    pub fn all(&self) -> &[NextHop] {
+        &self.hops
+    }
+}

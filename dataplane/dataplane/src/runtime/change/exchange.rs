@@ -1,0 +1,192 @@
+//! The exchange of the graphs of all workers.
+//!
+//! Before the exchange, all workers must answer a request. After that, the exchange takes place, and nothing can revert
+//! it: each worker gets a message with its new graph, and switches at its next housekeeping. A worker that stops
+//! answering just at that time switches when it continues.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::refusal::{busy, ending, failed, silent};
+use super::state::{Generation, RunState, lock, start_tasks};
+use crate::runtime::Assembly;
+use crate::runtime::sample::{Graphs, Sample, Swap};
+use crate::runtime::stopwatch::Stopwatch;
+use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
+use dataplane_control::Refusal;
+use dataplane_core::mem::Preference;
+use dataplane_core::pipeline::{Graph, Owner, Program, StageTable, Succession};
+use dataplane_core::units::Nanos;
+
+/// The maximum time that a change waits for the answers of the workers. A worker that sleeps, or waits in a stage,
+/// answers late.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// The wait between two checks for the answers of the workers.
+const ANSWER_POLL_INTERVAL: Duration = Duration::from_micros(200);
+
+/// The running pipeline of an exchange.
+#[derive(Clone, Copy)]
+pub(super) struct Exchange<'a> {
+    pub(super) current: &'a Generation,
+    /// For the revert of a change, the pipeline whose objects are used again.
+    pub(super) held: Option<&'a Generation>,
+    /// The names of the stages that continue.
+    pub(super) kept: &'a BTreeSet<String>,
+    /// Whether all workers must answer before the exchange. A revert does not wait for a worker, because the change
+    /// that is reverted may be the reason why the worker does not answer.
+    pub(super) must_answer: bool,
+}
+
+/// The result of an exchange.
+pub(super) struct Exchanged {
+    pub(super) next: Arc<Generation>,
+    /// The earlier graphs of the workers that have switched.
+    pub(super) graphs: Graphs,
+    /// The workers that have not switched yet.
+    pub(super) late: Vec<usize>,
+}
+
+impl RunState {
+    /// Starts the new tasks, and switches all workers to their new graphs. The caller must then install the new
+    /// generation ([`RunState::install`]).
+    ///
+    /// # Errors
+    /// Fails if a task cannot be started, if a worker does not answer, or if the run is stopping. The workers then keep
+    /// their graphs.
+    pub(super) fn exchange(
+        &self,
+        exchange: Exchange<'_>,
+        assembly: Assembly,
+        left: Vec<String>,
+    ) -> Result<Exchanged, Refusal> {
+        let Exchange { current, held, kept, must_answer } = exchange;
+        self.check_workers()?;
+        let Assembly { plan, source, programs, stand_ins, resources, .. } = assembly;
+        let (objects, services) = resources.into_parts();
+        // Held packets of the earlier pipeline may stay held for the hold time of the earlier config.
+        let holds = programs.iter().take(1).flat_map(Program::nodes).filter_map(|node| node.stage.contract().holds);
+        let hold = holds.fold(0u64, |sum, hold| sum.saturating_add(hold.0));
+        let swaps = programs.into_iter().enumerate().map(|(worker, program)| self.swap_of(worker, program, kept));
+        let swaps = swaps.collect::<Option<Graphs>>().ok_or_else(ending)?;
+        let mut tasks = start_tasks(services.tasks, &services.stop).map_err(|error| failed(&error))?;
+        if must_answer {
+            self.await_answers()?;
+        }
+        // Tasks and functions continue with their stage, or with their shared object.
+        let continues = |from: &Generation, owner: &Owner| match owner {
+            Owner::Stage(stage) => std::ptr::eq(from, current) && kept.contains(stage),
+            Owner::Object(stage, kind) => objects.continues(&from.objects, stage, *kind),
+        };
+        let mut handlers = services.port_handlers;
+        let mut tables = services.tables;
+        for from in [Some(current), held].into_iter().flatten() {
+            let known: Vec<_> = tasks.iter().map(|(_, tasks)| Arc::as_ptr(tasks)).collect();
+            let is_new = |(owner, tasks): &&(Owner, _)| continues(from, owner) && !known.contains(&Arc::as_ptr(tasks));
+            tasks.extend(from.tasks.iter().filter(is_new).cloned());
+            let known: Vec<_> = handlers.iter().map(|(_, handler)| Arc::as_ptr(handler)).collect();
+            let is_new = |(owner, handler): &&(Owner, _)| {
+                continues(from, owner) && !known.iter().any(|known| std::ptr::addr_eq(*known, Arc::as_ptr(handler)))
+            };
+            handlers.extend(from.handlers.iter().filter(is_new).cloned());
+        }
+        tables.extend(current.tables.iter().filter(|table| kept.contains(table.stage())).cloned());
+        let place =
+            |stage: &str| plan.order.iter().position(|&at| plan.nodes.get(at).is_some_and(|node| node.name == stage));
+        tables.sort_by_key(|table: &Arc<StageTable>| place(table.stage()));
+        let next =
+            Arc::new(Generation { plan: Arc::new(plan), source, objects, tables, tasks, handlers, stand_ins, left });
+        {
+            let changes = lock(&self.changes);
+            if changes.is_over || self.control.is_stopped() {
+                return Err(ending());
+            }
+            services.hold.set([Nanos(hold.max(services.hold.get().as_nanos() as u64))]);
+            services.starts.into_iter().for_each(|start| start());
+            lock(&self.handlers).clone_from(&next.handlers);
+            let mut sampler = lock(&self.sampler);
+            swaps.into_iter().enumerate().for_each(|(worker, swap)| sampler.swap(worker, swap));
+        }
+        let late = self.await_exchange();
+        let graphs = lock(&self.sampler).returned();
+        Ok(Exchanged { next, graphs, late })
+    }
+
+    /// Refuses a change while a worker still has to switch to the graph of an earlier change.
+    fn check_workers(&self) -> Result<(), Refusal> {
+        let unfinished = lock(&self.sampler).unfinished();
+        unfinished.map_or(Ok(()), |worker| {
+            let message = format!("worker {worker} has not yet taken the pipeline of an earlier change");
+            let help = "try again; if the worker never answers, a stage waits or blocks, so restart the program";
+            Err(busy(message, help))
+        })
+    }
+
+    /// Waits until all workers have answered a request, and thus make progress.
+    fn await_answers(&self) -> Result<(), Refusal> {
+        let answers = lock(&self.sampler).ask();
+        let begin = Instant::now();
+        loop {
+            let silent_worker = lock(&self.sampler).silent(&answers);
+            let Some(worker) = silent_worker else { return Ok(()) };
+            if self.control.is_stopped() {
+                return Err(ending());
+            }
+            if begin.elapsed() >= ANSWER_TIMEOUT {
+                return Err(silent(worker));
+            }
+            thread::sleep(ANSWER_POLL_INTERVAL);
+        }
+    }
+
+    /// Waits until all workers have switched to their new graphs, but at most [`ANSWER_TIMEOUT`]. Returns the workers
+    /// that have not switched.
+    fn await_exchange(&self) -> Vec<usize> {
+        let begin = Instant::now();
+        loop {
+            let late = lock(&self.sampler).exchanging();
+            if late.is_empty() {
+                return late;
+            }
+            if begin.elapsed() >= ANSWER_TIMEOUT {
+                for worker in &late {
+                    tracing::warn!("worker {worker} does not answer, and still uses the earlier pipeline");
+                }
+                return late;
+            }
+            thread::sleep(ANSWER_POLL_INTERVAL);
+        }
+    }
+
+    /// Builds the new graph of a worker. Returns `None` if there is no such worker.
+    fn swap_of(&self, worker: usize, program: Program, kept: &BTreeSet<String>) -> Option<Box<Swap>> {
+        let before = lock(&self.sampler).info(worker)?.clone();
+        let core = self.topology.core(before.core);
+        let _near = core.filter(|_| self.topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
+        let info = Arc::new(WorkerInfo {
+            core: before.core,
+            slots: before.slots,
+            pages: before.pages,
+            granted: before.granted.clone(),
+            ports: before.ports.clone(),
+            stages_info: ReportedStage::of(&program),
+        });
+        let successions = info.stages_info.iter().enumerate().filter_map(|(later, stage)| {
+            let is_same = |earlier: &ReportedStage| (&earlier.name, &earlier.kind) == (&stage.name, &stage.kind);
+            let earlier = before.stages_info.iter().position(is_same)?;
+            Some(Succession { earlier, later, moves: kept.contains(&stage.name) })
+        });
+        let successions = successions.collect();
+        let stages = info.stages_info.len();
+        let mut sample = Box::new(Sample::new(&info));
+        sample.times.touch();
+        Some(Box::new(Swap {
+            graph: Graph::within(program, info.ports.len(), self.memories.get(worker)?),
+            stopwatch: Some(Box::new(Stopwatch::new(&self.clock, stages))),
+            info,
+            successions,
+            sample,
+        }))
+    }
+}

@@ -1,0 +1,162 @@
+//! Checks a new config, and prepares the stages that the config adds or replaces.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use super::refusal::{failed, mistakes, wrong_config};
+use super::state::{Generation, RunState};
+use crate::config::{Diagnostics, Plan, Source, StageOffload};
+use crate::runtime::assemble::{ContinuingStages, RunningPipeline, assemble_change};
+use crate::runtime::{Assembly, difference, offload};
+use dataplane_control::Refusal;
+use dataplane_control::change::{ConfigMistake, Operation};
+use dataplane_core::file::Identity;
+use dataplane_core::pipeline::{CapabilitySet, Objects, Registry};
+
+/// The end of the reason why a change needs privileges that the sandbox has removed.
+const WITHOUT_SANDBOX: &str = "; with sandbox = false in [runtime], such a change needs no restart";
+
+/// A checked change.
+pub(super) struct Prepared {
+    pub(super) operations: Vec<Operation>,
+    pub(super) warnings: Vec<ConfigMistake>,
+    /// The new pipeline, and the names of the stages that continue. `None` if the ports, the workers or `[runtime]`
+    /// change.
+    pub(super) assembly: Option<(Assembly, BTreeSet<String>)>,
+    /// The stages that leave checksums to the devices.
+    pub(super) left: Vec<String>,
+}
+
+/// The pipeline before the change that is reverted.
+#[derive(Clone, Copy)]
+pub(super) struct Reverts<'a> {
+    pub(super) objects: &'a Objects,
+    /// The names of the stages that the change has not replaced.
+    pub(super) kept: &'a BTreeSet<String>,
+}
+
+impl RunState {
+    /// Checks a config, and prepares the stages that the config adds or replaces.
+    pub(super) fn prepare(
+        &self,
+        current: &Generation,
+        registry: &Registry,
+        source: &Source,
+        reads_all_files: bool,
+        reverts: Option<Reverts<'_>>,
+    ) -> Result<Prepared, Refusal> {
+        let computes: Vec<bool> = self.ports.iter().map(|port| port.computes_checksums()).collect();
+        let mut renewed = BTreeMap::new();
+        loop {
+            let mut diagnostics = Diagnostics::new(source);
+            let running = RunningPipeline {
+                plan: &current.plan,
+                objects: &current.objects,
+                stand_ins: &current.stand_ins,
+                config_file: self.config_file.as_deref(),
+                renewed: &renewed,
+                reads_all_files,
+                reverts: reverts.map(|reverts| (reverts.objects, reverts.kept)),
+            };
+            let assembly = assemble_change(source, registry, self.topology.clone(), running, &mut diagnostics);
+            let assembly = assembly.map_err(|error| failed(&error))?;
+            let Some(mut assembly) = assembly.filter(|_| !diagnostics.has_errors()) else {
+                return Err(wrong_config(&diagnostics));
+            };
+            let warnings = mistakes(&diagnostics);
+            let continuing = assembly.continuing.take();
+            let stages = continuing.as_ref().map(|stages| &stages.renewed);
+            let mut operations =
+                difference::operations(&current.plan, &assembly.plan, registry, stages.unwrap_or(&BTreeMap::new()));
+            let Some(ContinuingStages { kept, .. }) = continuing else {
+                return Ok(Prepared { operations, warnings, assembly: None, left: Vec::new() });
+            };
+            operations.extend(self.offload_operations(&current.plan, &mut assembly));
+            if reverts.is_none() {
+                operations.extend(self.privilege_operations(current, &assembly, &kept));
+            }
+            let left: Vec<Vec<String>> =
+                assembly.programs.iter_mut().map(|program| program.leave_checksums(&computes)).collect();
+            let left = left.into_iter().next().unwrap_or_default();
+            // A running stage cannot switch between leaving checksums to the devices and computing checksums, so
+            // prepare such a stage again.
+            let is_changed = |stage: &&String| left.contains(stage) != current.left.contains(stage);
+            let why = "the stage must compute checksums differently, because other stages change";
+            let changed: Vec<_> = kept.iter().filter(is_changed).map(|stage| (stage.clone(), why.to_owned())).collect();
+            if changed.is_empty() {
+                return Ok(Prepared { operations, warnings, assembly: Some((assembly, kept)), left });
+            }
+            renewed.extend(changed);
+        }
+    }
+
+    /// Keeps the offloads that the program has requested from the devices, because the devices are already open.
+    /// Returns an operation that needs a restart for each missing offload.
+    fn offload_operations(&self, before: &Plan, assembly: &mut Assembly) -> Vec<Operation> {
+        let mut wanted = assembly.plan.clone();
+        wanted.ports.iter_mut().for_each(|port| {
+            port.requests.clear();
+            port.verifiers.clear();
+        });
+        if let Some(program) = assembly.programs.first() {
+            offload::request(&mut wanted, program);
+        }
+        let mut operations = Vec::new();
+        for ((port, wanted), before) in assembly.plan.ports.iter_mut().zip(&wanted.ports).zip(&before.ports) {
+            port.requests.clone_from(&before.requests);
+            port.verifiers.clone_from(&before.verifiers);
+            // Without these offloads, the information does not exist. Without checksum offloads, the stages compute and
+            // verify the checksums.
+            let is_needed =
+                |offload| matches!(offload, StageOffload::VlanTag | StageOffload::FlowTag | StageOffload::RssHash);
+            let lacks = |offload| {
+                is_needed(offload) && offload::is_requested(wanted, offload) && !offload::is_requested(before, offload)
+            };
+            for request in wanted.requests.iter().filter(|request| lacks(request.offload)) {
+                let why = format!("the device must report {}, which is requested at the start", request.offload);
+                operations.push(difference::port_operation(&port.config.name, Vec::new(), &why));
+            }
+        }
+        operations
+    }
+
+    /// Returns an operation that needs a restart for each stage that writes a file in use, or needs a privilege that
+    /// the program has given up.
+    fn privilege_operations(
+        &self,
+        current: &Generation,
+        assembly: &Assembly,
+        kept: &BTreeSet<String>,
+    ) -> Vec<Operation> {
+        let mut operations = Vec::new();
+        let is_replaced = |(stage, _): &(&String, _)| !kept.contains(*stage);
+        // The stages that end write these files until the change is complete.
+        let ending = current.objects.records.iter().filter(is_replaced);
+        let in_use: Vec<(&PathBuf, Option<Identity>)> =
+            ending.flat_map(|(_, record)| &record.written).map(|path| (path, Identity::of(path))).collect();
+        for (stage, record) in assembly.resources.records.iter().filter(is_replaced) {
+            let is_in_use = |path: &&PathBuf| {
+                let identity = Identity::of(path);
+                in_use.iter().any(|(used, known)| used == path || identity.is_some() && *known == identity)
+            };
+            let is_unavailable = |path: &&PathBuf| current.plan.runtime.sandbox && !self.written.contains(*path);
+            if let Some(file) = record.written.iter().find(is_in_use) {
+                let why = format!("the running stage still writes {}", file.display());
+                operations.push(difference::stage_restart(stage, &why, ", or name another file"));
+            } else if let Some(file) = record.written.iter().find(is_unavailable) {
+                let why = format!("the program has given up the right to write {}", file.display());
+                operations.push(difference::stage_restart(stage, &why, WITHOUT_SANDBOX));
+            }
+        }
+        let kept_capabilities = self.capabilities.iter().copied().collect::<CapabilitySet>();
+        let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |held| held.effective);
+        let needed = assembly.resources.services.capabilities.iter().copied().collect::<CapabilitySet>();
+        if current.plan.runtime.sandbox && !(kept_capabilities | held).contains(needed) {
+            let added = assembly.plan.nodes.iter().map(|node| &node.name).filter(|name| !kept.contains(*name));
+            let names = added.cloned().collect::<Vec<_>>().join(", ");
+            let why = "the program has given up a capability that the stage needs";
+            operations.push(difference::stage_restart(&names, why, WITHOUT_SANDBOX));
+        }
+        operations
+    }
+}

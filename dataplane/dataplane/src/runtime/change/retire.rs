@@ -1,0 +1,93 @@
+//! Frees the pipeline before a change.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::state::{Generation, RunState, lock};
+use crate::runtime::sample::Graphs;
+use dataplane_core::pipeline::{Owner, Tasks, panic_message};
+
+/// The wait between two checks whether the pipeline is still in use.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+impl RunState {
+    /// Frees an earlier pipeline on another thread, because large tables take long to free, and a file may take long to
+    /// write. Ends the stages and tasks that do not continue in the pipeline `next`. If the change is unconfirmed, keeps
+    /// the shared objects and their tasks for a revert. The thread also waits for workers that have not switched yet.
+    pub(super) fn retire(
+        self: &Arc<Self>,
+        earlier: Arc<Generation>,
+        next: &Arc<Generation>,
+        graphs: Graphs,
+        late: Vec<usize>,
+        is_unconfirmed: bool,
+    ) {
+        let is_kept = |owner: &Owner| match owner {
+            Owner::Stage(_) => false,
+            Owner::Object(stage, _) => is_unconfirmed && !stage.is_empty(),
+        };
+        let continues = |tasks: &Arc<Tasks>| next.tasks.iter().any(|(_, kept)| Arc::ptr_eq(kept, tasks));
+        let ending = earlier.tasks.iter().filter(|(owner, tasks)| !is_kept(owner) && !continues(tasks));
+        let ending: Vec<Arc<Tasks>> = ending.map(|(_, tasks)| tasks.clone()).collect();
+        let state = self.clone();
+        let work = move || {
+            state.end_stages(&earlier, graphs, is_unconfirmed);
+            if !late.is_empty() {
+                while !lock(&state.sampler).exchanging().is_empty() {
+                    thread::sleep(POLL_INTERVAL);
+                }
+                let graphs = lock(&state.sampler).returned();
+                state.end_stages(&earlier, graphs, is_unconfirmed);
+            }
+            for tasks in ending {
+                tasks.stop();
+                lock(&state.failures).extend(tasks.failures());
+            }
+            // Another thread, such as the thread that answers clients, may use the pipeline at this time. The last user
+            // frees the pipeline, so wait to be the last user. At the end of the run, it does not matter who is last.
+            let is_used = || Arc::strong_count(&earlier) > 1 && !lock(&state.changes).is_over;
+            while !is_unconfirmed && is_used() {
+                thread::sleep(POLL_INTERVAL);
+            }
+        };
+        let mut retiring = lock(&self.retiring);
+        retiring.retain(|thread| !thread.is_finished());
+        match thread::Builder::new().name("change-end".to_owned()).spawn(work) {
+            Ok(thread) => retiring.push(thread),
+            Err(error) => tracing::error!("cannot start the thread `change-end`: {error}"),
+        }
+    }
+
+    /// Ends all changes and tasks. The workers must have ended.
+    pub(crate) fn stop_tasks(self: &Arc<Self>) {
+        let unconfirmed = {
+            let mut changes = lock(&self.changes);
+            changes.is_over = true;
+            changes.unconfirmed.take()
+        };
+        let current = self.current();
+        current.tasks.iter().for_each(|(_, tasks)| tasks.stop());
+        if let Some(unconfirmed) = unconfirmed {
+            self.retire(unconfirmed.earlier, &current, Vec::new(), Vec::new(), false);
+        }
+        // A thread that frees an earlier pipeline may still write a file.
+        let retiring = std::mem::take(&mut *lock(&self.retiring));
+        retiring.into_iter().for_each(|thread| _ = thread.join());
+    }
+
+    /// Finishes the stages that have not moved to later graphs, and frees the graphs.
+    fn end_stages(&self, earlier: &Generation, graphs: Graphs, is_unconfirmed: bool) {
+        for mut swap in graphs {
+            let is_finished = |stage: &str| !(is_unconfirmed && earlier.objects.has_shared(stage));
+            let finished = catch_unwind(AssertUnwindSafe(|| swap.graph.finish(is_finished)));
+            let errors: Vec<String> = match finished {
+                Ok(errors) => errors.iter().map(ToString::to_string).collect(),
+                Err(panic) => vec![format!("a removed stage panicked at its end: {}", panic_message(&*panic))],
+            };
+            errors.iter().for_each(|error| tracing::error!("{error}"));
+            lock(&self.failures).extend(errors);
+        }
+    }
+}

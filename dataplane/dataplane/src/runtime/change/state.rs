@@ -1,0 +1,186 @@
+//! The state of a run that the workers do not own.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use super::history::ChangeHistory;
+use crate::config::{Plan, PortPlan, Qp, Source};
+use crate::runtime::control::RunControl;
+use crate::runtime::devices::PortDevice;
+use crate::runtime::snapshot::Sampler;
+use dataplane_core::clock::HostClock;
+use dataplane_core::error::Result;
+use dataplane_core::mem::BatchMemory;
+use dataplane_core::pipeline::{
+    CapabilitySet, Objects, Owner, PortHandler, PortInfo, RunStop, StageTable, StandIn, TaskSpec, Tasks,
+};
+use dataplane_core::telemetry::PortReport;
+use dataplane_core::topology::Topology;
+
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An owner, and the tasks of this owner.
+pub(crate) type OwnedTasks = (Owner, Arc<Tasks>);
+
+/// Starts tasks, grouped by their owners.
+///
+/// # Errors
+/// Returns the error of the first task that cannot be started. The tasks that are already running end.
+pub(crate) fn start_tasks(specs: Vec<TaskSpec>, stop: &RunStop) -> Result<Vec<OwnedTasks>> {
+    let mut groups: Vec<(Owner, Vec<TaskSpec>)> = Vec::new();
+    for spec in specs {
+        match groups.iter_mut().find(|(owner, _)| *owner == spec.owner) {
+            Some((_, group)) => group.push(spec),
+            None => groups.push((spec.owner.clone(), vec![spec])),
+        }
+    }
+    groups.into_iter().map(|(owner, group)| Ok((owner, Arc::new(Tasks::start(group, stop)?)))).collect()
+}
+
+/// The pipeline of a run between two changes: the config, and the objects that the stages share.
+pub(crate) struct Generation {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) source: Source,
+    pub(crate) objects: Objects,
+    pub(crate) tables: Vec<Arc<StageTable>>,
+    pub(crate) tasks: Vec<OwnedTasks>,
+    pub(crate) handlers: Vec<(Owner, PortHandler)>,
+    pub(crate) stand_ins: Vec<BTreeMap<String, StandIn>>,
+    /// The stages that leave checksums to the devices ([`Program::leave_checksums`]).
+    ///
+    /// [`Program::leave_checksums`]: dataplane_core::pipeline::Program::leave_checksums
+    pub(crate) left: Vec<String>,
+}
+
+/// The state of a run that the workers do not own.
+pub(crate) struct RunState {
+    pub(crate) control: Arc<RunControl>,
+    pub(crate) ports: Vec<Arc<dyn PortDevice>>,
+    pub(crate) clock: HostClock,
+    pub(crate) topology: Topology,
+    pub(crate) port_infos: Vec<PortInfo>,
+    /// The absolute path of the config file with which the run started.
+    pub(crate) config_file: Option<PathBuf>,
+    /// The packet memory of each worker.
+    pub(crate) memories: Vec<BatchMemory>,
+    /// The functions to call when a port changes.
+    pub(crate) handlers: Arc<Mutex<Vec<(Owner, PortHandler)>>>,
+    pub(crate) sampler: Mutex<Sampler>,
+    pub(crate) current: Mutex<Arc<Generation>>,
+    /// The capabilities that the stages declared at the start of the run.
+    pub(crate) capabilities: Vec<CapabilitySet>,
+    /// The files that the config named as outputs at the start of the run.
+    pub(crate) written: BTreeSet<PathBuf>,
+    /// The failures of tasks and stages that changes have ended.
+    pub(crate) failures: Mutex<Vec<String>>,
+    pub(crate) changes: Mutex<Changes>,
+    /// Whether a client captures or traces packets.
+    pub(crate) is_observed: Arc<AtomicBool>,
+    /// The threads that free earlier pipelines.
+    pub(crate) retiring: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The changes of a run.
+pub(crate) struct Changes {
+    /// Whether a change is in progress.
+    pub(super) is_busy: bool,
+    /// Whether the run has ended, so that the pipeline cannot change any more.
+    pub(super) is_over: bool,
+    pub(super) unconfirmed: Option<Unconfirmed>,
+    pub(super) history: ChangeHistory,
+    /// The path of the config with which the run started.
+    pub(super) first_path: PathBuf,
+}
+
+/// A change that reverts at its deadline, unless a client confirms the change.
+pub(super) struct Unconfirmed {
+    pub(super) number: u64,
+    /// The number of the change before, whose config the revert restores.
+    pub(super) restores: u64,
+    pub(super) earlier: Arc<Generation>,
+    /// The stages that the change has not replaced.
+    pub(super) kept: BTreeSet<String>,
+    pub(super) deadline: Instant,
+}
+
+impl Changes {
+    pub(crate) fn new(source: &Source) -> Self {
+        let (history, first_path) = (ChangeHistory::new(source), source.path().to_owned());
+        Self { is_busy: false, is_over: false, unconfirmed: None, history, first_path }
+    }
+}
+
+impl RunState {
+    pub(crate) fn current(&self) -> Arc<Generation> {
+        lock(&self.current).clone()
+    }
+
+    /// Makes a generation the current generation, and updates the changes at the same time.
+    pub(super) fn install<T>(&self, next: &Arc<Generation>, update: impl FnOnce(&mut Changes) -> T) -> T {
+        let mut changes = lock(&self.changes);
+        *lock(&self.current) = next.clone();
+        if changes.is_over {
+            next.tasks.iter().for_each(|(_, tasks)| tasks.stop());
+        }
+        update(&mut changes)
+    }
+
+    /// Returns a message for each task that has failed.
+    pub(crate) fn task_failures(&self) -> Vec<String> {
+        let mut failures = lock(&self.failures).clone();
+        failures.extend(self.current().tasks.iter().flat_map(|(_, tasks)| tasks.failures()));
+        failures
+    }
+
+    /// Returns the name, the device and the device counters of each port.
+    pub(crate) fn port_reports(&self) -> Vec<PortReport> {
+        let plan = self.current().plan.clone();
+        let report = |(plan, port): (&PortPlan, &Arc<dyn PortDevice>)| {
+            let device_counters = port.counters();
+            PortReport {
+                name: plan.config.name.clone(),
+                device: port.describe(),
+                link_up: port.is_link_up(),
+                rx_lost: rx_lost(plan, &device_counters),
+                tx_lost: device_counters.get("tx_lost").copied().unwrap_or_default(),
+                device_counters,
+                clocks: port.clocks(),
+                ..PortReport::default()
+            }
+        };
+        plan.ports.iter().zip(&self.ports).map(report).collect()
+    }
+}
+
+/// Returns the packets that a port has lost before the pipeline, from the counters of its device.
+fn rx_lost(plan: &PortPlan, counters: &BTreeMap<String, u64>) -> u64 {
+    // A port that is not an input receives no packets, so it has no losses. Do not count losses on a reliable
+    // connection, because the peer sends lost packets again.
+    let can_lose = plan.input && plan.config.qp != Qp::Rc;
+    PortReport::LOSSES.iter().filter(|_| can_lose).filter_map(|name| counters.get(*name)).sum()
+}
+
+#[cfg(feature = "ibverbs")]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::raw::tests::plan;
+
+    #[test]
+    fn packets_without_a_receive_are_lost_unless_the_peer_sends_them_again() {
+        let counters = BTreeMap::from([("rx_out_of_buffer".to_owned(), 16), ("rx_unmatched".to_owned(), 5)]);
+        let connection = "connection = { listen = '127.0.0.1:1' }";
+        let lost = |keys: &str, input| rx_lost(&plan(keys, input), &counters);
+        assert_eq!(lost("", true), 16);
+        assert_eq!(lost("", false), 0);
+        assert_eq!(lost(&format!("qp = 'ud'\n{connection}"), true), 16);
+        assert_eq!(lost(&format!("qp = 'rc'\n{connection}"), true), 0);
+        assert_eq!(rx_lost(&plan("", true), &BTreeMap::new()), 0);
+    }
+}

@@ -1,0 +1,296 @@
+//! Changes as transactions: apply, confirm, revert and roll back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::exchange::{Exchange, Exchanged};
+use super::history::digest;
+use super::prepare::{Prepared, Reverts};
+use super::refusal;
+use super::state::{Changes, RunState, Unconfirmed, lock};
+use crate::config::Source;
+use dataplane_control::change::{Applied, ChangePlan, ChangeState, ConfigMistake, History, Operation};
+use dataplane_control::{ErrorCode, Refusal};
+use dataplane_core::pipeline::Registry;
+
+/// The time after which the program tries again to revert a change.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The options of a change.
+#[derive(Clone, Debug, Default)]
+pub struct ApplyOptions {
+    /// The digest of the config that the change starts from. `None` accepts any config.
+    pub base: Option<String>,
+    /// The time after which the change reverts, unless [`Changer::confirm`] is called. `None` for a change that does
+    /// not revert.
+    pub confirm: Option<Duration>,
+    /// The origin of the change in the history.
+    pub cause: &'static str,
+    /// Whether the stages that continue read all their files again. If `false`, these stages read only files that have
+    /// changed.
+    pub reads_all_files: bool,
+}
+
+/// Changes the pipeline of a run.
+#[derive(Clone)]
+pub struct Changer(pub(crate) Arc<RunState>);
+
+impl Changer {
+    /// Returns a config with this text. The overrides and the folder are the overrides and the folder of the config
+    /// that the run uses. `path` is the name of the new config in messages.
+    pub fn source(&self, path: &str, text: &str) -> Source {
+        self.0.current().source.with_file(path, text)
+    }
+
+    /// Reads the config file with which the run started. If the config came from standard input, returns the config
+    /// that the run uses.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read.
+    pub fn file_of_run(&self) -> Result<Source, Refusal> {
+        let current = self.0.current().source.clone();
+        let Some(file) = &self.0.config_file else { return Ok(current) };
+        let read = Source::read(file, &[]).map_err(|diagnostics| refusal::wrong_config(&diagnostics))?;
+        // Use the path of the command line in messages, not the absolute path.
+        let path = lock(&self.0.changes).first_path.clone();
+        Ok(current.with_file(path, read.text()))
+    }
+
+    /// Returns the operations that would change the run to another config. Changes nothing.
+    ///
+    /// # Errors
+    /// Fails if the config has mistakes.
+    pub fn plan(&self, registry: &Registry, source: &Source) -> Result<ChangePlan, Refusal> {
+        let current = self.0.current();
+        let Prepared { operations, warnings, .. } = self.0.prepare(&current, registry, source, false, None)?;
+        Ok(ChangePlan { base: digest(&current.source), digest: digest(source), operations, warnings })
+    }
+
+    /// Changes the run to another config. Returns when all workers use the new pipeline. If a worker stops answering
+    /// during the change, returns after five seconds with a warning, and the worker switches as soon as it continues.
+    /// If the config and all files are the same as before, changes nothing.
+    ///
+    /// # Errors
+    /// Fails if the config has mistakes, if a change is in progress or unconfirmed, if the change needs a restart, or
+    /// if a worker does not answer. After an error, the run uses the pipeline from before the change.
+    pub fn apply(&self, registry: &Registry, source: &Source, options: &ApplyOptions) -> Result<Applied, Refusal> {
+        let state = &self.0;
+        let _busy = state.occupy(|changes| {
+            check_confirmed(changes)?;
+            let current = digest(&state.current().source);
+            match &options.base {
+                Some(base) if *base != current => {
+                    let message =
+                        format!("the plan was made for the config {base}, but the program runs the config {current}");
+                    Err(Refusal::new(ErrorCode::OtherBase, message, "run `dataplane plan` again"))
+                }
+                _ => Ok(()),
+            }
+        })?;
+        state.apply(registry, source, options, None)
+    }
+
+    /// Confirms the last change.
+    ///
+    /// # Errors
+    /// Fails if no change waits for a confirmation, or if the change is being reverted.
+    pub fn confirm(&self) -> Result<Applied, Refusal> {
+        let state = &self.0;
+        let _busy = state.occupy(|changes| match changes.unconfirmed {
+            Some(_) => Ok(()),
+            None => Err(refusal::nothing_unconfirmed()),
+        })?;
+        let unconfirmed = {
+            let mut changes = lock(&state.changes);
+            let unconfirmed = changes.unconfirmed.take().ok_or_else(refusal::nothing_unconfirmed)?;
+            changes.history.set_state(unconfirmed.number, ChangeState::InForce);
+            unconfirmed
+        };
+        let current = state.current();
+        state.retire(unconfirmed.earlier, &current, Vec::new(), Vec::new(), false);
+        Ok(applied(unconfirmed.number, &current.source))
+    }
+
+    /// Reverts an unconfirmed change. Otherwise, applies the config from before the last change.
+    ///
+    /// # Errors
+    /// Fails if there is no earlier config, or with the errors of [`Changer::apply`].
+    pub fn rollback(&self, registry: &Registry) -> Result<Applied, Refusal> {
+        let state = &self.0;
+        let _busy = state.occupy(|_| Ok(()))?;
+        let unconfirmed = lock(&state.changes).unconfirmed.take();
+        if let Some(unconfirmed) = unconfirmed {
+            return state.revert(registry, unconfirmed);
+        }
+        let (number, restores, source) = lock(&state.changes).history.before_last()?;
+        let options = ApplyOptions { cause: "rollback", ..ApplyOptions::default() };
+        let applied = state.apply(registry, &source, &options, Some(restores))?;
+        lock(&state.changes).history.set_state(number, ChangeState::Reverted);
+        Ok(applied)
+    }
+
+    /// Reverts an unconfirmed change whose deadline has passed. Returns `None` if there is no such change, or if a
+    /// client is just confirming or reverting the change.
+    pub fn revert_overdue(&self, registry: &Registry) -> Option<Result<Applied, Refusal>> {
+        let _busy = self.0.occupy(|_| Ok(())).ok()?;
+        let is_overdue = |unconfirmed: &mut Unconfirmed| unconfirmed.deadline <= Instant::now();
+        let unconfirmed = lock(&self.0.changes).unconfirmed.take_if(is_overdue)?;
+        Some(self.0.revert(registry, unconfirmed))
+    }
+
+    /// Returns `true` if the deadline of an unconfirmed change has passed.
+    pub fn is_overdue(&self) -> bool {
+        let changes = lock(&self.0.changes);
+        changes.unconfirmed.as_ref().is_some_and(|unconfirmed| unconfirmed.deadline <= Instant::now())
+    }
+
+    /// Returns `true` if a change waits for its confirmation.
+    pub fn is_unconfirmed(&self) -> bool {
+        lock(&self.0.changes).unconfirmed.is_some()
+    }
+
+    /// Returns the rows of the start and of the last changes, at most 32 rows.
+    pub fn history(&self) -> History {
+        History { changes: lock(&self.0.changes).history.rows() }
+    }
+}
+
+/// Returns the result of a change that carried out no operation.
+fn applied(number: u64, source: &Source) -> Applied {
+    let digest = digest(source);
+    Applied { number, digest, operations: Vec::new(), confirm_s: None, warnings: Vec::new() }
+}
+
+/// Marks a change as in progress, until the value is dropped.
+struct Busy<'a>(&'a RunState);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.changes).is_busy = false;
+    }
+}
+
+impl RunState {
+    /// Marks a change as in progress, if `check` accepts the state of the changes.
+    fn occupy(&self, check: impl FnOnce(&Changes) -> Result<(), Refusal>) -> Result<Busy<'_>, Refusal> {
+        let mut changes = lock(&self.changes);
+        check(&changes)?;
+        if changes.is_busy {
+            return Err(refusal::busy("another change is in progress", "try again when the other change is complete"));
+        }
+        changes.is_busy = true;
+        Ok(Busy(self))
+    }
+
+    /// Changes the run to another config. `restores` is the number of the change whose config the change restores.
+    fn apply(
+        self: &Arc<Self>,
+        registry: &Registry,
+        source: &Source,
+        options: &ApplyOptions,
+        restores: Option<u64>,
+    ) -> Result<Applied, Refusal> {
+        let current = self.current();
+        let prepared = self.prepare(&current, registry, source, options.reads_all_files, None)?;
+        let Prepared { operations, mut warnings, assembly, left } = prepared;
+        if operations.is_empty() && digest(source) == digest(&current.source) {
+            let number = lock(&self.changes).history.number();
+            return Ok(Applied { warnings, ..applied(number, source) });
+        }
+        let restart = operations.iter().find(|operation| !operation.hitless);
+        let Some((assembly, kept)) = assembly.filter(|_| restart.is_none()) else {
+            return Err(needs_restart(operations));
+        };
+        let Exchanged { next, graphs, late } =
+            self.exchange(Exchange { current: &current, held: None, kept: &kept, must_answer: true }, assembly, left)?;
+        warnings.extend(late.iter().map(|worker| late_worker(*worker)));
+        let deadline = options.confirm.map(|time| Instant::now().checked_add(time).unwrap_or_else(far));
+        let number = self.install(&next, |changes| {
+            let before = changes.history.number();
+            let state = if deadline.is_some() { ChangeState::Unconfirmed } else { ChangeState::InForce };
+            let number = changes.history.add(source, operations.len(), options.cause, state, restores);
+            changes.unconfirmed = deadline.map(|deadline| {
+                let earlier = current.clone();
+                Unconfirmed { number, restores: before, earlier, kept, deadline }
+            });
+            number
+        });
+        self.retire(current, &next, graphs, late, deadline.is_some());
+        let confirm_s = options.confirm.map(|time| time.as_secs());
+        Ok(Applied { operations, confirm_s, warnings, ..applied(number, source) })
+    }
+
+    /// Reverts an unconfirmed change. If this fails, the change stays unconfirmed, and the program tries again later.
+    fn revert(self: &Arc<Self>, registry: &Registry, unconfirmed: Unconfirmed) -> Result<Applied, Refusal> {
+        self.try_revert(registry, &unconfirmed).map_err(|mut refusal| {
+            refusal.message = format!("change {} cannot be reverted: {}", unconfirmed.number, refusal.message);
+            "the program tries again every 5 seconds".clone_into(&mut refusal.help);
+            let mut changes = lock(&self.changes);
+            let deadline = Instant::now() + RETRY_INTERVAL;
+            changes.unconfirmed = (!changes.is_over).then_some(Unconfirmed { deadline, ..unconfirmed });
+            refusal
+        })
+    }
+
+    fn try_revert(self: &Arc<Self>, registry: &Registry, unconfirmed: &Unconfirmed) -> Result<Applied, Refusal> {
+        let Unconfirmed { earlier, kept, .. } = unconfirmed;
+        let current = self.current();
+        let reverts = Reverts { objects: &earlier.objects, kept };
+        let Prepared { operations, warnings: _, assembly, left } =
+            self.prepare(&current, registry, &earlier.source, false, Some(reverts))?;
+        let Some((assembly, kept)) = assembly else { return Err(needs_restart(operations)) };
+        let exchange = Exchange { current: &current, held: Some(earlier), kept: &kept, must_answer: false };
+        let Exchanged { next, graphs, late } = self.exchange(exchange, assembly, left)?;
+        let number = self.install(&next, |changes| {
+            let (source, restores) = (&earlier.source, Some(unconfirmed.restores));
+            let number = changes.history.add(source, operations.len(), "revert", ChangeState::InForce, restores);
+            changes.history.set_state(unconfirmed.number, ChangeState::Reverted);
+            number
+        });
+        let warnings = late.iter().map(|worker| late_worker(*worker)).collect();
+        self.retire(current, &next, graphs, late, false);
+        self.retire(earlier.clone(), &next, Vec::new(), Vec::new(), false);
+        Ok(Applied { operations, warnings, ..applied(number, &earlier.source) })
+    }
+}
+
+/// A time that is later than the end of the run.
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(u64::from(u32::MAX))
+}
+
+fn needs_restart(operations: Vec<Operation>) -> Refusal {
+    let message = match operations.iter().find(|operation| !operation.hitless) {
+        Some(operation) => {
+            let (words, name) = (operation.operation.words(), &operation.name);
+            format!("the change needs a restart: {words} {name}: {}", operation.why)
+        }
+        None => "the change needs a restart".to_owned(),
+    };
+    let help = "save the config and restart the program; `dataplane plan` lists all operations";
+    let mut refusal = Refusal::new(ErrorCode::NeedsRestart, message, help);
+    refusal.operations = operations.into();
+    refusal
+}
+
+/// Returns the warning about a worker that has not switched to its new graph in time.
+fn late_worker(worker: usize) -> ConfigMistake {
+    ConfigMistake {
+        level: "warning".to_owned(),
+        file: format!("worker {worker}"),
+        line: 0,
+        column: 0,
+        message: "does not answer, and still uses the earlier pipeline; the worker switches as soon as its current \
+                  stage ends"
+            .to_owned(),
+        help: None,
+    }
+}
+
+/// Refuses a change while another change is unconfirmed.
+fn check_confirmed(changes: &Changes) -> Result<(), Refusal> {
+    let Some(Unconfirmed { number, deadline, .. }) = &changes.unconfirmed else { return Ok(()) };
+    let left = deadline.saturating_duration_since(Instant::now()).as_secs();
+    let message = format!("change {number} waits for its confirmation, and reverts in {left} s");
+    Err(refusal::busy(message, "run `dataplane confirm` or `dataplane rollback` first"))
+}
