@@ -133,3 +133,40 @@ fn sighup_applies_the_config_file() {
     wait_until("the changed config", || in_force(&folder) == changed());
     running.end("-TERM");
 }
+
+#[test]
+fn single_rules_are_set_and_saved_and_the_rest_of_the_config_stays() {
+    let folder = RuntimeFolder::new();
+    let running = start(&folder);
+    let (out, _) = ended(&folder, "set acl add deny tcp dst_port 23 name telnet", 0);
+    assert!(out.starts_with("replace stage edge (rules): hitless: ") && out.contains("applied: change 1, "), "{out}");
+    let with_rule = in_force(&folder);
+    assert!(
+        with_rule.contains(r#"{ action = "deny", protocol = "tcp", dst_port = 23, name = "telnet" }"#),
+        "{with_rule}"
+    );
+    let (rules, _) = ended(&folder, "show acl", 0);
+    assert!(rules.contains("telnet"), "{rules}");
+    let (out, _) = ended(&folder, "set acl default deny --json --confirm 1h", 0);
+    let applied = json(&out);
+    assert_eq!((&applied["number"], &applied["confirm_s"]), (&2.into(), &3600.into()));
+    ended(&folder, "rollback", 0);
+    assert_eq!(in_force(&folder), with_rule);
+    ended(&folder, "save", 0);
+    assert_eq!(fs::read_to_string(folder.path("x.toml")).unwrap(), with_rule);
+    ended(&folder, "set acl del telnet", 0);
+    assert_eq!(in_force(&folder), config(LINK));
+    for (line, status, expected) in [
+        ("set acl add deny udp port 1", 2, "`port` is not a key of a rule"),
+        ("set acl add deny udp dst_port 70000", 2, "70000"),
+        ("set acl del telnet", 2, "no rule of the config has the name or the text `telnet`"),
+        ("set acl del telnet --stage inner", 2, "has the name `inner`; help: the stages are `edge`"),
+        ("set route add 10.0.0.0/8 dev wire", 2, "the config has no stage with use = \"route\""),
+        ("set route add 10.0.0/8 dev wire", 2, "`10.0.0/8` is not a prefix"),
+    ] {
+        let (_, error) = ended(&folder, line, status);
+        assert!(error.contains(expected), "{line}: {error}");
+    }
+    assert_eq!(in_force(&folder), config(LINK));
+    running.end("-TERM");
+}

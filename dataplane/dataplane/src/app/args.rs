@@ -73,6 +73,8 @@ pub(super) enum Command {
     History(Change),
     /// Apply the config file of a running program again, and read the files of its stages again
     Reload(Change),
+    /// Change one route, rule or limit in the config of a running program
+    Set(Set),
     /// Write the config that a running program uses to a file
     Save(Save),
     /// Check a config: print all mistakes, or the plan if there are none
@@ -308,6 +310,114 @@ pub(super) struct Save {
     pub(super) force: bool,
     #[command(flatten)]
     pub(super) target: Target,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Set {
+    #[command(subcommand)]
+    pub(super) change: SetChange,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum SetChange {
+    /// Add or delete a route of the config
+    #[command(subcommand)]
+    Route(SetRoute),
+    /// Add or delete a rule of the config, or set the action for packets that no rule matches
+    #[command(subcommand)]
+    Acl(SetAcl),
+    /// Set parameters of a limit, such as `packets_per_second 1000 burst 100`
+    Limit(SetLimit),
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum SetRoute {
+    /// Add a route
+    Add {
+        /// The prefix, such as 10.0.0.0/8
+        prefix: String,
+        /// The path: `via ADDRESS dev PORT`, `dev PORT` or `drop`
+        #[arg(value_name = "PATH", required = true, num_args = 1..)]
+        path: Vec<String>,
+        #[command(flatten)]
+        options: SetOptions,
+    },
+    /// Delete the routes to a prefix, or only the routes with this path
+    Del {
+        /// The prefix, such as 10.0.0.0/8
+        prefix: String,
+        /// The path, as for `add`
+        #[arg(value_name = "PATH", num_args = 0..)]
+        path: Vec<String>,
+        #[command(flatten)]
+        options: SetOptions,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum SetAcl {
+    /// Add a rule after the other rules of the config
+    Add {
+        /// The rule, such as `deny tcp dst 10.0.0.0/8 dst_port 22 name no_ssh`
+        #[arg(value_name = "RULE", required = true, num_args = 1..)]
+        rule: Vec<String>,
+        /// Add the rule before the rule with this name or text
+        #[arg(long, value_name = "RULE")]
+        before: Option<String>,
+        #[command(flatten)]
+        options: SetOptions,
+    },
+    /// Delete a rule
+    Del {
+        /// The name or the text of the rule, as `dataplane show acl` prints it
+        #[arg(value_name = "RULE", required = true, num_args = 1..)]
+        rule: Vec<String>,
+        #[command(flatten)]
+        options: SetOptions,
+    },
+    /// Set the action for packets that no rule matches
+    Default {
+        /// The action
+        #[arg(value_parser = ["permit", "deny"])]
+        action: String,
+        #[command(flatten)]
+        options: SetOptions,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct SetLimit {
+    /// Pairs of a key of the stage and its value, such as `packets_per_second 1000 burst 100`
+    #[arg(value_name = "KEY VALUE", required = true, num_args = 1..)]
+    pub(super) values: Vec<String>,
+    #[command(flatten)]
+    pub(super) options: SetOptions,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct SetOptions {
+    /// The name of the stage, needed if the config has several stages of the kind
+    #[arg(long, value_name = "NAME")]
+    pub(super) stage: Option<String>,
+    /// Revert the change after this time, such as 60s, unless `dataplane confirm` confirms the change
+    #[arg(long, value_name = "TIME", value_parser = interval)]
+    pub(super) confirm: Option<Duration>,
+    #[command(flatten)]
+    pub(super) target: Target,
+}
+
+impl SetRoute {
+    pub(super) fn options(&self) -> &SetOptions {
+        let (Self::Add { options, .. } | Self::Del { options, .. }) = self;
+        options
+    }
+}
+
+impl SetAcl {
+    pub(super) fn options(&self) -> &SetOptions {
+        let (Self::Add { options, .. } | Self::Del { options, .. } | Self::Default { options, .. }) = self;
+        options
+    }
 }
 
 #[derive(Debug, Args)]

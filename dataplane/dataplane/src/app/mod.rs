@@ -45,6 +45,7 @@ mod reference;
 mod run;
 mod schema;
 mod service;
+mod set;
 mod show;
 mod stages;
 mod stats;
@@ -184,6 +185,7 @@ impl App {
             Command::Rollback(args) => change::rollback(&args),
             Command::History(args) => change::history(&args),
             Command::Reload(args) => change::reload(&args),
+            Command::Set(args) => set::set(&args),
             Command::Save(args) => change::save(&args),
             Command::Check(args) => check::check(&self.registry, &args),
             Command::Graph(args) => graph::graph(&self.registry, &args),
