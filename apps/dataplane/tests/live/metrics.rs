@@ -328,7 +328,7 @@ fn every_number_of_the_statistics_is_a_metric_with_the_same_value() {
             both.equal(&format!("/ports/{at}/{field}"), "port_dropped_packets_total", &labels, 1.0);
         }
         assert_eq!(both.sample("port_dropped_packets_total", &[owner, ("reason", "stopped")]), 0.0);
-        both.entries(&format!("/ports/{at}/device_counters"), "port_device_counter_total", owner, "counter");
+        both.entries(&format!("/ports/{at}/device_counters"), "port_device_statistic_total", owner, "counter");
         both.entries(&format!("/ports/{at}/stamps"), "port_timestamps_total", owner, "clock");
         assert_eq!((both.take(&format!("/ports/{at}/link_up")), both.sample("port_up", &[owner])), (true.into(), 1.0));
         both.sample("port_info", &[owner, ("device", stats["ports"][at]["device"].as_str().unwrap())]);
@@ -680,7 +680,7 @@ fn counters_exist_before_their_first_event() {
         ("stage_output_packets_total", &[("stage", "ttl"), ("output", "expired")]),
         ("worker_dropped_packets_total", &[("worker", "0"), ("owner", "edge"), ("reason", "denied")]),
         ("worker_dropped_packets_total", &[("worker", "0"), ("owner", "wire"), ("reason", "tx_full")]),
-        ("port_device_counter_total", &[("port", "wire"), ("counter", "tx_queue_full")]),
+        ("port_device_statistic_total", &[("port", "wire"), ("counter", "tx_queue_full")]),
         ("stage_counter_total", &[("stage", "edge"), ("counter", "default")]),
     ] {
         assert_eq!(sample(&found, name, labels), Some(0.0), "{name} {labels:?}");

@@ -444,7 +444,7 @@ pub(super) const FAMILIES: &[Family] = &[
         },
     ),
     Family::new(
-        "port_device_counter",
+        "port_device_statistic",
         Kind::Counter,
         None,
         &["port", "counter"],
