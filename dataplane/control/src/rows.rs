@@ -85,6 +85,9 @@ pub struct StageRow {
     pub dropped: u64,
     /// Packets that the stage consumed.
     pub consumed: u64,
+    /// The number of workers on which the stage is quarantined after a panic.
+    #[serde(default)]
+    pub quarantined: u64,
     /// The counters that the stage defines.
     pub counters: BTreeMap<String, u64>,
 }

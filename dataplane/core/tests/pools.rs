@@ -57,6 +57,7 @@ fn graph(pool: &Pool) -> Graph {
         outputs: Vec::new(),
         reasons: Vec::new(),
         info: StageInfo::new(),
+        on_panic: OnPanic::Stop,
         drops: None,
     };
     Graph::new(Program::new(vec![node]), 1, pool)

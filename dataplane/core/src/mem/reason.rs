@@ -72,6 +72,10 @@ reasons! {
     /// A stage held the packet when the worker stopped, when a change removed the stage, or when a change replaced the
     /// stage by a stage that holds no packets.
     Stopped = "stopped",
+    /// The stage panicked while it processed the batch of this packet.
+    Panicked = "panicked",
+    /// The stage is quarantined after a panic.
+    Quarantined = "quarantined",
 }
 
 impl Reason {

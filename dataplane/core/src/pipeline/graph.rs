@@ -1,11 +1,13 @@
 //! The running graph: moves batches from stage to stage. A label is the decision of a stage about a packet.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::error::Error;
 use crate::mem::{BATCH, Batch, BatchMemory, Edge, Packet, Pool, Reason, Region, Verdict, Wait};
 use crate::pipeline::held::Held;
-use crate::pipeline::{Cause, Ctx, NodeSpec, Program, Stage, Target};
+use crate::pipeline::quarantine::Substitute;
+use crate::pipeline::{Cause, Ctx, NodeSpec, OnPanic, Program, Quarantined, Stage, StageMarker, Target};
 
 /// The counters of a stage, in packets.
 #[derive(Clone, Debug)]
@@ -29,6 +31,10 @@ pub struct NodeCounters {
     pub dropped_next: u64,
     /// Packets that the stage dropped. The index is [`Reason::code`].
     pub drops: [u64; Reason::CODES],
+    /// Panics of the stage.
+    pub panics: u64,
+    /// Whether the stage is quarantined after a panic.
+    pub is_quarantined: bool,
 }
 
 impl Default for NodeCounters {
@@ -43,6 +49,8 @@ impl Default for NodeCounters {
             outputs: [0; Edge::MOST],
             dropped_next: 0,
             drops: [0; Reason::CODES],
+            panics: 0,
+            is_quarantined: false,
         }
     }
 }
@@ -130,6 +138,9 @@ struct Node {
     held: Option<Held>,
     counters: NodeCounters,
     watch: Option<DropWatch>,
+    on_panic: OnPanic,
+    /// The number of packets that entered the stage with the current batch. Only valid if `max_split` is not 0.
+    entered: usize,
 }
 
 /// The observation of the drops of a stage (the observed stage) by another stage (the observing stage).
@@ -187,9 +198,21 @@ pub struct Graph {
     nodes: Box<[Node]>,
     outboxes: Box<[Box<Batch>]>,
     burst: usize,
-    /// Index of the stage that [`Graph::tick`], [`Graph::visit`], [`Graph::take_over`] or the generation of packets is
-    /// calling now.
-    housekeeping: Option<usize>,
+    /// The stage that the worker runs.
+    marker: Arc<StageMarker>,
+    activity: Activity,
+}
+
+/// What the worker does with the stage that it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Activity {
+    /// The stage processes a batch, or observes a drop.
+    Walk,
+    /// The stage does its housekeeping, or reports its counters.
+    Housekeeping,
+    Generation,
+    /// The stage hands its state over to another stage, or takes over state.
+    TakeOver,
 }
 
 impl Graph {
@@ -215,10 +238,13 @@ impl Graph {
             next: node.next,
             outputs: node.outputs.into_iter().map(|(_, target)| target).collect(),
             counters: NodeCounters::default(),
+            on_panic: node.on_panic,
+            entered: 0,
         };
         let nodes = program.nodes.into_iter().map(node).collect();
         let outboxes = (0..ports).map(|_| Batch::within(memory)).collect();
-        Self { region: memory.region().clone(), nodes, outboxes, burst, housekeeping: None }
+        let (region, marker) = (memory.region().clone(), Arc::default());
+        Self { region, nodes, outboxes, burst, marker, activity: Activity::Walk }
     }
 
     /// Checks that the graph was created for this pool.
@@ -262,14 +288,86 @@ impl Graph {
         self.nodes.iter().map(of).sum()
     }
 
-    /// Returns the name of the stage that a panic has interrupted, and the packets of this stage. Returns `None` if no
-    /// stage was running. The packets are lost, because the stage may have processed them only partly.
+    /// Sets the marker in which the graph records the stage that the worker runs.
+    pub fn set_marker(&mut self, marker: Arc<StageMarker>) {
+        self.marker = marker;
+    }
+
+    /// Returns the name of the stage that a panic has interrupted, and the packets of the interrupted batch. Returns
+    /// `None` if no stage was running. The packets are lost, because the stage may have processed them only partly.
     pub fn interrupted(&mut self) -> Option<(&str, &mut Batch)> {
-        // While a stage processes packets, all earlier stages have passed on their packets. The first stage with
-        // packets is therefore the interrupted stage.
-        let at_work = self.housekeeping.or_else(|| self.nodes.iter().position(|node| !node.inbox.is_empty()))?;
-        let node = self.nodes.get_mut(at_work)?;
-        Some((&node.name, &mut node.inbox))
+        // While a stage processes packets, all earlier stages have passed on their packets. The first stage with packets
+        // therefore has the interrupted batch.
+        let first = self.nodes.iter().position(|node| !node.inbox.is_empty());
+        let stage = self.marker.stage().or(first)?;
+        let batch = first.filter(|_| self.activity == Activity::Walk).unwrap_or(stage);
+        if batch == stage {
+            return self.nodes.get_mut(stage).map(|node| (node.name.as_str(), &mut *node.inbox));
+        }
+        let [stage, batch] = self.nodes.get_disjoint_mut([stage, batch]).ok()?;
+        Some((&stage.name, &mut batch.inbox))
+    }
+
+    /// Continues after a panic of a stage with [`OnPanic::Drop`] or [`OnPanic::Bypass`]: replaces the stage, and drops
+    /// the packets that the stage was processing. Returns `None` if the worker must end: no stage was running, the run
+    /// stops after a panic of the stage, or the stage was handing over its state.
+    ///
+    /// The graph may still contain packets of other stages. [`Graph::walk`] moves them on.
+    ///
+    /// # Panics
+    /// Panics if `pool` is not the pool that the graph was created for.
+    #[cold]
+    pub fn quarantine(&mut self, ctx: &Ctx, pool: &mut Pool) -> Option<Quarantined> {
+        self.check_pool(pool);
+        let place = self.marker.stage()?;
+        let (activity, observes) = (self.activity, self.marker.observes());
+        if activity == Activity::TakeOver || self.nodes.get(place)?.on_panic == OnPanic::Stop {
+            return None;
+        }
+        self.marker.leave();
+        self.activity = Activity::Walk;
+        let Self { nodes, outboxes, marker, .. } = self;
+        let mut quarantined =
+            Quarantined { stage: nodes[place].name.clone(), on_panic: nodes[place].on_panic, packets: 0, first: None };
+        if observes {
+            nodes.iter_mut().filter(|node| node.watch.as_ref().is_some_and(|watch| watch.by == place)).for_each(
+                |node| {
+                    node.watch = None;
+                },
+            );
+            // The first packet of the batch was dropped and counted before the stage observed it.
+            if let Some(at) = nodes.iter().position(|node| !node.inbox.is_empty()) {
+                nodes[at].inbox.free_one(0, pool);
+                nodes[at].inbox.forget_first(1);
+                let (before, later) = nodes.split_at_mut(at + 1);
+                if let Some((node, earlier)) = before.split_last_mut() {
+                    BatchMove { ctx, place: at, node, earlier, later, outboxes, pool, marker }
+                        .move_one_by_one(&mut NoObserver);
+                }
+            }
+        } else if activity != Activity::Housekeeping {
+            let node = &mut nodes[place];
+            if node.max_split > 0 || activity == Activity::Generation {
+                node.inbox.return_spares(pool);
+                let before = if activity == Activity::Generation { 0 } else { node.entered };
+                node.counters.made += node.inbox.len().saturating_sub(before) as u64;
+            }
+            quarantined.packets = node.inbox.len();
+            quarantined.first = node.inbox.iter_mut().next().map(|packet| packet.data().to_vec());
+            node.counters.drops[usize::from(Reason::Panicked.code())] += node.inbox.len() as u64;
+            node.inbox.clear_labels();
+            node.inbox.free_into(pool);
+            node.inbox.set_wait(Wait::Fresh);
+        }
+        let node = &mut nodes[place];
+        node.counters.panics += 1;
+        node.counters.is_quarantined = true;
+        (node.max_generated, node.generation_due) = (0, false);
+        let substitute = Substitute { contract: node.stage.contract(), drops: node.on_panic == OnPanic::Drop };
+        let stage = std::mem::replace(&mut node.stage, Box::new(substitute));
+        // The destructor of a stage that panicked may panic too.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(stage)));
+        Some(quarantined)
     }
 
     /// Returns the name of each stage and the stage itself.
@@ -279,24 +377,28 @@ impl Graph {
 
     /// Calls `visit` for each stage, in the order of the pipeline. The worker calls this method between two batches.
     pub fn visit(&mut self, mut visit: impl FnMut(&dyn Stage)) {
+        self.activity = Activity::Housekeeping;
         for (place, node) in self.nodes.iter().enumerate() {
-            self.housekeeping = Some(place);
+            self.marker.enter(place);
             visit(&*node.stage);
         }
-        self.housekeeping = None;
+        self.marker.leave();
+        self.activity = Activity::Walk;
     }
 
     /// Runs the housekeeping of every stage. The graph must contain no packets, except held packets.
     pub fn tick(&mut self, ctx: &Ctx) {
+        self.activity = Activity::Housekeeping;
         for (place, node) in self.nodes.iter_mut().enumerate() {
-            self.housekeeping = Some(place);
+            self.marker.enter(place);
             node.stage.tick(ctx);
             node.generation_due = node.max_generated > 0;
             if let Some(held) = &mut node.held {
                 held.begin();
             }
         }
-        self.housekeeping = None;
+        self.marker.leave();
+        self.activity = Activity::Walk;
     }
 
     /// Passes some of the packets that were held at the last [`Graph::tick`] through their stage again. If no such
@@ -325,7 +427,7 @@ impl Graph {
     /// Lets a stage generate packets, at most once after each [`Graph::tick`]. Returns `false` if the stage generated
     /// no packet.
     fn generate<O: Observer>(&mut self, place: usize, ctx: &Ctx, pool: &mut Pool, observer: &mut O) -> bool {
-        let Self { nodes, outboxes, .. } = self;
+        let Self { nodes, outboxes, marker, activity, .. } = self;
         let (nodes, later) = nodes.split_at_mut(place + 1);
         let Some((node, earlier)) = nodes.split_last_mut().filter(|(node, _)| node.generation_due) else {
             return false;
@@ -333,17 +435,19 @@ impl Graph {
         node.generation_due = false;
         node.inbox.set_ingress(0);
         node.inbox.take_spares(node.max_generated, pool);
+        *activity = Activity::Generation;
+        marker.enter(place);
         if let Some(stage) = node.stage.as_generator() {
-            self.housekeeping = Some(place);
             stage.generate(ctx, &mut node.inbox);
-            self.housekeeping = None;
         }
+        marker.leave();
+        *activity = Activity::Walk;
         node.inbox.return_spares(pool);
         if node.inbox.is_empty() {
             return false;
         }
         node.counters.made += node.inbox.len() as u64;
-        BatchMove { ctx, place, node, earlier, later, outboxes, pool }.move_all(observer);
+        BatchMove { ctx, place, node, earlier, later, outboxes, pool, marker }.move_all(observer);
         self.walk(ctx, pool, observer);
         true
     }
@@ -368,14 +472,18 @@ impl Graph {
     pub fn take_over(&mut self, earlier: &mut Self, successions: &[Succession], pool: &mut Pool) {
         self.check_pool(pool);
         earlier.check_pool(pool);
+        // The worker continues with this graph.
+        std::mem::swap(&mut self.marker, &mut earlier.marker);
+        earlier.activity = Activity::TakeOver;
         for succession in successions {
             let before = earlier.nodes.get_mut(succession.earlier);
             let (Some(before), Some(node)) = (before, self.nodes.get_mut(succession.later)) else { continue };
             // If a stage panics here, `earlier` is still the graph of the worker, so the error names a stage of
             // `earlier`.
-            earlier.housekeeping = Some(succession.earlier);
+            earlier.marker.enter(succession.earlier);
             let accepts_held = if succession.moves {
                 std::mem::swap(&mut node.stage, &mut before.stage);
+                node.counters.is_quarantined = before.counters.is_quarantined;
                 true
             } else {
                 node.stage.adopt(&mut *before.stage);
@@ -390,7 +498,8 @@ impl Graph {
                 held.exchange(before);
             }
         }
-        earlier.housekeeping = None;
+        earlier.marker.leave();
+        earlier.activity = Activity::Walk;
         earlier.drop_held(pool);
     }
 
@@ -426,7 +535,8 @@ impl Graph {
     #[inline(always)]
     pub fn walk<O: Observer>(&mut self, ctx: &Ctx, pool: &mut Pool, observer: &mut O) {
         self.check_pool(pool);
-        let Self { nodes, outboxes, .. } = self;
+        let Self { nodes, outboxes, marker, .. } = self;
+        let marker = &**marker;
         for place in 0..nodes.len() {
             let (nodes, later) = nodes.split_at_mut(place + 1);
             let Some((node, earlier)) = nodes.split_last_mut().filter(|(node, _)| !node.inbox.is_empty()) else {
@@ -440,15 +550,20 @@ impl Graph {
             node.counters.batches += 1;
             if node.max_split > 0 {
                 let before = node.inbox.len();
+                node.entered = before;
                 node.inbox.take_spares(before.saturating_mul(node.max_split), pool);
+                marker.enter(place);
                 node.stage.process(ctx, &mut node.inbox);
+                marker.leave();
                 node.inbox.return_spares(pool);
                 node.counters.made += (node.inbox.len() - before) as u64;
             } else {
+                marker.enter(place);
                 node.stage.process(ctx, &mut node.inbox);
+                marker.leave();
             }
             if O::WATCHES || !node.try_swap_whole(place, later, outboxes) {
-                BatchMove { ctx, place, node, earlier, later, outboxes, pool }.move_all(observer);
+                BatchMove { ctx, place, node, earlier, later, outboxes, pool, marker }.move_all(observer);
             }
         }
     }
@@ -463,6 +578,7 @@ struct BatchMove<'a> {
     later: &'a mut [Node],
     outboxes: &'a mut [Box<Batch>],
     pool: &'a mut Pool,
+    marker: &'a StageMarker,
 }
 
 impl BatchMove<'_> {
@@ -571,7 +687,7 @@ impl BatchMove<'_> {
 
     /// Passes a dropped packet to the stage that observes the drops of this stage.
     fn show_drop(&mut self, index: usize, step: &Step) {
-        let Self { ctx, place, node, earlier, later, .. } = self;
+        let Self { ctx, place, node, earlier, later, marker, .. } = self;
         let Node { name, inbox, watch: Some(watch), .. } = &mut **node else { return };
         let Some(reason) = watch.reason(step) else { return };
         let watcher = match watch.by.checked_sub(*place + 1) {
@@ -580,9 +696,11 @@ impl BatchMove<'_> {
         };
         let Some(watcher) = watcher else { return };
         show(inbox, index, |packet| {
+            marker.enter_observer(watch.by);
             if let Some(observer) = watcher.stage.as_drop_observer() {
                 observer.observe_drop(ctx, packet, Cause { stage: name, reason });
             }
+            marker.leave();
         });
     }
 

@@ -2,7 +2,7 @@
 //! every stage gets the facts (known properties of packets) that it needs.
 
 use crate::mem::{BATCH, Batch, Packet, RecvFields};
-use crate::pipeline::{Cause, Contract, Ctx, DropObserver, Exit, Facts, Generator, Problem, Stage, StageInfo};
+use crate::pipeline::{Cause, Contract, Ctx, DropObserver, Exit, Facts, Generator, OnPanic, Problem, Stage, StageInfo};
 
 /// The destination of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,8 @@ pub struct NodeSpec {
     pub reasons: Vec<&'static str>,
     /// The properties of the kind of stage.
     pub info: StageInfo,
+    /// What happens if the stage panics.
+    pub on_panic: OnPanic,
     /// Index of the stage that observes the drops of this stage. The observing stage can be earlier or later than this
     /// stage.
     pub drops: Option<usize>,
@@ -143,6 +145,22 @@ impl Program {
     /// Checks that every stage gets the facts that it needs, on every path of a packet. `source` contains the facts
     /// that the device sets on every packet. Returns the index and the problem of each stage that lacks a fact.
     pub fn check(&self, source: Facts) -> Vec<(usize, Problem)> {
+        self.check_without(source, None)
+    }
+
+    /// Returns, for each stage with [`OnPanic::Bypass`], the index of a later stage that lacks a fact if the stage is
+    /// bypassed, and the problem of the later stage. The program itself must have passed [`Program::check`].
+    pub fn check_bypasses(&self, source: Facts) -> Vec<(usize, usize, Problem)> {
+        let bypassed = self.nodes.iter().enumerate().filter(|(_, node)| node.on_panic == OnPanic::Bypass);
+        let problem = |(place, _): (usize, &NodeSpec)| {
+            let (later, problem) = self.check_without(source, Some(place)).into_iter().next()?;
+            Some((place, later, problem))
+        };
+        bypassed.filter_map(problem).collect()
+    }
+
+    /// Checks the program. The stage `bypassed` sets no facts.
+    fn check_without(&self, source: Facts, bypassed: Option<usize>) -> Vec<(usize, Problem)> {
         // For each stage: the facts that are known on all paths to the stage, and one of these paths for the error
         // message: the path that was visited last among the paths that removed a fact from the known facts.
         let mut known: Vec<Option<(Facts, Vec<usize>)>> = vec![None; self.nodes.len()];
@@ -158,7 +176,7 @@ impl Program {
             let left = facts - contract.invalidates;
             for (target, sets) in node.targets_and_facts() {
                 let Target::Node(to) = target else { continue };
-                let after = left | sets;
+                let after = if bypassed == Some(place) { left } else { left | sets };
                 let path = || path.iter().copied().chain([place]).collect();
                 match &mut known[to] {
                     Some((facts, _)) if facts.difference(after).is_empty() => {}
@@ -321,6 +339,7 @@ mod tests {
             outputs,
             reasons: Vec::new(),
             info: StageInfo::new(),
+            on_panic: OnPanic::Stop,
             drops: None,
         }
     }

@@ -127,6 +127,12 @@ pub struct StageReport {
     /// Requested copies that were not made, because no packet buffer was free or the contract of the stage does not
     /// declare copies.
     pub copies_missed: u64,
+    /// Panics of the stage after which the run continued.
+    #[serde(default)]
+    pub panics: u64,
+    /// The number of workers on which the stage is quarantined after a panic.
+    #[serde(default)]
+    pub quarantined: u64,
     /// The counters that the stage defines.
     pub counters: BTreeMap<String, u64>,
     /// The kind of each value in `counters` that is not [`CounterKind::Total`].
@@ -284,6 +290,7 @@ impl fmt::Display for Report {
                 ("copied", stage.copied),
                 ("generated", stage.made),
                 ("copies missed", stage.copies_missed),
+                ("panics", stage.panics),
             ] {
                 if packets > 0 {
                     results.push(format!("{name} {packets}"));

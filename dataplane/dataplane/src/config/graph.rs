@@ -11,6 +11,7 @@ use super::plan::{Catalog, NodePlan, StageShape, Target};
 use super::source::Span;
 use dataplane_core::error::shorten;
 use dataplane_core::parse_errors::{NAME_HELP, has_control_character, suggest};
+use dataplane_core::pipeline::OnPanic;
 
 /// The target name that drops packets, in `outputs` and `next`.
 const DROP: &str = "drop";
@@ -125,11 +126,13 @@ impl Wiring<'_, '_> {
             next: None,
             outputs: Vec::new(),
             drops: None,
+            on_panic: OnPanic::Stop,
             parameters: stage.table(),
         };
         let Some(head) = &stage.head else { return node };
         node.name.clone_from(head.name().get_ref());
         node.kind.clone_from(head.kind.get_ref());
+        node.on_panic = head.on_panic;
         let shape = self.catalog.shape(&node.kind);
         if shape.is_none() && !self.diagnostics.is_full() {
             let kinds: Vec<&str> = self.kinds.iter().map(String::as_str).collect();

@@ -19,6 +19,7 @@ use super::source::{Source, Span};
 use super::syntax;
 use super::tree::{self, PathStep};
 use super::types::Address;
+use dataplane_core::pipeline::OnPanic;
 use dataplane_core::pipeline::parameter_schema;
 
 static PORT_SCHEMA: LazyLock<Schema> = LazyLock::new(parameter_schema::<Port>);
@@ -73,7 +74,7 @@ const MAX_PORTS: usize = 255;
 const MAX_STAGES: usize = 1024;
 
 /// The keys that all stages have.
-const HEAD_KEYS: [&str; 5] = ["name", "use", "outputs", "next", "drops"];
+const HEAD_KEYS: [&str; 6] = ["name", "use", "outputs", "next", "drops", "on_panic"];
 
 #[derive(Debug, Deserialize)]
 pub(super) struct StageHead {
@@ -84,6 +85,8 @@ pub(super) struct StageHead {
     pub(super) outputs: std::collections::BTreeMap<Name, Name>,
     pub(super) next: Option<Name>,
     pub(super) drops: Option<Name>,
+    #[serde(default)]
+    pub(super) on_panic: OnPanic,
 }
 
 impl StageHead {
@@ -306,8 +309,8 @@ impl<'s> Loaded<'s> {
         Some(self.stages.get(stage)?.kind.as_ref()?.get_ref())
     }
 
-    /// Returns the parameters of a stage: all keys except `name`, `use`, `outputs`, `next` and `drops`. Returns `None`
-    /// if there is no such stage.
+    /// Returns the parameters of a stage: all keys except the keys that all stages have. Returns `None` if there is no
+    /// such stage.
     pub fn stage_parameters(&self, stage: usize) -> Option<&Spanned<DeTable<'s>>> {
         self.stages.get(stage).map(|stage| &stage.parameters)
     }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::port::Port;
 use super::runtime::Runtime;
 use super::source::Span;
+use dataplane_core::pipeline::OnPanic;
 use dataplane_core::units::{CoreId, NumaNode};
 use dataplane_soft::config::LinkConfig;
 
@@ -58,6 +59,8 @@ pub struct NodePlan {
     /// The index of the stage that observes the drops of this stage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drops: Option<usize>,
+    /// What happens if the stage panics.
+    pub on_panic: OnPanic,
     /// The parameters of the stage.
     pub parameters: toml::Table,
 }

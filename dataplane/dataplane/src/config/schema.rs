@@ -9,7 +9,7 @@ use super::port::{Clock, Faults, Port, Rss};
 use super::raw::{EthernetHeader, Flow, Gre, Ipv4Header, Ipv6Header, Match, Mpls, Ports, RateLimit, Vxlan};
 use super::runtime::Runtime;
 use dataplane_core::connect::AlternatePath;
-use dataplane_core::pipeline::{StageKind, parameter_schema};
+use dataplane_core::pipeline::{OnPanic, StageKind, parameter_schema};
 use dataplane_soft::config::{LinkKind, link_kinds};
 
 /// The top level of a config file, without the parameters of each kind of stage.
@@ -69,7 +69,7 @@ struct Pipeline {
 
 /// A stage. Packets enter at the first stage in the list. From each stage, packets continue to the next stage in the
 /// list, unless `outputs` or `next` names another target. The stages must not form a loop. Every kind of stage has the
-/// keys `name`, `use`, `outputs`, `next` and `drops`. All other keys are parameters of the kind.
+/// keys `name`, `use`, `outputs`, `next`, `drops` and `on_panic`. All other keys are parameters of the kind.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct Stage {
@@ -89,6 +89,12 @@ struct Stage {
     /// The stage that observes every packet that this stage drops, for example a `capture` stage. Observed packets are
     /// still dropped and counted.
     drops: Option<String>,
+    /// What happens if the stage panics: `"stop"` stops the run. `"drop"` and `"bypass"` quarantine the stage on the
+    /// worker of the panic, and the run continues. With `"drop"`, the quarantined stage drops all packets. With
+    /// `"bypass"`, all packets go to the target in `next`, so a bypassed filter lets all packets pass. The run still
+    /// ends with status 1.
+    #[schemars(default)]
+    on_panic: OnPanic,
 }
 
 /// One key of a table.

@@ -499,6 +499,7 @@ fn program(plan: &Plan, registry: &Registry, order: &[usize], stages: Vec<Box<dy
             drops: node.drops.map(place),
             reasons: info.reasons.iter().map(|(name, _)| *name).collect(),
             info,
+            on_panic: node.on_panic,
         }
     });
     Program::new(nodes.collect())
@@ -512,6 +513,14 @@ fn check(loaded: &Loaded<'_>, plan: &Plan, order: &[usize], program: &mut Progra
     for (place, problem) in program.check(stamps) {
         let index = order[place];
         diagnostics.push(mistake(loaded, index, &plan.nodes[index].name, problem));
+    }
+    // A stage that lacks a fact is already an error.
+    let bypasses = if diagnostics.has_errors() { Vec::new() } else { program.check_bypasses(stamps) };
+    for (place, later, problem) in bypasses {
+        let [stage, later] = [place, later].map(|at| &program.nodes()[at].name);
+        let message = format!("the stage cannot be bypassed, because `{later}` needs its results: {}", problem.message);
+        let problem = Problem::at("on_panic", message).help("set on_panic = \"drop\" or on_panic = \"stop\"");
+        diagnostics.push(mistake(loaded, order[place], stage, problem));
     }
     for (place, &index) in order.iter().enumerate() {
         let Some(watcher) = program.nodes()[place].drops else { continue };

@@ -1,6 +1,7 @@
 //! Stops the workers of a run, and collects the progress that workers publish.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use dataplane_core::pipeline::RunStop;
 use dataplane_core::telemetry::{Board, Progress};
@@ -15,6 +16,8 @@ pub(crate) struct RunControl {
     /// The packet limit. `None` if there is no limit.
     budget: Option<Budget>,
     boards: Box<[Board]>,
+    /// The panics of stages after which the run continues.
+    failures: Mutex<Vec<String>>,
 }
 
 /// The number of packets that all workers together may still receive.
@@ -33,7 +36,19 @@ impl RunControl {
             deadline: AtomicU64::new(u64::MAX),
             budget: packets.map(|packets| Budget { left: AtomicU64::new(packets), open: AtomicU64::new(packets) }),
             boards: (0..workers).map(|_| Board::default()).collect(),
+            failures: Mutex::default(),
         }
+    }
+
+    /// Adds a failure after which the run continues. Only called after a panic, because the call takes a lock.
+    #[cold]
+    pub(crate) fn add_failure(&self, message: String) {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+    }
+
+    /// Returns the failures after which the run continued.
+    pub(crate) fn failures(&self) -> Vec<String> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn stop(&self) {

@@ -126,7 +126,7 @@ fn changed_keys(before: &Map<String, Value>, after: &Map<String, Value>) -> Vec<
     keys.into_iter().filter(|key| before.get(*key) != after.get(*key)).cloned().collect()
 }
 
-/// Returns the connections of a stage whose target changes: `next`, `drops` and outputs.
+/// Returns the keys of a stage that belong to the graph and that change: `next`, `drops`, `on_panic` and outputs.
 fn changed_targets(plan: &Plan, before: &NodePlan, later: &Plan, after: &NodePlan) -> Vec<String> {
     let name = |plan: &Plan, target: Option<Target>| match target {
         Some(Target::Stage(at)) => plan.nodes.get(at).map(|node| node.name.clone()),
@@ -146,6 +146,9 @@ fn changed_targets(plan: &Plan, before: &NodePlan, later: &Plan, after: &NodePla
     let watcher = |plan: &Plan, drops: Option<usize>| name(plan, drops.map(Target::Stage));
     if watcher(plan, before.drops) != watcher(later, after.drops) {
         changed.push("drops".to_owned());
+    }
+    if before.on_panic != after.on_panic {
+        changed.push("on_panic".to_owned());
     }
     changed
 }

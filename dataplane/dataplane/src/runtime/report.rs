@@ -99,7 +99,7 @@ impl EarlierCounts {
         after: &WorkerInfo,
     ) {
         for (stage, counters) in before.stages_info.iter().zip(counters) {
-            let report = stage_report((stage, &counters));
+            let report = StageReport { quarantined: 0, ..stage_report((stage, &counters)) };
             match self.stages.iter_mut().find(|known| (&known.name, &known.kind) == (&report.name, &report.kind)) {
                 Some(known) => add_stage(known, &report),
                 None => self.stages.push(report),
@@ -146,6 +146,8 @@ fn stage_report((stage, counters): (&ReportedStage, &NodeCounters)) -> StageRepo
         copied: counters.copied,
         made: counters.made,
         copies_missed: counters.copies_missed,
+        panics: counters.panics,
+        quarantined: counters.is_quarantined.into(),
         ..StageReport::default()
     };
     let codes = counters.drops.iter().enumerate().filter(|(_, packets)| **packets > 0);
@@ -298,6 +300,8 @@ fn add_stage(sum: &mut StageReport, stage: &StageReport) {
     sum.copied += stage.copied;
     sum.made += stage.made;
     sum.copies_missed += stage.copies_missed;
+    sum.panics += stage.panics;
+    sum.quarantined += stage.quarantined;
     let add = |sum: &mut BTreeMap<String, u64>, other: &BTreeMap<String, u64>| {
         for (name, value) in other {
             *sum.entry(name.clone()).or_default() += value;

@@ -312,6 +312,7 @@ impl Run {
         let mut sampler = lock(&state.sampler);
         let Polled { outcomes, states: workers, mut errors, scope } = sampler.poll(scope)?;
         errors.extend(state.task_failures());
+        errors.extend(state.control.failures());
         errors.extend(state.ports.iter().filter_map(|port| port.error()).map(|error| error.to_string()));
         let info = sampler.info(0).cloned();
         let (times, timebase, plan) = (sampler.times(), state.clock.timebase(), state.current().plan.clone());
@@ -387,6 +388,7 @@ impl Run {
         let state = &self.state;
         state.stop_tasks();
         errors.extend(state.task_failures());
+        errors.extend(state.control.failures());
         errors.extend(state.ports.iter().flat_map(|port| port.finish()).map(|error| error.to_string()));
         if outcomes.is_empty() && !errors.is_empty() {
             return Err(Error::Topology(errors.join("\nerror: ")));

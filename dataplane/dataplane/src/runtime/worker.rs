@@ -2,7 +2,7 @@
 //! lanes (a queue pair and completion queues on each port) and its own graph of stages.
 
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::{HostClock, Stamp};
 use dataplane_core::lane::{Lane, LatencySink};
 use dataplane_core::mem::Pool;
-use dataplane_core::pipeline::{Ctx, Graph, NoObserver, Observer, Part, panic_message};
+use dataplane_core::pipeline::{Ctx, Graph, NoObserver, Observer, OnPanic, Part, Quarantined, panic_message};
 use dataplane_core::telemetry::{Latency, Progress};
 use dataplane_core::units::{Nanos, Period, Ticks};
 
@@ -41,6 +41,13 @@ fn epoch(clock: &HostClock, start: Nanos) -> Nanos {
     // Each reading of the wall clock is between two readings of the host clock. The error is smallest if the time
     // between the two readings of the host clock is shortest.
     Nanos(readings.min().map_or(0, |(_, epoch)| epoch))
+}
+
+/// Returns the first bytes of a packet for a message.
+fn shown(packet: &[u8]) -> String {
+    let shown = &packet[..packet.len().min(SHOWN)];
+    let hex: String = shown.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("; first packet ({} of {} bytes): {hex}", shown.len(), packet.len())
 }
 
 /// A worker that is ready to run. Only the thread of the worker accesses this value.
@@ -90,7 +97,18 @@ impl Worker {
     /// Runs until the run is stopped, a limit is reached, or all inputs have ended. Then drains the lanes.
     pub(crate) fn run(&mut self, clock: &HostClock) {
         self.counts.started = clock.now();
-        let result = self.run_loop(clock);
+        let start = clock.nanos();
+        let mut ctx = Ctx { start, epoch: epoch(clock, start), now: start, worker: self.number };
+        let mut sampled = start;
+        let result = loop {
+            let ended = catch_unwind(AssertUnwindSafe(|| self.run_loop(clock, &mut ctx, &mut sampled)));
+            match ended {
+                Ok(result) => break result,
+                // The worker continues without the stage that panicked, if the config allows this.
+                Err(panic) if self.quarantine(&*panic, &ctx, clock) => {}
+                Err(panic) => resume_unwind(panic),
+            }
+        };
         self.counts.ended = clock.now();
         if let Err((_, error)) = &result {
             // Nobody serves this worker's queues any more, so stop the whole run instead of losing its traffic
@@ -103,6 +121,30 @@ impl Worker {
         self.publish();
     }
 
+    /// Replaces a stage that panicked, if the config says so. Returns `false` if the worker must end.
+    fn quarantine(&mut self, panic: &(dyn Any + Send), ctx: &Ctx, clock: &HostClock) -> bool {
+        let Some(quarantined) = self.graph.quarantine(ctx, &mut self.pool) else { return false };
+        // The panic has dropped the stopwatch of a measured iteration.
+        if self.stopwatch.is_none() {
+            self.stopwatch = Some(Box::new(Stopwatch::new(clock, self.graph.counters().count())));
+            self.timed = self.counts.loops;
+        }
+        let Quarantined { stage, on_panic, packets, first } = quarantined;
+        let first = first.map_or(String::new(), |packet| shown(&packet));
+        let effect = match on_panic {
+            OnPanic::Bypass => "the stage is now bypassed",
+            OnPanic::Drop | OnPanic::Stop => "the stage now drops all its packets",
+        };
+        let message = format!(
+            "worker {}: stage `{stage}` panicked (packets in the batch: {packets}): {}{first}; {effect} (on_panic)",
+            self.number,
+            panic_message(panic)
+        );
+        tracing::error!("{message}");
+        self.control.add_failure(message);
+        true
+    }
+
     /// Ends the worker after a panic of its loop: takes back the buffers that the devices own. Returns a message with
     /// the stage and its packets. The packets that were in the graph are lost, and so are their buffers.
     pub(crate) fn end_after_panic(&mut self, panic: &(dyn Any + Send), clock: &HostClock) -> String {
@@ -110,11 +152,7 @@ impl Worker {
         self.counts.ended = clock.now();
         let mut message = match self.graph.interrupted() {
             Some((stage, batch)) => {
-                let first = batch.iter_mut().next().map_or(String::new(), |packet| {
-                    let (data, shown) = (packet.data(), packet.len().min(SHOWN));
-                    let hex: String = data[..shown].iter().map(|byte| format!("{byte:02x}")).collect();
-                    format!("; first packet ({shown} of {} bytes): {hex}", data.len())
-                });
+                let first = batch.iter_mut().next().map_or(String::new(), |packet| shown(packet.data()));
                 format!(
                     "stage `{stage}` panicked (packets in the batch: {}): {}{first}",
                     batch.len(),
@@ -139,20 +177,21 @@ impl Worker {
     ///
     /// Packets pass through the graph only in step 1, and when housekeeping releases held packets. At all other times,
     /// the ledger balances and stages may change their tables.
-    fn run_loop(&mut self, clock: &HostClock) -> Result<(), LaneError> {
-        let start = clock.nanos();
-        let mut ctx = Ctx { start, epoch: epoch(clock, start), now: start, worker: self.number };
+    #[inline(never)]
+    fn run_loop(&mut self, clock: &HostClock, ctx: &mut Ctx, sampled: &mut Nanos) -> Result<(), LaneError> {
+        // After a panic of a stage, the graph and the outboxes may contain packets of other stages.
+        self.graph.walk(ctx, &mut self.pool, &mut NoObserver);
+        self.transmit();
         // Post receive buffers before the first poll. Without buffers, the device drops the packets that arrive.
         for (port, lane) in self.lanes.iter_mut().enumerate() {
             lane.refill(&mut self.pool).map_err(|error| (port, error))?;
         }
-        let mut sampled = start;
         loop {
             // Step 1: poll, process and send. The stopwatch measures about one iteration in a thousand. An observer
             // observes every iteration.
             let received = match self.counts.loops < self.timed {
-                true => self.iterate(&ctx, &mut NoObserver)?,
-                false => self.observed_iterate(&ctx)?,
+                true => self.iterate(ctx, &mut NoObserver)?,
+                false => self.observed_iterate(ctx)?,
             };
             // Step 2: count the iteration before housekeeping, which publishes the counters.
             self.counts.loops += 1;
@@ -161,7 +200,7 @@ impl Worker {
             let slept = self.idle.after(received, &mut self.lanes, &self.inputs, &self.graph);
             // Step 4: housekeeping. A sleep may be much longer than 256 iterations, so housekeeping follows each sleep.
             if slept || self.counts.loops.is_multiple_of(HOUSEKEEPING) {
-                self.housekeep(clock, &mut ctx, &mut sampled)?;
+                self.housekeep(clock, ctx, sampled)?;
                 // Step 5: check for the end of the run last, so that all work is complete when the loop returns.
                 if self.is_done(received, clock.now()) {
                     return Ok(());
@@ -354,23 +393,31 @@ impl Worker {
 
     #[cold]
     fn answer(&mut self, now: Ticks, mut message: Message) {
-        match &mut message {
-            Message::Sample(sample) => self.fill(sample, now),
-            Message::Swap(swap) => self.exchange_graph(swap, now),
+        let filled = match &mut message {
+            Message::Sample(sample) => catch_unwind(AssertUnwindSafe(|| self.fill(sample, now))),
+            Message::Swap(swap) => {
+                self.exchange_graph(swap);
+                catch_unwind(AssertUnwindSafe(|| self.fill(&mut swap.sample, now)))
+            }
             Message::Observer(observer) => {
                 std::mem::swap(&mut self.observer, observer);
                 self.timed = match self.observer {
                     Some(_) => 0,
                     None => self.counts.loops + stopwatch::FIRST,
                 };
+                Ok(())
             }
-        }
+        };
+        // Answer also after a panic of a stage, because the requester waits for its message.
         self.reply.give(message);
+        if let Err(panic) = filled {
+            resume_unwind(panic);
+        }
     }
 
     /// Switches the worker to the graph in `swap`, and stores the earlier graph in `swap`. The requester frees the
     /// earlier graph.
-    fn exchange_graph(&mut self, swap: &mut Swap, now: Ticks) {
+    fn exchange_graph(&mut self, swap: &mut Swap) {
         swap.graph.take_over(&mut self.graph, &swap.successions, &mut self.pool);
         self.dropped_before += self.graph.dropped();
         std::mem::swap(&mut self.graph, &mut swap.graph);
@@ -379,7 +426,6 @@ impl Worker {
             std::mem::swap(info, &mut swap.info);
         }
         self.burst = self.configured_burst.min(self.graph.burst());
-        self.fill(&mut swap.sample, now);
     }
 
     /// Fills a sample, which must be empty.
@@ -394,6 +440,13 @@ impl Worker {
         for ((_, counters), copy) in self.graph.counters().zip(nodes) {
             copy.clone_from(counters);
         }
+        *out = self.pool.layout().count() as usize - self.pool.available();
+        *posted = self.lanes.iter().map(|lane| lane.posted()).sum();
+        std::mem::swap(&mut sample.times.latency, &mut self.latency.0);
+        if let Some(watch) = &mut self.stopwatch {
+            std::mem::swap(&mut sample.times.costs, watch.costs());
+        }
+        // A stage may panic here, so all other values are already complete.
         if sample.scope == Scope::All {
             let mut stages = stages.iter_mut();
             self.graph.visit(|stage| {
@@ -401,12 +454,6 @@ impl Worker {
                     counters.fill(stage);
                 }
             });
-        }
-        *out = self.pool.layout().count() as usize - self.pool.available();
-        *posted = self.lanes.iter().map(|lane| lane.posted()).sum();
-        std::mem::swap(&mut sample.times.latency, &mut self.latency.0);
-        if let Some(watch) = &mut self.stopwatch {
-            std::mem::swap(&mut sample.times.costs, watch.costs());
         }
     }
 

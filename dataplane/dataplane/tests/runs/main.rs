@@ -13,6 +13,7 @@ mod hostile;
 mod interfaces;
 mod metrics;
 mod nic;
+mod panics;
 mod peers;
 mod reload;
 mod snapshot;

@@ -376,6 +376,7 @@ fn graph(resources: &mut Resources, worker: usize, pool: &Pool) -> Graph {
         outputs: Vec::new(),
         reasons: Vec::new(),
         info: StageInfo::new(),
+        on_panic: OnPanic::Stop,
         drops,
     };
     let odd = node("odd", Box::new(DropOdd), Target::Node(1), Some(1));
@@ -436,6 +437,7 @@ fn stop_of_the_run_ends_the_wait_for_a_free_buffer() {
         outputs: Vec::new(),
         reasons: Vec::new(),
         info: StageInfo::new(),
+        on_panic: OnPanic::Stop,
         drops: None,
     };
     let mut graph = Graph::new(Program::new(vec![node]), 1, &pool);

@@ -63,6 +63,7 @@ fn node(name: &str, stage: impl Stage + 'static, next: Target, drops: Option<usi
         outputs: Vec::new(),
         reasons: Vec::new(),
         info: StageInfo::new(),
+        on_panic: OnPanic::Stop,
         drops,
     }
 }
@@ -406,4 +407,136 @@ fn panic_of_an_observer_duplicates_no_slot() {
         owned.sort_unstable();
         assert_eq!(owned, (0..64).collect::<Vec<u32>>(), "{most}");
     }
+}
+
+/// A stage that panics at a packet that starts with `n`, after it has labelled the packets before. As a generator, the
+/// stage panics after it has generated two packets.
+struct Faulty {
+    generates: bool,
+}
+
+impl Stage for Faulty {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            assert_ne!(packet.data()[0], b'n', "a faulty packet");
+            packet.drop(Reason::Denied);
+        }
+    }
+
+    fn as_generator(&mut self) -> Option<&mut dyn Generator> {
+        if self.generates { Some(self) } else { None }
+    }
+}
+
+impl Generator for Faulty {
+    fn max_generated(&self) -> usize {
+        4
+    }
+
+    fn generate(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for _ in 0..2 {
+            assert!(batch.generate(b"g").is_some());
+        }
+        panic!("a faulty generator");
+    }
+}
+
+/// Calls a function that must panic.
+fn panics(act: impl FnOnce()) {
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).is_err());
+}
+
+#[test]
+fn graph_continues_without_a_stage_that_panicked() {
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    for on_panic in [OnPanic::Drop, OnPanic::Bypass] {
+        let mut pool = pool();
+        let outputs = vec![("out".to_owned(), Target::Node(2)), ("lost".to_owned(), Target::Drop)];
+        let nodes = vec![
+            NodeSpec { outputs, ..node("sort", Sort, Target::Node(1), None) },
+            NodeSpec { on_panic, ..node("faulty", Faulty { generates: false }, Target::Node(2), None) },
+            node("pass", Pass, Target::Port(0), None),
+        ];
+        let mut graph = Graph::new(Program::new(nodes), 1, &pool);
+        let fill = |graph: &mut Graph, pool: &mut Pool, packets: &[&str]| {
+            for packet in packets {
+                assert!(graph.entry(0).push_bytes(packet.as_bytes(), Stamp::NONE, pool));
+            }
+        };
+        // `x1` and `n2` reach the faulty stage, and `o4` reaches the last stage.
+        fill(&mut graph, &mut pool, &["x1", "n2", "o4"]);
+        panics(|| graph.walk(&ctx, &mut pool, &mut NoObserver));
+        assert_eq!(
+            graph.interrupted().map(|(name, batch)| (name.to_owned(), batch.len())),
+            Some(("faulty".to_owned(), 2))
+        );
+        let quarantined = graph.quarantine(&ctx, &mut pool).unwrap();
+        let expected = Quarantined { stage: "faulty".to_owned(), on_panic, packets: 2, first: Some(b"x1".to_vec()) };
+        assert_eq!(quarantined, expected);
+        graph.walk(&ctx, &mut pool, &mut NoObserver);
+        assert_eq!((graph.outbox(0).len(), pool.available()), (1, 63));
+        fill(&mut graph, &mut pool, &["x5", "n6", "o7"]);
+        graph.walk(&ctx, &mut pool, &mut NoObserver);
+        let passed = if on_panic == OnPanic::Bypass { 4 } else { 2 };
+        assert_eq!((graph.outbox(0).len(), pool.available()), (passed, 64 - passed));
+        let (_, faulty) = graph.counters().nth(1).unwrap();
+        let drops = |reason: Reason| faulty.drops[usize::from(reason.code())];
+        assert_eq!((faulty.packets, faulty.panics, faulty.is_quarantined), (4, 1, true));
+        assert_eq!((drops(Reason::Panicked), drops(Reason::Quarantined)), (2, 4 - passed as u64));
+        assert!(graph.quarantine(&ctx, &mut pool).is_none(), "no stage is running");
+        graph.outbox(0).free_into(&mut pool);
+    }
+}
+
+#[test]
+fn panic_of_a_generator_or_of_an_observer_loses_no_packet() {
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let mut pool = pool();
+    let on_panic = OnPanic::Drop;
+    let nodes = vec![
+        sort(Target::Node(1), Some(2)),
+        NodeSpec { on_panic, ..node("faulty", Faulty { generates: true }, Target::Port(0), None) },
+        NodeSpec { on_panic, ..node("watcher", Panicking, Target::Drop, None) },
+    ];
+    let mut graph = Graph::new(Program::new(nodes), 1, &pool);
+    graph.tick(&ctx);
+    panics(|| while graph.release(&ctx, &mut pool, &mut NoObserver) {});
+    assert_eq!(
+        graph.quarantine(&ctx, &mut pool).map(|found| (found.stage, found.packets)),
+        Some(("faulty".to_owned(), 2))
+    );
+    assert_eq!(pool.available(), 64);
+    // The quarantined stage generates nothing.
+    graph.tick(&ctx);
+    assert!(!graph.release(&ctx, &mut pool, &mut NoObserver));
+
+    for packet in PACKETS {
+        assert!(graph.entry(0).push_bytes(packet.as_bytes(), Stamp::NONE, &mut pool));
+    }
+    panics(|| graph.walk(&ctx, &mut pool, &mut NoObserver));
+    assert_eq!(
+        graph.quarantine(&ctx, &mut pool).map(|found| (found.stage, found.packets)),
+        Some(("watcher".to_owned(), 0))
+    );
+    graph.walk(&ctx, &mut pool, &mut NoObserver);
+    // `o4` was sent, the quarantined stage dropped `n2`, and `sort` dropped or consumed all others.
+    assert_eq!((graph.outbox(0).len(), pool.available()), (1, 63));
+    let counters: Vec<NodeCounters> = graph.counters().map(|(_, counters)| counters.clone()).collect();
+    let dropped = |at: usize| counters[at].drops.iter().sum::<u64>();
+    assert_eq!((counters[0].packets, dropped(0), counters[0].outputs[1], counters[0].consumed), (7, 3, 1, 1));
+    assert_eq!((counters[1].packets, counters[1].made, dropped(1)), (1, 2, 3));
+    assert_eq!(counters.iter().map(|counters| counters.panics).collect::<Vec<_>>(), [0, 1, 1]);
+    graph.outbox(0).free_into(&mut pool);
+}
+
+#[test]
+fn stage_without_on_panic_is_not_quarantined() {
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let mut pool = pool();
+    let nodes = vec![node("faulty", Faulty { generates: false }, Target::Port(0), None)];
+    let mut graph = Graph::new(Program::new(nodes), 1, &pool);
+    assert!(graph.entry(0).push_bytes(b"n1", Stamp::NONE, &mut pool));
+    panics(|| graph.walk(&ctx, &mut pool, &mut NoObserver));
+    assert!(graph.quarantine(&ctx, &mut pool).is_none());
+    assert_eq!(graph.interrupted().map(|(name, batch)| (name, batch.len())), Some(("faulty", 1)));
 }

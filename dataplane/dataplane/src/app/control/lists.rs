@@ -218,6 +218,7 @@ fn stage_row(stage: &StageReport, report: &Report) -> StageRow {
         steered: stage.outputs.values().sum(),
         dropped: stage.drops.values().sum(),
         consumed: stage.consumed,
+        quarantined: stage.quarantined,
         counters: stage.counters.clone(),
     }
 }

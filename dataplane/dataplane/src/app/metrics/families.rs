@@ -593,6 +593,22 @@ pub(super) const FAMILIES: &[Family] = &[
         |view| stages(view, |stage| stage.copies_missed),
     ),
     Family::new(
+        "stage_panics",
+        Kind::Counter,
+        None,
+        &["stage"],
+        "Panics of the stage after which the run continued.",
+        |view| stages(view, |stage| stage.panics),
+    ),
+    Family::new(
+        "stage_quarantined_workers",
+        Kind::Gauge,
+        None,
+        &["stage"],
+        "The number of workers on which the stage is quarantined after a panic.",
+        |view| stages(view, |stage| stage.quarantined),
+    ),
+    Family::new(
         "stage_counter",
         Kind::Counter,
         None,

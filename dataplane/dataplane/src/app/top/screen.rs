@@ -412,11 +412,19 @@ impl Screen {
         let cost = CostReport::of_stage(&live.recent.costs, stage);
         let time = cost.map_or("–".to_owned(), |cost| Duration(cost.ns).to_string());
         let burst = cost.map_or("–".to_owned(), |cost| format!("{:.1}", cost.burst));
-        let text = format!(
-            "{} · {} packets in {} batches · time per packet {time} · burst {burst}",
-            report.kind, report.packets, report.batches
-        );
-        frame.render_widget(Paragraph::new(text), line);
+        let quarantined = match report.quarantined {
+            0 => None,
+            workers => Some(format!("quarantined on {workers} of {} workers", live.report.workers.len())),
+        };
+        let texts = [
+            report.kind.clone(),
+            format!("{} packets in {} batches", report.packets, report.batches),
+            format!("time per packet {time}"),
+            format!("burst {burst}"),
+        ];
+        let quarantined = quarantined.into_iter().map(|text| Span::styled(text, self.style_if_bad(true)));
+        let texts = quarantined.chain(texts.into_iter().map(Span::raw)).collect();
+        frame.render_widget(Paragraph::new(fitting(texts, line.width)), line);
         if let Some(history) = self.model.stage_history(stage) {
             self.draw_graph(frame, graph, "packets", history, Color::Green);
         }

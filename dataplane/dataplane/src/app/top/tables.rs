@@ -163,8 +163,11 @@ pub(super) fn stages(model: &Model, live: &Live) -> Table {
         let rate = |value: fn(&StageReport) -> u64| model.rate(|report| find(report, &stage.name).map_or(0, value));
         let cost = CostReport::of_stage(&live.recent.costs, &stage.name);
         vec![
-            Cell::text(&stage.name),
-            Cell::text(&stage.kind),
+            Cell { is_bad: stage.quarantined > 0, ..Cell::text(&stage.name) },
+            match stage.quarantined {
+                0 => Cell::text(&stage.kind),
+                _ => Cell { is_bad: true, ..Cell::text("panicked") },
+            },
             Cell::packets(rate(|stage| stage.packets)),
             cost.map_or_else(Cell::missing, |cost| Cell::number(Duration(cost.ns), cost.ns)),
             cost.map_or_else(Cell::missing, |cost| Cell::number(format!("{:.1}", cost.burst), cost.burst)),

@@ -1,0 +1,95 @@
+//! What happens if a stage panics: the worker ends, or the graph replaces the stage and continues.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::mem::{Batch, Reason};
+use crate::pipeline::{Contract, Ctx, Stage};
+
+/// What happens if a stage panics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnPanic {
+    /// The run stops.
+    #[default]
+    Stop,
+    /// The stage is quarantined, and drops all further packets.
+    Drop,
+    /// The stage is quarantined, and passes all further packets on to the next stage.
+    Bypass,
+}
+
+/// The stage that a worker runs at the moment. The worker writes this value, and any thread can read it.
+#[derive(Debug, Default)]
+pub struct StageMarker(AtomicU32);
+
+impl StageMarker {
+    /// The bit that marks a stage that observes the drops of another stage.
+    const OBSERVES: u32 = 1 << 31;
+
+    /// Marks that the worker runs the stage with this index.
+    #[inline]
+    pub(super) fn enter(&self, place: usize) {
+        self.0.store(place as u32 + 1, Ordering::Relaxed);
+    }
+
+    /// Marks that the stage with this index observes a drop of another stage.
+    #[cold]
+    pub(super) fn enter_observer(&self, place: usize) {
+        self.0.store((place as u32 + 1) | Self::OBSERVES, Ordering::Relaxed);
+    }
+
+    /// Marks that the worker runs no stage.
+    #[inline]
+    pub(super) fn leave(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the index of the stage that the worker runs.
+    pub fn stage(&self) -> Option<usize> {
+        (self.0.load(Ordering::Relaxed) & !Self::OBSERVES).checked_sub(1).map(|place| place as usize)
+    }
+
+    /// Returns whether the stage observes a drop of another stage.
+    pub(super) fn observes(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & Self::OBSERVES != 0
+    }
+}
+
+/// A stage that panicked and was quarantined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quarantined {
+    /// Name of the stage in the config.
+    pub stage: String,
+    /// What the stage does with further packets.
+    pub on_panic: OnPanic,
+    /// The number of packets that the stage processed when it panicked. These packets were dropped as `panicked`.
+    pub packets: usize,
+    /// The first bytes of the first of these packets.
+    pub first: Option<Vec<u8>>,
+}
+
+/// Takes the place of a stage that panicked.
+pub(super) struct Substitute {
+    pub(super) contract: Contract,
+    pub(super) drops: bool,
+}
+
+impl Stage for Substitute {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        if self.drops {
+            batch.iter_mut().for_each(|mut packet| packet.drop(Reason::Quarantined));
+        }
+    }
+
+    fn contract(&self) -> Contract {
+        self.contract
+    }
+
+    fn counters_version(&self) -> u64 {
+        // The substitute has no counters, so its version must differ from the version of the stage.
+        u64::MAX
+    }
+}
