@@ -293,6 +293,9 @@ fn watch(
         for event in run.events() {
             tracing::warn!("{event}");
         }
+        for stall in run.stalls() {
+            tracing::error!("{stall}");
+        }
         service.turn(run);
         if let Some(meter) = &mut meter {
             meter.tick(run);

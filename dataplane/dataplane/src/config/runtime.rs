@@ -1,6 +1,7 @@
 //! `[runtime]`: the workers, their memory and the worker loop.
 
 use std::fmt;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::de::{SeqAccess, Unexpected, Visitor};
@@ -68,6 +69,7 @@ pub enum Timestamps {
 /// idle          = "pause"
 /// timestamps    = "software"
 /// drain_timeout = "10s"
+/// watchdog      = "2s"
 /// control       = "/run/router.sock"
 /// control_group = "root"
 /// metrics       = "127.0.0.1:9464"
@@ -116,6 +118,10 @@ pub struct Runtime {
     pub timestamps: Timestamps,
     /// The maximum time to wait for packets in progress when the run stops, such as `"5s"`. At most `"365d"`.
     pub drain_timeout: Period,
+    /// The time without progress after which the program reports a worker, such as `"10s"`. At least `"100ms"`. The log
+    /// message has the stage that the worker runs and the state of its thread.
+    #[serde(deserialize_with = "watchdog")]
+    pub watchdog: Period,
     /// The control socket, to which `dataplane stats` connects: `"auto"` for a socket in a default folder, `"none"` for
     /// no socket, or a path of at most 107 bytes. Without `control_group`, only root and the user of the program can
     /// connect. The program removes the socket at the end of the run.
@@ -155,6 +161,7 @@ impl Default for Runtime {
             idle: Idle::default(),
             timestamps: Timestamps::default(),
             drain_timeout: Period::from_secs(5),
+            watchdog: Period::from_secs(10),
             control: Control::Auto,
             control_group: None,
             metrics: Metrics::None,
@@ -162,6 +169,17 @@ impl Default for Runtime {
             sandbox: true,
         }
     }
+}
+
+/// The minimum of `watchdog`. A worker that sleeps publishes its progress after each sleep.
+const MIN_WATCHDOG: Duration = Duration::from_millis(100);
+
+fn watchdog<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Period, D::Error> {
+    let period = Period::deserialize(deserializer)?;
+    if period.0 < MIN_WATCHDOG {
+        return Err(serde::de::Error::custom(format!("{period} is too short; help: write a time from 100ms to 365d")));
+    }
+    Ok(period)
 }
 
 /// The maximum number of workers of one process.

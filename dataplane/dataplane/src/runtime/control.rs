@@ -1,9 +1,9 @@
 //! Stops the workers of a run, and collects the progress that workers publish.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use dataplane_core::pipeline::RunStop;
+use dataplane_core::pipeline::{RunStop, StageMarker};
 use dataplane_core::telemetry::{Board, Progress};
 use dataplane_core::units::Ticks;
 
@@ -16,8 +16,20 @@ pub(crate) struct RunControl {
     /// The packet limit. `None` if there is no limit.
     budget: Option<Budget>,
     boards: Box<[Board]>,
+    threads: Box<[WorkerThread]>,
     /// The panics of stages after which the run continues.
     failures: Mutex<Vec<String>>,
+}
+
+/// The thread of a worker, and what the thread does.
+#[derive(Debug, Default)]
+pub(crate) struct WorkerThread {
+    /// The number of the thread. 0 before the worker has started.
+    pub(crate) id: AtomicI32,
+    /// The stage that the worker runs.
+    pub(crate) marker: Arc<StageMarker>,
+    /// The number of times that the watchdog reported the worker.
+    pub(crate) stalls: AtomicU64,
 }
 
 /// The number of packets that all workers together may still receive.
@@ -36,6 +48,7 @@ impl RunControl {
             deadline: AtomicU64::new(u64::MAX),
             budget: packets.map(|packets| Budget { left: AtomicU64::new(packets), open: AtomicU64::new(packets) }),
             boards: (0..workers).map(|_| Board::default()).collect(),
+            threads: (0..workers).map(|_| WorkerThread::default()).collect(),
             failures: Mutex::default(),
         }
     }
@@ -89,6 +102,15 @@ impl RunControl {
             budget.left.fetch_add((claimed - received) as u64, Ordering::Relaxed);
             budget.open.fetch_sub(received as u64, Ordering::Relaxed);
         }
+    }
+
+    pub(crate) fn thread(&self, worker: usize) -> &WorkerThread {
+        &self.threads[worker]
+    }
+
+    /// Returns the number of loops that each worker has published.
+    pub(crate) fn loops(&self) -> impl Iterator<Item = u64> {
+        self.boards.iter().map(|board| board.read().loops)
     }
 
     pub(crate) fn board(&self, worker: usize) -> &Board {

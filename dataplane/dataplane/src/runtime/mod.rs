@@ -28,6 +28,7 @@ mod soft;
 mod stopwatch;
 mod trace;
 mod watch;
+mod watchdog;
 mod worker;
 mod worker_info;
 

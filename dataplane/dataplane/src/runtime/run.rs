@@ -2,10 +2,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+use rustix::thread::gettid;
 
 use crate::config::{self, Source};
 use crate::runtime::Assembly;
@@ -18,8 +21,9 @@ use crate::runtime::observation::Observation;
 use crate::runtime::packet_observer::PacketFilter;
 use crate::runtime::report::{self, Outcome};
 use crate::runtime::sample::{self, LoopCounters, Reply, Sample, Scope, Times};
-use crate::runtime::snapshot::{Polled, Sampler, Snapshot, SnapshotPort, SnapshotStage};
+use crate::runtime::snapshot::{Polled, Sampler, Snapshot, SnapshotPort, SnapshotStage, WorkerState};
 use crate::runtime::stopwatch::{self, Stopwatch};
+use crate::runtime::watchdog::{Watchdog, WatchdogEvent};
 use crate::runtime::worker::{LatencyRecorder, Worker};
 use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
 use dataplane_control::Refusal;
@@ -51,6 +55,7 @@ type Thread = JoinHandle<Result<Option<(Outcome, Times)>>>;
 pub struct Run {
     state: Arc<RunState>,
     workers: Vec<Thread>,
+    watchdog: Mutex<Watchdog>,
 }
 
 /// The parts from which a worker is built. Each worker is built on its own thread, which allocates its memory.
@@ -199,7 +204,7 @@ impl Run {
             stand_ins,
             left: left.into_iter().next().unwrap_or_default(),
         };
-        let path = generation.source.path();
+        let (path, watchdog) = (generation.source.path(), generation.plan.runtime.watchdog.0);
         let config_file = (path.as_os_str() != "-").then(|| std::path::absolute(path).ok()).flatten();
         let changes = Changes::new(&generation.source);
         let state = RunState {
@@ -220,7 +225,8 @@ impl Run {
             is_observed: Arc::default(),
             retiring: Mutex::default(),
         };
-        Ok(Self { state: Arc::new(state), workers })
+        let watchdog = Mutex::new(Watchdog::new(watchdog, state.control.loops().count(), Instant::now()));
+        Ok(Self { state: Arc::new(state), workers, watchdog })
     }
 
     /// Returns the plan of the run.
@@ -315,6 +321,13 @@ impl Run {
         errors.extend(state.control.failures());
         errors.extend(state.ports.iter().filter_map(|port| port.error()).map(|error| error.to_string()));
         let info = sampler.info(0).cloned();
+        let at_work = |(worker, late): (usize, &WorkerState)| {
+            let control = &state.control;
+            let stage = (*late == WorkerState::Late).then(|| control.thread(worker).marker.stage()).flatten()?;
+            Some(sampler.info(worker)?.stages_info.get(stage)?.name.clone())
+        };
+        let at_work = workers.iter().enumerate().map(at_work).collect();
+        let stalls = (0..workers.len()).map(|at| state.control.thread(at).stalls.load(Ordering::Relaxed)).collect();
         let (times, timebase, plan) = (sampler.times(), state.clock.timebase(), state.current().plan.clone());
         drop(sampler);
         let sends = info.as_ref().map(|info| info.sends()).unwrap_or_default();
@@ -332,7 +345,7 @@ impl Run {
         let stages = info.iter().flat_map(|info| &info.stages_info).map(stage).collect();
         let stage_memory = plan.stage_memory.iter().map(|(stage, bytes)| (stage.clone(), *bytes)).collect();
         let report = report::report(outcomes, &times, state.port_reports(), errors, &timebase);
-        Some((Snapshot { report, times, timebase, workers, ports, stages, stage_memory }, scope))
+        Some((Snapshot { report, times, timebase, workers, at_work, stalls, ports, stages, stage_memory }, scope))
     }
 
     /// Returns `true` if the run is stopping or has stopped.
@@ -355,6 +368,32 @@ impl Run {
     /// Returns `true` if every worker has ended.
     pub fn is_finished(&self) -> bool {
         self.workers.iter().all(JoinHandle::is_finished)
+    }
+
+    /// Returns a message for each worker that has made no progress for `runtime.watchdog`, and for each such worker that
+    /// makes progress again. Each message is returned once. Call this function several times per second.
+    pub fn stalls(&self) -> Vec<String> {
+        // Workers that drain their lanes publish no progress.
+        if self.is_stopped() {
+            return Vec::new();
+        }
+        let control = &self.state.control;
+        let thread = |worker: usize| control.thread(worker).id.load(Ordering::Relaxed);
+        let mut watchdog = lock(&self.watchdog);
+        let events = watchdog.check(Instant::now(), control.loops(), thread);
+        let message = |event| match event {
+            WatchdogEvent::Stalled(worker, waited) => {
+                control.thread(worker).stalls.fetch_add(1, Ordering::Relaxed);
+                let stage = self.state.stage_of(worker);
+                let place = stage.map_or("outside the stages".to_owned(), |stage| format!("in stage `{stage}`"));
+                let (waited, does) = (waited.as_secs_f64(), watchdog.describe(worker, thread(worker)));
+                format!("worker {worker} makes no progress for {waited:.1} s: {place}; {does}")
+            }
+            WatchdogEvent::Resumed(worker, waited) => {
+                format!("worker {worker} makes progress again after {:.1} s", waited.as_secs_f64())
+            }
+        };
+        events.into_iter().map(message).collect()
     }
 
     /// Returns the messages about devices that were added since the last call. Examples are links that went down and
@@ -483,7 +522,10 @@ impl WorkerBuilder {
         }
         let OpenLanes { lanes, pool, pages } = open;
         let inputs = self.plan.ports.iter().enumerate().filter(|(_, port)| port.input).map(|(at, _)| at).collect();
-        let graph = Graph::new(self.program, lanes.len(), &pool);
+        let mut graph = Graph::new(self.program, lanes.len(), &pool);
+        let thread = self.control.thread(self.number);
+        thread.id.store(gettid().as_raw_nonzero().get(), Ordering::Relaxed);
+        graph.set_marker(thread.marker.clone());
         let worker = Worker {
             number: self.number,
             latency: LatencyRecorder::default(),

@@ -24,6 +24,10 @@ pub struct Snapshot {
     pub(crate) times: Times,
     pub(crate) timebase: Timebase,
     pub(crate) workers: Vec<WorkerState>,
+    /// For each worker that did not answer, the stage that the worker runs.
+    pub(crate) at_work: Vec<Option<String>>,
+    /// For each worker, the number of times that the watchdog reported the worker.
+    pub(crate) stalls: Vec<u64>,
     pub(crate) ports: Vec<SnapshotPort>,
     /// The drop reasons and the outputs of each stage in the report.
     pub(crate) stages: Vec<SnapshotStage>,
@@ -91,7 +95,9 @@ impl Snapshot {
         let (workers, ports) = (vec![WorkerState::Running; report.workers.len()], report.ports.len());
         let port = SnapshotPort { is_used: true, is_required: true, ..SnapshotPort::default() };
         let stages = vec![SnapshotStage::default(); report.stages.len()];
-        Self { report, times, timebase, workers, ports: vec![port; ports], stages, stage_memory: Vec::new() }
+        let (at_work, stalls) = (vec![None; workers.len()], vec![0; workers.len()]);
+        let (ports, stage_memory) = (vec![port; ports], Vec::new());
+        Self { report, times, timebase, workers, at_work, stalls, ports, stages, stage_memory }
     }
 
     /// Sets the number of log messages that were lost.

@@ -19,5 +19,6 @@ mod reload;
 mod snapshot;
 mod tables;
 mod tasks;
+mod watchdog;
 mod wire;
 mod workers;

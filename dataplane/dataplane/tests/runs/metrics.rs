@@ -41,7 +41,7 @@ fn worker_without_progress_is_neither_healthy_nor_ready() {
     let socket = folder.file("m.sock");
     // The sandbox would also limit the other tests of this process.
     let config = Config::new()
-        .runtime("control = 'none'\nmetrics = 'unix:m.sock'\nsandbox = false")
+        .runtime("control = 'none'\nmetrics = 'unix:m.sock'\nsandbox = false\nwatchdog = '2s'")
         .port("wire", "kind = 'generator', size = 64")
         .stage("barrier", "")
         .stage("tx", "name = 'out'\nport = 'wire'");
@@ -54,7 +54,7 @@ fn worker_without_progress_is_neither_healthy_nor_ready() {
         let mut response = String::new();
         wait_until("the worker is reported", || {
             response = get(&socket, page).unwrap_or_default();
-            response.ends_with("\r\n\r\nworker 0 makes no progress\n")
+            response.ends_with("\r\n\r\nworker 0 makes no progress in stage barrier\n")
         });
         assert!(response.starts_with("HTTP/1.1 503 "), "{response}");
     }
@@ -62,6 +62,10 @@ fn worker_without_progress_is_neither_healthy_nor_ready() {
     for line in ["dataplane_worker_up{worker=\"0\"} 0\n", "dataplane_run_ready 0\n", "dataplane_run_errors 1\n"] {
         assert!(metrics.contains(line), "{metrics}");
     }
+    wait_until("the watchdog reports the worker", || {
+        let metrics = get(&socket, "/metrics").unwrap();
+        metrics.contains("dataplane_worker_stalls_total{worker=\"0\"} 1\n")
+    });
     CLOSED.store(false, Ordering::Relaxed);
     assert_eq!(run.join().unwrap(), 0);
     assert!(get(&socket, "/healthz").is_none());

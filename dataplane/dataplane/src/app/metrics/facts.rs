@@ -51,7 +51,10 @@ pub(super) fn unready(snapshot: &Snapshot) -> Vec<String> {
 pub(super) fn problems(snapshot: &Snapshot) -> Vec<String> {
     let why = |(number, state): (usize, &WorkerState)| match state {
         WorkerState::Running => None,
-        WorkerState::Late => Some(format!("worker {number} makes no progress")),
+        WorkerState::Late => Some(match snapshot.at_work.get(number) {
+            Some(Some(stage)) => format!("worker {number} makes no progress in stage {stage}"),
+            _ => format!("worker {number} makes no progress"),
+        }),
         WorkerState::Ended => Some(format!("worker {number} has ended")),
     };
     snapshot.workers().iter().enumerate().filter_map(why).collect()

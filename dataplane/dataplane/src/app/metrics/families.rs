@@ -676,6 +676,17 @@ pub(super) const FAMILIES: &[Family] = &[
         let states = view.numbers.iter().zip(view.snapshot.workers());
         states.map(|(number, state)| (vec![&**number], (*state == WorkerState::Running).into())).collect()
     }),
+    Family::new(
+        "worker_stalls",
+        Kind::Counter,
+        None,
+        &["worker"],
+        "Times that the watchdog reported the worker, because the worker made no progress.",
+        |view| {
+            let stalls = view.numbers.iter().zip(&view.snapshot.stalls);
+            stalls.map(|(number, stalls)| (vec![&**number], (*stalls).into())).collect()
+        },
+    ),
     Family::new("worker_loops", Kind::Counter, None, &["worker"], "Loops executed.", |view| {
         workers(view, |worker| worker.loops)
     }),

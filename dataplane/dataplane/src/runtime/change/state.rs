@@ -117,6 +117,13 @@ impl Changes {
 }
 
 impl RunState {
+    /// Returns the name of the stage that a worker runs.
+    pub(crate) fn stage_of(&self, worker: usize) -> Option<String> {
+        let stage = self.control.thread(worker).marker.stage()?;
+        let info = lock(&self.sampler).info(worker)?.clone();
+        info.stages_info.get(stage).map(|stage| stage.name.clone())
+    }
+
     pub(crate) fn current(&self) -> Arc<Generation> {
         lock(&self.current).clone()
     }

@@ -1,0 +1,72 @@
+//! Tests of the watchdog, which reports workers that make no progress.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dataplane::config::Source;
+use dataplane::pipeline::Registry;
+use dataplane::prelude::*;
+use dataplane::runtime::{Options, Run};
+use dataplane_testing::config::Config;
+use dataplane_testing::wait_until;
+
+use crate::common::{assembled_with, assert_good};
+
+/// A stage that blocks its worker while `BLOCKED` is set: in the kernel or with a loop.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Blocking {
+    sleeps: bool,
+}
+
+static BLOCKED: AtomicBool = AtomicBool::new(false);
+
+impl Stage for Blocking {
+    fn process(&mut self, _: &Ctx, _: &mut Batch) {
+        while BLOCKED.load(Ordering::Relaxed) {
+            if self.sleeps {
+                std::thread::park_timeout(std::time::Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+#[test]
+fn stalled_worker_is_reported_with_its_stage_and_its_state() {
+    for sleeps in [true, false] {
+        let mut registry = Registry::new();
+        dataplane::stages::register(&mut registry);
+        registry.add::<Blocking>("blocking");
+        let text = Config::new()
+            .runtime("watchdog = '200ms'")
+            .port("p", "kind = 'generator'")
+            .stage("count", "")
+            .stage("blocking", &format!("name = 'blocks'\nsleeps = {sleeps}"))
+            .stage("tx", "port = 'p'")
+            .to_string();
+        let assembly = assembled_with(&Source::new("x.toml", text, &[]), &registry).unwrap();
+        let run = Run::start(assembly, Options::default()).unwrap();
+        wait_until("packets pass", || run.progress().rx > 0);
+        BLOCKED.store(true, Ordering::Relaxed);
+        let mut stalls = Vec::new();
+        wait_until("the stall is reported", || {
+            stalls.extend(run.stalls());
+            stalls.iter().any(|stall| stall.contains(" makes no progress for "))
+        });
+        let stall = stalls.iter().find(|stall| stall.contains(" makes no progress for ")).unwrap();
+        // On a busy machine, the worker may also have stalled before the stage blocked.
+        if stalls.len() == 1 {
+            assert!(stall.starts_with("worker 0 makes no progress for "), "{stall}");
+            assert!(
+                stall.contains(" s: in stage `blocks`; thread ") && stall.contains(" s of processor time in "),
+                "{stall}"
+            );
+        }
+        BLOCKED.store(false, Ordering::Relaxed);
+        wait_until("the end of the stall is reported", || {
+            stalls.extend(run.stalls());
+            stalls.iter().any(|stall| stall.starts_with("worker 0 makes progress again after "))
+        });
+        run.stop();
+        assert_good(&run.join().unwrap());
+    }
+}
