@@ -14,4 +14,4 @@ pub use display::{BitsPerSecond, Duration, PacketsPerSecond, PerSecond, Size};
 pub use latency::Latency;
 pub use ledger::Ledger;
 pub use recent::{Live, PortRates, Rates, Recent, WorkerRates};
-pub use report::{CounterKind, LatencyReport, PortReport, Report, StageReport, Totals, WorkerReport};
+pub use report::{CounterKind, LatencyReport, PortReport, Report, SleepReport, StageReport, Totals, WorkerReport};

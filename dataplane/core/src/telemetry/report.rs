@@ -161,6 +161,21 @@ impl StageReport {
     }
 }
 
+/// The sleeps of a worker that receives nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SleepReport {
+    /// The number of sleeps.
+    pub sleeps: u64,
+    /// The time that the worker slept, in seconds.
+    pub slept_s: f64,
+    /// The number of measured wake-ups. With `idle = "adaptive"`, one in 65 sleeps is measured.
+    pub wakeups: u64,
+    /// The sum of the measured times, in seconds: from the end of the requested sleep until the worker ran.
+    pub wakeup_s: f64,
+    /// The longest measured time in nanoseconds.
+    pub wakeup_max_ns: u64,
+}
+
 /// The counters of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct WorkerReport {
@@ -170,6 +185,9 @@ pub struct WorkerReport {
     pub loops: u64,
     /// Loops in which no packet was received.
     pub idle_loops: u64,
+    /// The sleeps of the worker. Missing if the worker never slept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sleeps: Option<SleepReport>,
     /// The byte totals, without preamble and frame check sequence.
     pub bytes: Totals,
     /// The ledger of the worker.
@@ -312,6 +330,14 @@ impl fmt::Display for Report {
                 "worker {at} on core {}: {} loops, {} idle; {} slots in {}",
                 worker.core, worker.loops, worker.idle_loops, worker.slots, worker.pages
             )?;
+            if let Some(SleepReport { sleeps, slept_s, wakeups, wakeup_s, wakeup_max_ns }) = worker.sleeps {
+                write!(f, "  {sleeps} sleeps, {slept_s:.3} s in total")?;
+                if wakeups > 0 {
+                    let [mean, max] = [wakeup_s * 1e9 / wakeups as f64, wakeup_max_ns as f64].map(Duration);
+                    write!(f, "; wake-up: mean {mean}, max {max}")?;
+                }
+                writeln!(f)?;
+            }
         }
         write!(f, "\n{}", self.ledger)?;
         lost(f, &self.ports)?;

@@ -24,6 +24,8 @@ pub enum Idle {
     /// Sleeps until a packet arrives, or for short periods if the device has no wake-ups. Sleeping leaves the core to
     /// other programs, and increases latency.
     Sleep,
+    /// Polls while packets arrive in intervals of less than about 100 µs. Otherwise, sleeps until a packet arrives.
+    Adaptive,
 }
 
 /// The counters of table entries in the metrics.
@@ -109,8 +111,8 @@ pub struct Runtime {
     /// Whether the run fails if the requested memory is not available. If `false`, the run logs a warning and uses
     /// smaller pages or memory of another NUMA node.
     pub strict: bool,
-    /// The behaviour of a worker that receives nothing: `"spin"` polls without pauses, `"pause"` polls with pauses, and
-    /// `"sleep"` sleeps until a packet arrives.
+    /// The behaviour of a worker that receives nothing: `"spin"` polls without pauses, `"pause"` polls with pauses,
+    /// `"sleep"` sleeps until a packet arrives, and `"adaptive"` polls under load and sleeps under little load.
     pub idle: Idle,
     /// The source of packet timestamps: `"device"` for the device's counter, `"wallclock"` for the device's wall clock,
     /// `"software"` for the system clock, or `"none"` for no timestamps. If the device has no usable clock, the program

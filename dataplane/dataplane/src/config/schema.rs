@@ -341,7 +341,7 @@ mod tests {
         let burst = row(&runtime, "burst");
         assert_eq!((burst.kind.as_str(), burst.default.as_deref()), ("integer 1 to 256", Some("64")));
         assert_eq!(burst.description, "The maximum number of packets that a worker receives from a port in one poll.");
-        assert_eq!(row(&runtime, "idle").kind, "\"spin\", \"pause\", \"sleep\"");
+        assert_eq!(row(&runtime, "idle").kind, "\"spin\", \"pause\", \"sleep\", \"adaptive\"");
         assert_eq!(row(&runtime, "workers").kind, "\"auto\" or integer 1 to 1024 or array of integer");
         assert_eq!(row(&runtime, "drain_timeout").default.as_deref(), Some("\"5s\""));
         assert_eq!(row(&runtime, "buffers").default, None);

@@ -2,10 +2,11 @@
 //! on one port.
 
 use std::array;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::runtime::sample::SleepCounters;
 use dataplane_core::lane::Lane;
 use dataplane_core::pipeline::Graph;
 
@@ -24,6 +25,106 @@ pub(crate) enum IdlePolicy {
         /// Whether the lanes are armed. An armed lane wakes the worker when a packet arrives.
         armed: bool,
     },
+    /// Polls without sleeping as long as packets arrive in short intervals. Otherwise sleeps like [`Self::Sleep`], but
+    /// after few empty iterations.
+    Adaptive(Adaptive),
+}
+
+/// The state of [`IdlePolicy::Adaptive`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adaptive {
+    /// See [`IdlePolicy::Sleep`].
+    empty: u32,
+    armed: bool,
+    /// The time of the first empty iteration since the last packet.
+    since: Instant,
+    /// The time without packets before a sleep. A sleep that is worth its cost halves this time. A shorter sleep doubles
+    /// the time.
+    patience: Duration,
+    /// The time that the worker has slept since the last housekeeping.
+    slept: Duration,
+    /// The number of sleeps until the next measured wake-up.
+    until_probe: u32,
+}
+
+impl Adaptive {
+    /// The number of empty iterations between two checks of the clock.
+    const CHECK_EVERY: u32 = 16;
+    const MIN_PATIENCE: Duration = Duration::from_micros(2);
+    /// Packets that arrive in shorter intervals keep the worker awake.
+    const MAX_PATIENCE: Duration = Duration::from_micros(100);
+    /// The minimum length of a sleep that is worth the cost of arming the lanes, of two system calls and of the wake-up.
+    const WORTH: Duration = Duration::from_micros(100);
+    /// The interval of housekeeping while the worker sleeps often.
+    const HOUSEKEEPING: Duration = Duration::from_millis(5);
+    /// One in this number of sleeps measures the time of a wake-up.
+    const PROBE_EVERY: u32 = 64;
+    /// The length of a sleep that measures the time of a wake-up.
+    const PROBE: Duration = Duration::from_micros(100);
+
+    pub(crate) fn new() -> Self {
+        Self {
+            empty: 0,
+            armed: false,
+            since: Instant::now(),
+            patience: Self::MAX_PATIENCE,
+            slept: Duration::ZERO,
+            until_probe: Self::PROBE_EVERY,
+        }
+    }
+
+    /// Counts an empty iteration. Returns `true` if the worker must arm its lanes or sleep.
+    #[inline]
+    fn is_due(&mut self) -> bool {
+        if self.empty == 0 {
+            self.since = Instant::now();
+        }
+        self.empty = self.empty.saturating_add(1);
+        self.armed || self.empty.is_multiple_of(Self::CHECK_EVERY) && self.since.elapsed() >= self.patience
+    }
+
+    /// Sleeps like [`IdlePolicy::sleep`], and adapts the patience to the length of the sleep. Returns `true` if
+    /// housekeeping is due.
+    #[cold]
+    fn sleep(
+        &mut self,
+        lanes: &mut [Box<dyn Lane>],
+        inputs: &[usize],
+        graph: &Graph,
+        sleeps: &mut SleepCounters,
+    ) -> bool {
+        let most = match self.until_probe {
+            0 => Some(Self::PROBE),
+            _ => None,
+        };
+        let Some(Slept { time, is_timeout }) = IdlePolicy::sleep(&mut self.armed, lanes, inputs, graph, most) else {
+            return false;
+        };
+        sleeps.count(time);
+        self.until_probe = self.until_probe.checked_sub(1).unwrap_or(Self::PROBE_EVERY);
+        if most.is_some() {
+            if is_timeout {
+                sleeps.measure(time.saturating_sub(Self::PROBE));
+            }
+        } else if time < Self::WORTH {
+            self.patience = (self.patience * 2).min(Self::MAX_PATIENCE);
+        } else {
+            self.patience = (self.patience / 2).max(Self::MIN_PATIENCE);
+        }
+        self.slept += time;
+        let is_due = self.slept >= Self::HOUSEKEEPING || graph.holds();
+        if is_due {
+            self.slept = Duration::ZERO;
+        }
+        is_due
+    }
+}
+
+/// A sleep that has ended.
+struct Slept {
+    time: Duration,
+    /// Whether the maximum time ended the sleep.
+    is_timeout: bool,
 }
 
 impl IdlePolicy {
@@ -51,6 +152,7 @@ impl IdlePolicy {
         lanes: &mut [Box<dyn Lane>],
         inputs: &[usize],
         graph: &Graph,
+        sleeps: &mut SleepCounters,
     ) -> bool {
         match self {
             Self::Spin => {}
@@ -59,44 +161,63 @@ impl IdlePolicy {
             Self::Sleep { empty, armed } if received == 0 => {
                 *empty = empty.saturating_add(1);
                 if *empty > Self::EMPTY_BEFORE_SLEEP {
-                    *armed = Self::sleep(*armed, lanes, inputs, graph);
-                    return !*armed;
+                    let slept = Self::sleep(armed, lanes, inputs, graph, None);
+                    slept.iter().for_each(|slept| sleeps.count(slept.time));
+                    return slept.is_some();
                 }
             }
             Self::Sleep { empty, armed } => (*empty, *armed) = (0, false),
+            Self::Adaptive(adaptive) if received == 0 => {
+                if adaptive.is_due() {
+                    return adaptive.sleep(lanes, inputs, graph, sleeps);
+                }
+            }
+            Self::Adaptive(adaptive) => (adaptive.empty, adaptive.armed) = (0, false),
         }
         false
     }
 
-    /// Sleeps in two calls. The first call arms the lanes. The caller then polls once more, because a packet may have
-    /// arrived before the lanes were armed. If there is still no packet, the second call sleeps until a lane wakes the
-    /// worker or the maximum time has passed. If the lanes cannot wake the worker, each call sleeps for a fixed time.
-    /// Returns whether the lanes are armed.
+    /// Sleeps in two calls. The first call arms the lanes, and returns `None`. The caller then polls once more, because a
+    /// packet may have arrived before the lanes were armed. If there is still no packet, the second call sleeps until a
+    /// lane wakes the worker or the maximum time has passed, at most `most`. If the lanes cannot wake the worker, each
+    /// call sleeps for a fixed time. `armed` is whether the lanes are armed.
     #[cold]
-    fn sleep(armed: bool, lanes: &mut [Box<dyn Lane>], inputs: &[usize], graph: &Graph) -> bool {
-        if inputs.is_empty() || inputs.len() > Self::MAX_WAKERS {
+    fn sleep(
+        armed: &mut bool,
+        lanes: &mut [Box<dyn Lane>],
+        inputs: &[usize],
+        graph: &Graph,
+        most: Option<Duration>,
+    ) -> Option<Slept> {
+        let begin = Instant::now();
+        let timed = || {
             std::thread::sleep(Self::TIMED_SLEEP);
-            return false;
+            Some(Slept { time: begin.elapsed(), is_timeout: false })
+        };
+        if inputs.is_empty() || inputs.len() > Self::MAX_WAKERS {
+            return timed();
         }
-        if !armed {
-            let all = inputs.iter().all(|&input| lanes[input].arm());
-            if !all {
-                std::thread::sleep(Self::TIMED_SLEEP);
-            }
-            return all;
+        if !*armed {
+            *armed = inputs.iter().all(|&input| lanes[input].arm());
+            return if *armed { None } else { timed() };
         }
+        *armed = false;
         let busy = graph.holds() || lanes.iter().any(|lane| lane.sending() > 0);
         let time = if busy { Self::MAX_SLEEP_BUSY } else { Self::MAX_SLEEP };
+        let time = most.map_or(time, |most| most.min(time));
+        let mut is_timeout = false;
         let mut wakers = inputs.iter().filter_map(|&input| lanes[input].waker()).cycle();
         if let Some(first) = wakers.next() {
             let mut fds: [PollFd<'_>; Self::MAX_WAKERS] =
                 array::from_fn(|_| PollFd::from_borrowed_fd(wakers.next().unwrap_or(first), PollFlags::IN));
-            // Ignore the result, because the caller polls the lanes after every sleep.
-            let _ = poll(&mut fds[..inputs.len()], Timespec::try_from(time).ok().as_ref());
+            // An error has no effect, because the caller polls the lanes after every sleep.
+            is_timeout = poll(&mut fds[..inputs.len()], Timespec::try_from(time).ok().as_ref()) == Ok(0);
+        } else {
+            std::thread::sleep(Self::TIMED_SLEEP);
         }
         for &input in inputs {
             lanes[input].clear_wakeups();
         }
-        false
+        Some(Slept { time: begin.elapsed(), is_timeout })
     }
 }

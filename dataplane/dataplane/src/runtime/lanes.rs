@@ -56,7 +56,7 @@ pub(super) fn open(
             send_depth: port.config.tx_depth,
             stamps: devices::stamping(plan),
             received: offload::received(port),
-            sleeps: runtime.idle == config::Idle::Sleep,
+            sleeps: matches!(runtime.idle, config::Idle::Sleep | config::Idle::Adaptive),
         };
         lanes.push(device.open_lane(&mut pool, spec)?);
     }

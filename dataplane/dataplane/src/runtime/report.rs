@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::runtime::sample::{Counters, Scope, Stamps, Times};
+use crate::runtime::sample::{Counters, Scope, SleepCounters, Stamps, Times};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
 use dataplane_core::clock::{ClockSource, Timebase};
@@ -12,7 +12,7 @@ use dataplane_core::lane::LaneCounters;
 use dataplane_core::mem::Reason;
 use dataplane_core::pipeline::{NodeCounters, Target};
 use dataplane_core::telemetry::{
-    CostReport, Costs, CounterKind, Ledger, PortReport, Report, StageReport, Totals, WorkerReport,
+    CostReport, Costs, CounterKind, Ledger, PortReport, Report, SleepReport, StageReport, Totals, WorkerReport,
 };
 use dataplane_core::units::Ticks;
 
@@ -55,6 +55,7 @@ impl Outcome {
             core: info.core.0,
             loops: counters.counts.loops,
             idle_loops: counters.counts.idle_loops,
+            sleeps: sleeps(&counters.counts.sleeps),
             bytes: Totals { rx: bytes(|lane| lane.rx_bytes), tx: bytes(|lane| lane.tx_bytes) },
             ledger,
             slots: u64::from(info.slots),
@@ -74,6 +75,18 @@ impl Outcome {
             errors: Vec::new(),
         }
     }
+}
+
+/// Returns the sleeps of a worker, or `None` if the worker never slept.
+fn sleeps(of: &SleepCounters) -> Option<SleepReport> {
+    let SleepCounters { sleeps, slept, wakeups, wakeup_sum, wakeup_max } = *of;
+    (sleeps > 0).then_some(SleepReport {
+        sleeps,
+        slept_s: slept.as_secs_f64(),
+        wakeups,
+        wakeup_s: wakeup_sum.as_secs_f64(),
+        wakeup_max_ns: wakeup_max.as_nanos() as u64,
+    })
 }
 
 /// The maximum number of removed stages whose counts are kept separately. If such a stage is added again, its counts

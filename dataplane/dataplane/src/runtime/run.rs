@@ -1,21 +1,22 @@
 //! A run: starts the workers on their cores, and collects the report at the end.
 
+use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::thread::gettid;
+use rustix::thread::{gettid, set_current_timer_slack};
 
 use crate::config::{self, Source};
 use crate::runtime::Assembly;
 use crate::runtime::change::{Changer, Changes, Generation, RunState, lock, start_tasks};
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::{self, PortDevice};
-use crate::runtime::idle::IdlePolicy;
+use crate::runtime::idle::{Adaptive, IdlePolicy};
 use crate::runtime::lanes::{self, OpenLanes};
 use crate::runtime::observation::Observation;
 use crate::runtime::packet_observer::PacketFilter;
@@ -516,6 +517,11 @@ impl WorkerBuilder {
     fn set_up(self) -> Result<Option<(Worker, PageKind)>> {
         pin_current_thread(self.core)?;
         let runtime = &self.plan.runtime;
+        if matches!(runtime.idle, config::Idle::Sleep | config::Idle::Adaptive) {
+            // By default, the kernel ends a sleep up to 50 µs late, to wake several threads at once. An error only makes
+            // sleeps longer.
+            let _ = set_current_timer_slack(NonZeroU64::new(1));
+        }
         let mut open = lanes::open(&self.plan, &self.ports, self.node, (self.number, self.workers))?;
         if !lanes::await_peers(&self.plan, &self.ports, self.number, &mut open, || self.control.is_stopped())? {
             return Ok(None);
@@ -543,6 +549,7 @@ impl WorkerBuilder {
                 config::Idle::Spin => IdlePolicy::Spin,
                 config::Idle::Pause => IdlePolicy::Pause,
                 config::Idle::Sleep => IdlePolicy::Sleep { empty: 0, armed: false },
+                config::Idle::Adaptive => IdlePolicy::Adaptive(Adaptive::new()),
             },
             drain_timeout: runtime.drain_timeout.0,
             control: self.control,

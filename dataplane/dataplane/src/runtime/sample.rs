@@ -15,6 +15,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
@@ -64,6 +65,32 @@ pub(crate) struct LoopCounters {
     pub(crate) started: Ticks,
     pub(crate) ended: Ticks,
     pub(crate) fault: Option<LaneError>,
+    pub(crate) sleeps: SleepCounters,
+}
+
+/// The sleeps of a worker that receives nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SleepCounters {
+    pub(crate) sleeps: u64,
+    pub(crate) slept: Duration,
+    /// The number of measured wake-ups, the sum of their times, and the longest time.
+    pub(crate) wakeups: u64,
+    pub(crate) wakeup_sum: Duration,
+    pub(crate) wakeup_max: Duration,
+}
+
+impl SleepCounters {
+    pub(crate) fn count(&mut self, time: Duration) {
+        self.sleeps += 1;
+        self.slept += time;
+    }
+
+    /// Counts a wake-up that took this time: from the end of the requested sleep until the worker ran.
+    pub(crate) fn measure(&mut self, time: Duration) {
+        self.wakeups += 1;
+        self.wakeup_sum += time;
+        self.wakeup_max = self.wakeup_max.max(time);
+    }
 }
 
 /// The counters of a worker at one point in time.

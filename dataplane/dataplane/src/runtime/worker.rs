@@ -197,7 +197,8 @@ impl Worker {
             self.counts.loops += 1;
             self.counts.idle_loops += u64::from(received == 0);
             // Step 3: idle if the poll received nothing. The key `idle` of the config selects the action.
-            let slept = self.idle.after(received, &mut self.lanes, &self.inputs, &self.graph);
+            let (lanes, sleeps) = (&mut self.lanes, &mut self.counts.sleeps);
+            let slept = self.idle.after(received, lanes, &self.inputs, &self.graph, sleeps);
             // Step 4: housekeeping. A sleep may be much longer than 256 iterations, so housekeeping follows each sleep.
             if slept || self.counts.loops.is_multiple_of(HOUSEKEEPING) {
                 self.housekeep(clock, ctx, sampled)?;

@@ -53,6 +53,7 @@ fn stalled_worker_is_reported_with_its_stage_and_its_state() {
             stalls.iter().any(|stall| stall.contains(" makes no progress for "))
         });
         let stall = stalls.iter().find(|stall| stall.contains(" makes no progress for ")).unwrap();
+        println!("{stall}");
         // On a busy machine, the worker may also have stalled before the stage blocked.
         if stalls.len() == 1 {
             assert!(stall.starts_with("worker 0 makes no progress for "), "{stall}");

@@ -86,7 +86,7 @@ fn packet_limit_is_exact() {
 
 #[test]
 fn run_ends_after_its_duration_or_when_it_is_stopped() {
-    for idle in ["spin", "pause", "sleep"] {
+    for idle in ["spin", "pause", "sleep", "adaptive"] {
         for link in [ENDLESS, "kind = 'loopback'"] {
             let text = config(&format!("workers = 1\nidle = '{idle}'"), link);
             let options = Options { duration: Some(Duration::from_millis(20)), ..Options::default() };
@@ -116,12 +116,17 @@ fn sleeping_worker_wakes_up_for_packets() {
     let words = |at: u32| [0, at, 60, 60].map(u32::to_le_bytes).concat();
     let bytes = [&crate::common::pcap_header(1)[..], &words(0), &[1; 60], &words(300_000), &[2; 60]].concat();
     folder.write("in.pcap", bytes);
-    let report = folder.run(&config(
-        "workers = 1\nidle = 'sleep'",
-        "kind = 'pcap', input = 'in.pcap', output = 'out.pcap', pace = 'file'",
-    ));
-    assert_good(&report);
-    assert_eq!(crate::common::frames_of(&folder.file("out.pcap")), [[1; 60], [2; 60]]);
+    for idle in ["sleep", "adaptive"] {
+        let report = folder.run(&config(
+            &format!("workers = 1\nidle = '{idle}'"),
+            "kind = 'pcap', input = 'in.pcap', output = 'out.pcap', pace = 'file'",
+        ));
+        assert_good(&report);
+        assert_eq!(crate::common::frames_of(&folder.file("out.pcap")), [[1; 60], [2; 60]]);
+        let sleeps = report.workers[0].sleeps.unwrap();
+        assert!(sleeps.sleeps > 0 && sleeps.slept_s > 0.0 && sleeps.slept_s < report.duration_s, "{report}");
+        assert!(report.to_string().contains(&format!("  {} sleeps, ", sleeps.sleeps)), "{report}");
+    }
 }
 
 #[test]

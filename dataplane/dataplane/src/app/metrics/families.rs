@@ -698,6 +698,41 @@ pub(super) const FAMILIES: &[Family] = &[
         "Loops in which no packet was received.",
         |view| workers(view, |worker| worker.idle_loops),
     ),
+    Family::new("worker_sleeps", Kind::Counter, None, &["worker"], "Sleeps of the worker.", |view| {
+        workers(view, |worker| worker.sleeps.unwrap_or_default().sleeps)
+    }),
+    Family::new(
+        "worker_slept",
+        Kind::Counter,
+        Some(Unit::Seconds),
+        &["worker"],
+        "The time that the worker slept.",
+        |view| workers(view, |worker| worker.sleeps.unwrap_or_default().slept_s),
+    ),
+    Family::new(
+        "worker_wakeups_measured",
+        Kind::Counter,
+        None,
+        &["worker"],
+        "Sleeps in which the time of the wake-up was measured.",
+        |view| workers(view, |worker| worker.sleeps.unwrap_or_default().wakeups),
+    ),
+    Family::new(
+        "worker_wakeup",
+        Kind::Counter,
+        Some(Unit::Seconds),
+        &["worker"],
+        "The sum of the measured times from the end of a sleep until the worker ran.",
+        |view| workers(view, |worker| worker.sleeps.unwrap_or_default().wakeup_s),
+    ),
+    Family::new(
+        "worker_wakeup_max",
+        Kind::Gauge,
+        Some(Unit::Seconds),
+        &["worker"],
+        "The longest measured time from the end of a sleep until the worker ran.",
+        |view| workers(view, |worker| worker.sleeps.unwrap_or_default().wakeup_max_ns as f64 / 1e9),
+    ),
     Family::new("worker_receive_packets", Kind::Counter, None, &["worker"], "Packets received.", |view| {
         workers(view, |worker| worker.ledger.rx)
     }),

@@ -94,6 +94,7 @@ fn report() -> Report {
     let mut worker = object("core loops idle_loops slots slots_missing");
     (worker["bytes"], worker["ledger"], worker["pages"]) = (totals(15, 16), own, "2 MiB".into());
     worker["granted"] = serde_json::json!({});
+    worker["sleeps"] = object("sleeps slept_s wakeups wakeup_s wakeup_max_ns");
     let mut report = object("rate_mpps rate_rx_mpps logs_lost");
     (report["duration_s"], report["packets"], report["bytes"]) = (17.5.into(), totals(18, 19), totals(20, 21));
     report["ledger"] = sum;
