@@ -396,7 +396,7 @@ fn pause(idle: Idle, senders: &[Sender], elapsed: u64, sending: bool) {
     match idle {
         Idle::Spin => {}
         Idle::Pause => (0..16).for_each(|_| std::hint::spin_loop()),
-        Idle::Sleep => {
+        Idle::Sleep | Idle::Adaptive => {
             let next = senders.iter().filter_map(Sender::next_due).min().filter(|_| sending);
             match next.map_or(LONGEST, |next| next.saturating_sub(elapsed)).min(LONGEST) {
                 left @ SHORTEST.. => thread::sleep(Duration::from_nanos(left)),

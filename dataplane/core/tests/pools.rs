@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use dataplane_core::clock::{Clocks, Stamp};
 use dataplane_core::lane::{self, Lane, LaneSpec, NoSink, RawWiring, Stamping};
 use dataplane_core::mem::{Batch, PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
-use dataplane_core::pipeline::{Ctx, Graph, NoObserver, NodeSpec, Program, Stage, StageInfo, Target};
+use dataplane_core::pipeline::{Ctx, Graph, NoObserver, NodeSpec, OnPanic, Program, Stage, StageInfo, Target};
 use dataplane_core::units::Nanos;
 use dataplane_core::verbs::{Device, QpType};
 use dataplane_soft::{GeneratorSpec, LinkSpec, SoftDevice, SoftSpec};

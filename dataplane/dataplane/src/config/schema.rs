@@ -44,8 +44,9 @@ struct File {
 /// drops   = "broken"
 ///
 /// [[pipeline.stage]]
-/// name = "total"
-/// use  = "count"
+/// name     = "total"
+/// use      = "count"
+/// on_panic = "bypass"
 ///
 /// [[pipeline.stage]]
 /// use  = "tx"

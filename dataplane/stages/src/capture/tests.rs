@@ -10,7 +10,9 @@ use dataplane_core::clock::{ClockSource, Stamp};
 use dataplane_core::harness::{Fate, Harness, frame};
 use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
 use dataplane_core::pcapng::STATISTICS;
-use dataplane_core::pipeline::{Graph, NoObserver, NodeSpec, Program, Resources, RunStop, StageInfo, Target, Tasks};
+use dataplane_core::pipeline::{
+    Graph, NoObserver, NodeSpec, OnPanic, Program, Resources, RunStop, StageInfo, Target, Tasks,
+};
 use dataplane_core::units::Nanos;
 use dataplane_testing::{Folder, skip};
 

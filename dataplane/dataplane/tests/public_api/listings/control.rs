@@ -399,6 +399,7 @@ pub mod rows {
         pub steered: u64,
         pub dropped: u64,
         pub consumed: u64,
+        pub quarantined: u64,
         pub counters: BTreeMap<String, u64>,
     }
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -1869,7 +1869,8 @@ pub mod mem {
             VlanMismatch = "vlan_mismatch", NoHeadroom = "no_headroom", TooLong =
             "too_long", NoPort = "no_port", Requested = "requested", TxFull = "tx_full",
             TxError = "tx_error", NotConnected = "not_connected", Undeclared =
-            "undeclared_output", QueueFull = "queue_full", Stopped = "stopped",
+            "undeclared_output", QueueFull = "queue_full", Stopped = "stopped", Panicked
+            = "panicked", Quarantined = "quarantined",
         }
         impl Reason {
             pub const CODES: usize = _;
@@ -2222,6 +2223,8 @@ pub mod pipeline {
             pub outputs: [u64; Edge::MOST],
             pub dropped_next: u64,
             pub drops: [u64; Reason::CODES],
+            pub panics: u64,
+            pub is_quarantined: bool,
         }
         impl Default for NodeCounters {}
         pub trait Observer {
@@ -2267,7 +2270,13 @@ pub mod pipeline {
             pub fn outbox(&mut self, port: usize) -> &mut Batch {}
             pub fn counters(&self) -> impl Iterator<Item = (&str, &NodeCounters)> {}
             pub fn dropped(&self) -> u64 {}
+            pub fn set_marker(&mut self, marker: Arc<StageMarker>) {}
             pub fn interrupted(&mut self) -> Option<(&str, &mut Batch)> {}
+            pub fn quarantine(
+                &mut self,
+                ctx: &Ctx,
+                pool: &mut Pool,
+            ) -> Option<Quarantined> {}
             pub fn stages(
                 &mut self,
             ) -> impl Iterator<Item = (&str, &mut Box<dyn Stage>)> {}
@@ -2380,6 +2389,7 @@ pub mod pipeline {
             pub outputs: Vec<(String, Target)>,
             pub reasons: Vec<&'static str>,
             pub info: StageInfo,
+            pub on_panic: OnPanic,
             pub drops: Option<usize>,
         }
         #[derive(Clone, Copy, Debug)]
@@ -2402,10 +2412,41 @@ pub mod pipeline {
             pub fn stand_ins(&mut self) -> Vec<StandIn> {}
             pub fn multiplicity(&self) -> usize {}
             pub fn check(&self, source: Facts) -> Vec<(usize, Problem)> {}
+            pub fn check_bypasses(&self, source: Facts) -> Vec<(usize, usize, Problem)> {}
             pub fn readers(&self, part: RecvFields) -> Vec<&str> {}
             pub fn stages_with_checksums(&self) -> Vec<&str> {}
             pub fn ports_with_checksums(&self, ports: usize) -> Vec<bool> {}
             pub fn leave_checksums(&mut self, computes: &[bool]) -> Vec<String> {}
+        }
+    }
+    mod quarantine {
+        #[derive(
+            Clone,
+            Copy,
+            Debug,
+            Default,
+            PartialEq,
+            Eq,
+            Serialize,
+            Deserialize,
+            JsonSchema
+        )]
+        pub enum OnPanic {
+            Stop,
+            Drop,
+            Bypass,
+        }
+        #[derive(Debug, Default)]
+        pub struct StageMarker(_);
+        impl StageMarker {
+            pub fn stage(&self) -> Option<usize> {}
+        }
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct Quarantined {
+            pub stage: String,
+            pub on_panic: OnPanic,
+            pub packets: usize,
+            pub first: Option<Vec<u8>>,
         }
     }
     mod record {
@@ -2722,6 +2763,7 @@ pub mod pipeline {
     pub use live::{Live, LiveReader};
     pub use problem::Problem;
     pub use program::{NodeSpec, Program, StandIn, Target};
+    pub use quarantine::{OnPanic, Quarantined, StageMarker};
     pub use record::{Fingerprint, StageRecord};
     pub use registry::{Registry, StageKind, parameter_schema, summary};
     pub use rustix::thread::CapabilitySet;
@@ -3025,6 +3067,8 @@ pub mod telemetry {
             pub copied: u64,
             pub made: u64,
             pub copies_missed: u64,
+            pub panics: u64,
+            pub quarantined: u64,
             pub counters: BTreeMap<String, u64>,
             pub counter_kinds: BTreeMap<String, CounterKind>,
         }
@@ -3038,11 +3082,29 @@ pub mod telemetry {
         impl StageReport {
             pub fn counter_kind(&self, name: &str) -> CounterKind {}
         }
+        #[derive(
+            Clone,
+            Copy,
+            Debug,
+            Default,
+            PartialEq,
+            Serialize,
+            Deserialize,
+            JsonSchema
+        )]
+        pub struct SleepReport {
+            pub sleeps: u64,
+            pub slept_s: f64,
+            pub wakeups: u64,
+            pub wakeup_s: f64,
+            pub wakeup_max_ns: u64,
+        }
         #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
         pub struct WorkerReport {
             pub core: u32,
             pub loops: u64,
             pub idle_loops: u64,
+            pub sleeps: Option<SleepReport>,
             pub bytes: Totals,
             pub ledger: Ledger,
             pub slots: u64,
@@ -3079,7 +3141,8 @@ pub mod telemetry {
     pub use ledger::Ledger;
     pub use recent::{Live, PortRates, Rates, Recent, WorkerRates};
     pub use report::{
-        CounterKind, LatencyReport, PortReport, Report, StageReport, Totals, WorkerReport,
+        CounterKind, LatencyReport, PortReport, Report, SleepReport, StageReport, Totals,
+        WorkerReport,
     };
 }
 pub mod topology {

@@ -155,6 +155,7 @@ pub mod config {
             pub next: Option<Target>,
             pub outputs: Vec<(String, Target)>,
             pub drops: Option<usize>,
+            pub on_panic: OnPanic,
             pub parameters: toml::Table,
         }
         #[derive(Clone, Debug, Serialize)]
@@ -555,6 +556,7 @@ pub mod config {
             Spin,
             Pause,
             Sleep,
+            Adaptive,
         }
         #[derive(
             Clone,
@@ -601,6 +603,7 @@ pub mod config {
             pub idle: Idle,
             pub timestamps: Timestamps,
             pub drain_timeout: Period,
+            pub watchdog: Period,
             pub control: Control,
             pub control_group: Option<String>,
             pub metrics: Metrics,
@@ -836,6 +839,7 @@ pub mod runtime {
             pub fn stop(&self) {}
             pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {}
             pub fn is_finished(&self) -> bool {}
+            pub fn stalls(&self) -> Vec<String> {}
             pub fn events(&self) -> Vec<String> {}
             pub fn join(mut self) -> Result<Report> {}
         }
