@@ -22,6 +22,8 @@ use crate::sender::Sender;
 use crate::signature::{Found, Key, Signature, ones_sum};
 use crate::stream::Stream;
 
+/// The maximum time in which a trial discards packets before its start, in nanoseconds.
+const DISCARD_TIME: u64 = 1_000_000_000;
 /// The number of iterations between two rounds of housekeeping.
 const HOUSEKEEPING: u64 = 256;
 /// The largest window of a judge, in packets. The memory of a window is 8 bytes per packet.
@@ -245,13 +247,16 @@ impl Tester {
         let (lanes, pool) = lanes.parts();
         let failed = |port: usize, error: dataplane::error::VerbError| error.on(&names[port]);
         let mut ports = vec![PortOutcome::default(); lanes.len()];
-        // Discard the packets that arrived since the last trial, and post receive buffers.
+        // Discard the packets that arrived since the last trial, and post receive buffers. A port can receive packets
+        // without an end. The key of the trial then tells these packets from the packets of the trial.
+        let begin = clock.nanos();
+        let is_over = || stop.load(Ordering::Relaxed) || clock.nanos().0.saturating_sub(begin.0) > DISCARD_TIME;
         for (port, lane) in lanes.iter_mut().enumerate() {
             loop {
                 lane.refill(pool).map_err(|error| failed(port, error))?;
                 let received = lane.receive(pool, inbox, burst).map_err(|error| failed(port, error))?;
                 inbox.free_into(pool);
-                if received == 0 {
+                if received == 0 || is_over() {
                     break;
                 }
             }

@@ -182,6 +182,16 @@ fn stop_ends_a_trial_early_with_the_counts_so_far() {
 }
 
 #[test]
+fn stop_ends_a_trial_with_a_port_that_always_receives() {
+    let stop = Arc::new(AtomicBool::new(true));
+    let noise = "[[port]]\nname = 'noise'\ndevice = 'soft'\nlink = { kind = 'generator', size = 64 }\n";
+    let mut tester = open(&cable(noise, ""), &stop);
+    let outcome = tester.trial(&[Some(1000.0)], Duration::from_secs(3600)).unwrap();
+    assert!(outcome.stopped);
+    tester.close().unwrap();
+}
+
+#[test]
 fn rate_above_the_tester_is_marked_as_a_limit_of_the_tester() {
     let mut tester = open(&cable("", ""), &Arc::default());
     let rates = [Some(1e9)];

@@ -30,8 +30,9 @@ pub(super) fn capture(args: &args::Capture) -> Result<(), CommandError> {
         snaplen: args.snaplen.filter(|_| args.write.is_some() || args.target.json),
         packets: args.packets,
     });
-    let mut output = Output::open(args)?;
     let mut client = start(&args.target, &call, "dataplane capture --process PROCESS")?;
+    // Opening the file removes its old content, so first wait until the program has accepted the capture.
+    let mut output = Output::open(args)?;
     let (mut written, mut lost) = (0u64, 0);
     each_answer(&mut client, |captured: Captured| {
         written += captured.packets.len() as u64;

@@ -77,10 +77,10 @@ impl Service {
         if run.is_stopped() {
             self.stopping();
         }
-        match self.watchdog.as_mut().map(|watchdog| watchdog.check(now, || run.loops())) {
-            // The service manager limits the time of a stop in another way.
+        // systemd disarms the watchdog of a service that stops. `WATCHDOG=1` would arm the watchdog again.
+        let watchdog = self.watchdog.as_mut().filter(|_| !self.is_stopping);
+        match watchdog.map(|watchdog| watchdog.check(now, || run.loops())) {
             Some(Check::Fed) => notify(&[NotifyState::Watchdog]),
-            Some(Check::Stuck(_)) if self.is_stopping => notify(&[NotifyState::Watchdog]),
             Some(Check::Stuck(workers)) => {
                 let list = workers.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
                 let problem =

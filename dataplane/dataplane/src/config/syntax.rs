@@ -55,10 +55,14 @@ fn parse_text<'s>(text: &'s str, start: usize, diagnostics: &mut Diagnostics) ->
         errors.iter().map(|error| (error.span().unwrap_or(start..start), error.message())).collect();
     errors.sort_by_key(|(span, _)| (span.start, span.end));
     let mut spoilt: Vec<Span> = Vec::new();
+    let mut end_of_line = 0;
     for (span, message) in errors {
+        if cut.is_some_and(|cut| span.start >= cut) {
+            break;
+        }
         // The parser continues after a mistake. Further errors on the same line are consequences of the first error.
         // Skip these errors before the search for the ends of their line: a long line can have an error at every byte.
-        if spoilt.last().is_some_and(|spoilt| span.start < spoilt.end) {
+        if span.start < end_of_line {
             continue;
         }
         // The parser adds the keys of a repeated section to the first section of that name.
@@ -66,7 +70,8 @@ fn parse_text<'s>(text: &'s str, start: usize, diagnostics: &mut Diagnostics) ->
             true => section_of(text, span.start, start),
             false => line_of(text, span.start, start),
         };
-        if cut.is_none_or(|cut| span.start < cut && !line.contains(&cut)) {
+        end_of_line = line.end;
+        if cut.is_none_or(|cut| !line.contains(&cut)) {
             diagnostics.push(explain(text, span, message));
             spoilt.push(line);
         }

@@ -231,6 +231,11 @@ fn flat_text_with_many_dots_is_not_nested_too_deeply() {
 fn many_mistakes_on_one_line_or_between_many_keys_are_read_in_linear_time() {
     let found = check(&format!("x = [{}]", "=".repeat(200_000)));
     assert_eq!(found.iter().map(|mistake| (mistake.0, mistake.1)).collect::<Vec<_>>(), [(1, 6)]);
+    // A bracket that is never closed, before and after the other mistakes of its line.
+    let found = check(&format!("x = [{}", "=".repeat(200_000)));
+    assert_eq!(found, [(1, 5, "this `[` is never closed".to_owned())]);
+    let found = check(&format!("x = [{}] [\ny = 1\n", "=".repeat(200_000)));
+    assert!(found.len() <= 2, "{found:?}");
     let keys: String = (0..20_000).map(|number| format!("a{number}=1\n=\n")).collect();
     let found = check(&keys);
     assert_eq!(found.len(), 201);
