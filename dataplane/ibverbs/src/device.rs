@@ -27,7 +27,7 @@ use dataplane_core::clock::{ClockSource, Timebase};
 use dataplane_core::error::{Error, VerbError};
 use dataplane_core::units::Ticks;
 use dataplane_core::verbs::{
-    AsyncEvent, Capabilities, CqApi, CqGranted, CqSpec, Device, FlowCounters, GidEntry, GidKind, LinkLayer,
+    AsyncEvent, Capabilities, Capability, CqApi, CqGranted, CqSpec, Device, FlowCounters, GidEntry, GidKind, LinkLayer,
     PortAttributes, PortState, RawDevice, RawPacketCaps, RawSpec,
 };
 
@@ -232,6 +232,10 @@ impl RawDevice for VerbsDevice {
     }
 
     fn check_raw(&self, spec: &RawSpec, queues: u16) -> Result<(), Error> {
+        if let Some(missing) = self.probed.missing.iter().find(|missing| missing.capability == Capability::RawPacket) {
+            let (name, why) = (self.name(), &missing.why);
+            return Err(Error::Config(format!("{name}: the device creates no raw-packet queue pairs: {why}")));
+        }
         let checked = rss::check(spec, &self.raw_caps(), queues);
         checked.map_err(|error| Error::Config(format!("{}: {error}", self.name())))
     }

@@ -359,12 +359,10 @@ impl<D: Device> PortDevice for OpenPort<D> {
 /// Devices of libibverbs.
 #[cfg(feature = "ibverbs")]
 mod verbs {
-    use super::{
-        Arc, BTreeMap, Device, Duration, HostClock, Path, PortPlan, ProviderParts, Qp, Result, RunStop, Stamping, Watch,
-    };
+    use super::{Arc, BTreeMap, Duration, HostClock, Path, PortPlan, ProviderParts, Result, RunStop, Stamping, Watch};
     use crate::runtime::hw_counters::OutOfBuffer;
     use crate::runtime::raw;
-    use dataplane_core::verbs::{Capability, Provider as _};
+    use dataplane_core::verbs::Provider as _;
     use dataplane_ibverbs::{VerbsDevice, VerbsProvider};
 
     /// The interval between two reads of the counter of lost packets. The counter has 32 bits, and at 200 million lost
@@ -403,13 +401,7 @@ mod verbs {
         sysfs: &Path,
     ) -> Result<(VerbsDevice, ProviderParts<VerbsDevice>)> {
         let port = &plan.config;
-        // Prepare nothing if the device does not support raw packets. Creating the queue pair then returns an error
-        // that names the reason.
-        let raw = port.qp == Qp::RawPacket && device.capabilities().has.contains(&Capability::RawPacket);
-        let (device, raw) = match raw {
-            true => raw::prepare(device, plan, workers)?,
-            false => (device, raw::Prepared::default()),
-        };
+        let (device, raw) = raw::prepare_rdma(device, plan, workers)?;
         let computes_checksums = raw.computes_checksums;
         let what = format!("{} port {}", port.device, port.device_port);
         let lost = OutOfBuffer::open(sysfs, &port.device, port.device_port).map(Arc::new);

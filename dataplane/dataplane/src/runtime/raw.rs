@@ -52,6 +52,19 @@ pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) 
     Ok((device.with_raw(spec), prepared))
 }
 
+/// Calls [`prepare`] if a port of an RDMA device has raw-packet queue pairs, even if the device does not report raw
+/// packets. A queue pair without these settings would receive every frame of the interface.
+///
+/// # Errors
+/// Same as [`prepare`].
+#[cfg(feature = "ibverbs")]
+pub(super) fn prepare_rdma<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) -> Result<(D, Prepared)> {
+    match plan.config.qp {
+        config::Qp::RawPacket => prepare(device, plan, workers),
+        _ => Ok((device, Prepared::default())),
+    }
+}
+
 impl Prepared {
     /// Returns the flow counters under the names that the report uses. Logs and leaves out counters that cannot be read.
     pub(super) fn counted(&self) -> BTreeMap<String, u64> {
@@ -188,7 +201,9 @@ fn tunnel(headers: &config::Match) -> Option<TunnelMatch> {
 pub(crate) mod tests {
     use super::*;
     use crate::config::{Diagnostics, Source};
+    use dataplane_core::verbs::Capability;
     use dataplane_ibverbs::encode_flow_rule;
+    use dataplane_soft::{LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
 
     /// Returns a port of a verbs device with these keys.
     pub(crate) fn plan(keys: &str, input: bool) -> PortPlan {
@@ -285,6 +300,22 @@ pub(crate) mod tests {
         assert_eq!(specs(&rules[3]).last().unwrap().0, 0x1001, "IBV_FLOW_SPEC_ACTION_DROP");
         let head = encode_flow_rule(&rules[4]).unwrap();
         assert_eq!((head[16], u16::from_ne_bytes([head[10], head[11]])), (2, 21844), "dont_trap, priority");
+    }
+
+    /// A device may create raw-packet queue pairs although no attempt succeeded when the program opened the device. The
+    /// settings of the port must apply to these queue pairs too.
+    #[test]
+    fn settings_are_applied_even_if_the_device_reports_no_raw_packets() {
+        let link = LinkSpec::Loopback(LoopbackLink::reflect());
+        let refuse = vec![Capability::RawPacket];
+        let device = SoftDevice::new(SoftSpec { refuse, ..SoftSpec::new("p", link) }).unwrap();
+        let flow = "flow = [{ count = 'bgp', match = { ethernet = {}, ipv4 = {}, tcp = { dst = 179 } } }]";
+        let (device, prepared) = prepare_rdma(device, &plan(flow, true), 1).unwrap();
+        assert_eq!(prepared.counters.keys().collect::<Vec<_>>(), ["bgp"]);
+        drop(device);
+        let port = "qp = 'ud'\nconnection = { to = '127.0.0.1:18515' }";
+        let device = SoftDevice::new(SoftSpec::new("p", LinkSpec::Loopback(LoopbackLink::reflect()))).unwrap();
+        assert!(prepare_rdma(device, &plan(port, true), 1).unwrap().1.counters.is_empty());
     }
 
     #[test]

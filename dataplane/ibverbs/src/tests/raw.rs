@@ -515,6 +515,24 @@ fn raw_settings_are_checked_before_a_queue_is_created() {
     }
 }
 
+/// If no raw-packet queue pair could be created when the device was opened, `check_raw` returns the reason. A later
+/// queue pair could be created nevertheless, but must not receive without the settings of the port.
+#[test]
+fn raw_settings_are_refused_with_the_reason_if_raw_packets_are_missing() {
+    for (errno, reason) in [
+        (libc::EOPNOTSUPP, "ibv_create_qp failed: Operation not supported"),
+        (libc::EPERM, "ibv_create_qp failed: Operation not permitted (os error 1); help: run `setcap "),
+    ] {
+        let test = test_device_of("fake", 0, |fake| fake.refuse("ibv_create_qp", errno));
+        test.fake.refuse("ibv_create_qp", 0);
+        let has = &test.device.capabilities().has;
+        assert!(!has.contains(&dataplane_core::verbs::Capability::RawPacket), "{has:?}");
+        let error = test.device.check_raw(&RawSpec::default(), 1).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("fake: the device creates no raw-packet queue pairs: {reason}")), "{error}");
+        assert_eq!(test.fake.calls(), []);
+    }
+}
+
 /// mlx4 reports RSS, but refuses every indirection table that repeats its work queues.
 #[test]
 fn mlx4_has_no_rss_for_several_workers() {

@@ -53,7 +53,8 @@ pub trait RawDevice: Device {
     /// Checks that the device supports the settings for a port with `queues` queues.
     ///
     /// # Errors
-    /// The first unsupported setting with its remedy, or an invalid flow rule.
+    /// The first unsupported setting with its remedy, or an invalid flow rule. With libibverbs, also the reason why the
+    /// device does not support raw packets.
     fn check_raw(&self, spec: &RawSpec, queues: u16) -> Result<(), Error> {
         let can = spec.check(&self.raw_caps(), queues);
         can.map_err(|why| Error::Config(format!("{}: {why}", self.name())))
