@@ -7,6 +7,7 @@ use ibverbs_sys::{IBV_DEVICE_AUTO_PATH_MIG, ibv_device_attr_ex};
 
 use super::context::{Context, Limits};
 use super::raw;
+use dataplane_core::clock::ClockSource;
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{
     Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, Missing, MwKind, PollFields, ProtectionDomain,
@@ -25,23 +26,33 @@ pub(super) struct ProbeResult {
 /// The capacities of the smallest possible queue pair.
 const SMALL: QpCaps = QpCaps { send_depth: 1, recv_depth: 1, send_sges: 1, recv_sges: 1, inline: 0 };
 
+/// The smallest possible completion queue, without optional features.
+const PLAIN: CqSpec =
+    CqSpec { depth: 1, fields: PollFields::empty(), flags: CqFlags::empty(), vector: 0, api: CqApi::Auto, context: 0 };
+
 /// Detects the capabilities of a device. Creates a few small objects and destroys them immediately.
 pub(super) fn probe(device: &impl Device, context: &Context) -> ProbeResult {
     let attr = &context.limits.attr;
     let mut probed = ProbeResult { capabilities: reported(attr, context.limits.vectors), ..ProbeResult::default() };
-    let all = CqSpec { depth: 1, fields: PollFields::all(), flags: CqFlags::all(), ..CqSpec::default() };
-    let queue = device.create_cq(&all, None);
+    let all = CqSpec { fields: PollFields::all(), flags: CqFlags::all(), ..PLAIN };
+    // A device may create a completion queue with a feature, but refuse every queue pair on it. Queue pairs are
+    // therefore created on a queue without optional features.
+    let plain = device.create_cq(&PLAIN, None);
+    let mut queue = device.create_cq(&all, None);
+    if let (Ok((plain, _)), Ok((_, granted))) = (&plain, &mut queue) {
+        refuse_unusable_timestamps(device, plain, granted);
+    }
     // If batch polling is not reliable, the queue above uses the classic poll interface, which lacks all extended
     // features. The reasons for missing features then name that interface, not the device. A second queue uses the
     // extended interface and polls one completion at a time, so its reasons come from the device.
     let single = device.create_cq(&CqSpec { api: CqApi::ExtendedSingle, ..all }, None).map(|(_, granted)| granted).ok();
     for capability in Capability::ALL {
-        let tried = match (&queue, capability) {
-            (Err(error), _) => Err(error.to_string()),
+        let tried = match (&queue, &plain) {
+            (Err(error), _) | (_, Err(error)) => Err(error.to_string()),
             (Ok((_, granted)), _) if CQ_CAPABILITIES.contains(&capability) => {
                 cq_capability(granted, single.as_ref(), capability)
             }
-            (Ok((cq, _)), _) => attempt(device, context, cq, capability),
+            (_, Ok((cq, _))) => attempt(device, context, cq, capability),
         };
         match tried {
             Ok(()) => probed.capabilities.has.push(capability),
@@ -64,6 +75,36 @@ const CQ_CAPABILITIES: [Capability; 10] = [
     Capability::RssHash,
     Capability::TagMatching,
 ];
+
+/// Removes timestamps from the granted properties of a completion queue if the device creates queue pairs on the
+/// completion queue `plain`, but refuses each of them on a completion queue with these timestamps. mlx5 in real-time mode
+/// has no timestamps of the counter that libibverbs reads (`get_ts_format` in the kernel).
+fn refuse_unusable_timestamps<D: Device>(device: &D, plain: &D::Cq, granted: &mut CqGranted) {
+    let Ok(pd) = device.alloc_pd() else { return };
+    let create = |kind, cq: &D::Cq| pd.create_qp(&QpSpec::new(kind, SMALL), cq, cq, None).map(drop);
+    let kinds = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::RawPacket];
+    let kinds: Vec<QpType> = kinds.into_iter().filter(|&kind| create(kind, plain).is_ok()).collect();
+    for (capability, field) in
+        [(Capability::WallclockTimestamps, PollFields::WALLCLOCK), (Capability::Timestamps, PollFields::TIMESTAMP)]
+    {
+        if !granted.fields.contains(field) {
+            continue;
+        }
+        let Ok((cq, _)) = device.create_cq(&CqSpec { fields: field, ..PLAIN }, None) else { continue };
+        if let Some(Err(error)) = kinds.iter().map(|&kind| create(kind, &cq)).reduce(Result::or) {
+            let why = format!("the device refuses queue pairs with timestamps: {}", hint(error));
+            granted.fields -= field;
+            granted.refused.push(capability);
+            granted.why.push(format!("missing {capability}: {why}"));
+        }
+    }
+    granted.refused.sort_unstable();
+    granted.stamps = match granted.fields {
+        fields if fields.contains(PollFields::WALLCLOCK) => granted.stamps,
+        fields if fields.contains(PollFields::TIMESTAMP) => ClockSource::DeviceTicks,
+        _ => ClockSource::None,
+    };
+}
 
 /// Returns an error with the reason if the driver granted a completion queue without a capability. A reason in `single`
 /// takes precedence over a reason in `granted`.

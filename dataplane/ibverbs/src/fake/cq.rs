@@ -12,6 +12,18 @@ pub(super) struct FakeCq {
     cq: ibv_cq_ex,
     at: Completion,
     pub(super) polling: bool,
+    /// The fields that the creation requested.
+    wc_flags: u64,
+}
+
+/// Returns whether a CQ has timestamps.
+///
+/// # Safety
+/// The CQ must belong to a fake, or be null.
+pub(super) unsafe fn has_timestamps(cq: *const ibv_cq) -> bool {
+    const TIMESTAMPS: u64 = 1 << 7 | 1 << 11;
+    // SAFETY: the caller upholds the safety contract.
+    !cq.is_null() && unsafe { (*cq.cast::<FakeCq>()).wc_flags } & TIMESTAMPS != 0
 }
 
 /// # Safety
@@ -50,7 +62,7 @@ pub(super) unsafe fn new_cq(context: *mut ibv_context, cqe: u32, wc_flags: u64, 
     if wc_flags & 1 << 10 != 0 && unsafe { state(context) }.tags {
         cq.read_tm_info = Some(read_tm_info);
     }
-    Box::into_raw(Box::new(FakeCq { cq, at: Completion::default(), polling: false }))
+    Box::into_raw(Box::new(FakeCq { cq, at: Completion::default(), polling: false, wc_flags }))
 }
 
 pub(super) unsafe extern "C" fn create_cq_ex(

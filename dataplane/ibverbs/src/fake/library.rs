@@ -132,7 +132,10 @@ symbols! {
             send_ops: 0,
             max_tso_header: 0,
         };
-        let error = state((*pd).context).note("ibv_create_qp", call);
+        let mut error = state((*pd).context).note("ibv_create_qp", call);
+        if error == 0 {
+            error = state((*pd).context).refused_queue([plain.send_cq, plain.recv_cq]);
+        }
         if plain.cap.max_inline_data > 0 && state((*pd).context).no_inline {
             return fail(libc::EINVAL);
         }

@@ -30,7 +30,7 @@ mod memory;
 mod qp;
 mod raw;
 
-use cq::{create_cq_ex, modify_cq, poll_cq, req_notify_cq};
+use cq::{create_cq_ex, has_timestamps, modify_cq, poll_cq, req_notify_cq};
 pub(super) use domain::with_domains;
 use flow::FakeFlow;
 pub(super) use memory::with_windows;
@@ -293,6 +293,8 @@ pub(super) struct State {
     /// Two sets of fields and an error. The creation of a CQ fails with the error if the CQ requests a field of each set.
     lacks_together: Option<(u64, u64, c_int)>,
     tags: bool,
+    /// Whether the device refuses queue pairs and work queues on a CQ with timestamps.
+    refuses_timestamped_queues: bool,
     /// For each verb, the index of the request that a refused post reports. `None`: the post does not report an index.
     bad: HashMap<&'static str, Option<usize>>,
     events: events::Events,
@@ -431,6 +433,12 @@ impl Fake {
         self.state().lacks_together = Some((first, second, errno));
     }
 
+    /// Makes the creation of queue pairs and work queues fail if one of their CQs has timestamps, as mlx5 does in
+    /// real-time mode (`get_ts_format`). The creation of the CQs succeeds.
+    pub(crate) fn refuses_timestamped_queues(&self) {
+        self.state().refuses_timestamped_queues = true;
+    }
+
     /// Provides a reader for tag-matching data on completion queues. Without this call, the reader is missing.
     pub(crate) fn matches_tags(&self) {
         self.state().tags = true;
@@ -540,6 +548,16 @@ impl State {
     /// Returns the error that a test has set for the verb, or 0.
     fn refused(&self, verb: &str) -> c_int {
         self.refused.get(verb).copied().unwrap_or(0)
+    }
+
+    /// Returns the error of the creation of a queue on these CQs, or 0.
+    ///
+    /// # Safety
+    /// The CQs must belong to a fake, or be null.
+    unsafe fn refused_queue<const N: usize>(&self, cqs: [*mut ibv_cq; N]) -> c_int {
+        // SAFETY: the caller upholds the safety contract.
+        let has_timestamps = |cq: *mut ibv_cq| unsafe { has_timestamps(cq) };
+        if self.refuses_timestamped_queues && cqs.into_iter().any(has_timestamps) { libc::EOPNOTSUPP } else { 0 }
     }
 
     /// Returns the error of a query of the attributes in `mask`, or 0.

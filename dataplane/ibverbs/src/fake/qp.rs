@@ -109,7 +109,10 @@ pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *m
                 max_tso_header: attr.max_tso_header,
             }
         };
-        let error = state(context).note("ibv_create_qp_ex", call);
+        let mut error = state(context).note("ibv_create_qp_ex", call);
+        if error == 0 {
+            error = state(context).refused_queue([attr.send_cq, attr.recv_cq]);
+        }
         if attr.cap.max_inline_data > 0 && state(context).no_inline {
             return fail(libc::EINVAL);
         }

@@ -19,6 +19,10 @@ pub(super) unsafe extern "C" fn create_wq(context: *mut ibv_context, attr: *mut 
             0 => {}
             errno => return fail(errno),
         }
+        match state(context).refused_queue([cq]) {
+            0 => {}
+            errno => return fail(errno),
+        }
         // Like a real driver, round the size up.
         (*attr).max_wr = max_wr.next_power_of_two();
         let number = state(context).number("wq");

@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use ibverbs_sys::ibv_wc_status::{IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_WR_FLUSH_ERR};
 
 use super::raw::{TestDevice, test_device, test_device_of};
-use crate::fake::{Call, Completion, Poll};
+use crate::fake::{Call, Completion, Fake, Poll};
 use crate::ffi::Wc;
-use crate::{VerbsAh, VerbsDevice, VerbsPd};
-use dataplane_core::clock::{Clocks, Stamp};
+use crate::{VerbsAh, VerbsDevice, VerbsPd, encode_flow_rule};
+use dataplane_core::clock::{ClockSource, Clocks, Stamp};
 use dataplane_core::error::VerbError;
 use dataplane_core::lane::{self, Alarms, Lane, LaneQueuePair, LaneSpec, NoSink, RawWiring, Stamping, Wiring};
 use dataplane_core::mem::{Batch, PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
 use dataplane_core::units::QpNum;
 use dataplane_core::verbs::{
-    AsyncEvent, CqSpec, Destination, Device, EventKind, Path, ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState,
-    QpType, QueuePair, WcStatus, WrId, WrKind,
+    AsyncEvent, CqSpec, Destination, Device, EventKind, FlowRule, FlowTraffic, Path, PollFields, ProtectionDomain,
+    QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RawDevice, RawSpec, WcStatus, WrId, WrKind,
 };
 
 const SLOTS: usize = 64;
@@ -83,6 +83,11 @@ impl TestLane {
 
     /// Opens a lane that sends datagrams to a peer, or receives raw packets.
     fn open_with(test: &TestDevice, kind: QpType, queue: (u16, u16)) -> Self {
+        Self::open_stamped(test, kind, queue, Stamping::None)
+    }
+
+    /// Opens a lane whose packets get timestamps.
+    fn open_stamped(test: &TestDevice, kind: QpType, queue: (u16, u16), stamps: Stamping) -> Self {
         let (mut pool, alarms) = (pool(), Arc::new(Alarms::default()));
         let pd = test.device.alloc_pd().unwrap();
         let spec = LaneSpec {
@@ -90,7 +95,7 @@ impl TestLane {
             queue,
             recv_depth: 16,
             send_depth: 8,
-            stamps: Stamping::None,
+            stamps,
             received: RecvFields::empty(),
             sleeps: false,
         };
@@ -294,6 +299,58 @@ fn short_frames_of_a_lane_are_sent_inline_if_the_device_supports_that() {
         });
         assert_eq!(sent, Some(!refused), "{calls:?}");
     }
+}
+
+/// A device may refuse every queue pair on a completion queue with timestamps, although the device creates such
+/// completion queues. The device then has no timestamps, but has its queue pairs. A lane of the device creates its queues
+/// without timestamps, with the flow rules of the port.
+#[test]
+fn lane_has_no_device_timestamps_if_its_queue_pair_is_refused_with_them() {
+    use dataplane_core::verbs::Capability::{
+        Datagram, ExtendedCq, ExtendedSend, Inline, RawPacket, Rc, Timestamps, Uc, WallclockTimestamps,
+    };
+    let mut test = test_device_of("fake", 0, Fake::refuses_timestamped_queues);
+    let has = test.device.capabilities().has.clone();
+    for capability in [RawPacket, Rc, Uc, Datagram, Inline, ExtendedSend, ExtendedCq] {
+        assert!(has.contains(&capability), "{capability}: {has:?}");
+    }
+    for capability in [Timestamps, WallclockTimestamps] {
+        let missing = &test.device.probed().missing;
+        let why = missing.iter().find(|missing| missing.capability == capability).map(|missing| missing.why.as_str());
+        assert!(why.is_some_and(|why| why.contains("ibv_create_qp failed: Operation not supported")), "{missing:?}");
+    }
+    let granted = test.device.probed().queue.as_ref().unwrap();
+    assert_eq!(granted.stamps, ClockSource::None);
+    assert!(granted.refused.contains(&Timestamps) && !granted.fields.contains(PollFields::TIMESTAMP), "{granted}");
+    let dropping = FlowRule { drop: true, ..FlowRule::new(FlowTraffic::ANY_HEADERS) };
+    let spec = RawSpec { rules: vec![dropping.clone()], ..RawSpec::default() };
+    test.device.check_raw(&spec, 1).unwrap();
+    test.set_raw(spec);
+    for stamps in [Stamping::None, Stamping::Host, Stamping::Device, Stamping::Wallclock] {
+        for kind in [QpType::RawPacket, QpType::Ud] {
+            let is_raw = kind == QpType::RawPacket;
+            test.fake.calls();
+            let opened = TestLane::open_stamped(&test, kind, (0, 1), stamps);
+            let granted = opened.lane.granted();
+            assert_eq!(granted.stamps, ClockSource::None, "{stamps:?}");
+            let asked = matches!(stamps, Stamping::Device | Stamping::Wallclock);
+            assert_eq!(granted.refused.contains(&Timestamps), asked, "{stamps:?}: {granted}");
+            assert_eq!(granted.refused.contains(&WallclockTimestamps), stamps == Stamping::Wallclock, "{granted}");
+            let calls = test.fake.calls();
+            let rules: Vec<_> = calls
+                .iter()
+                .filter_map(|call| match call {
+                    Call::CreateFlow { bytes, .. } => Some(bytes.clone()),
+                    _ => None,
+                })
+                .collect();
+            let expected = encode_flow_rule(&dropping).unwrap();
+            assert_eq!(rules, if is_raw { vec![expected] } else { Vec::new() }, "{stamps:?}: {calls:?}");
+        }
+    }
+    // The lanes of a port with several queues create work queues, which the device refuses too.
+    let lanes = [0, 1].map(|queue| TestLane::open_stamped(&test, QpType::RawPacket, (queue, 2), Stamping::Device));
+    assert!(lanes.iter().all(|opened| opened.lane.granted().stamps == ClockSource::None));
 }
 
 /// How the device reports that a queue failed.

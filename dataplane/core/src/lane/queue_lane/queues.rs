@@ -23,9 +23,39 @@ pub(super) struct Queues<D: Device> {
 }
 
 impl<D: Device> Queues<D> {
-    /// Creates the queues. The new queue pair is in state RESET.
+    /// Creates the queues. The new queue pair is in state RESET. If the device creates completion queues with timestamps
+    /// but refuses the queue pair, creates the queues without timestamps.
     pub(super) fn create(device: &D, pd: &D::Pd, spec: &LaneSpec) -> Result<(Self, CqGranted), VerbError> {
-        let send_fields = PollFields::BYTE_LEN | spec.stamps.fields();
+        let stamps = spec.stamps.fields();
+        let refused = match Self::create_with(device, pd, spec, stamps) {
+            Err(refused) if refused.errno == libc::EOPNOTSUPP && !stamps.is_empty() => refused,
+            created => return created,
+        };
+        let (queues, mut granted) = Self::create_with(device, pd, spec, PollFields::empty())?;
+        tracing::warn!(
+            "{}: the device refuses a queue pair with device timestamps ({refused}), so packets get software timestamps",
+            device.name()
+        );
+        for (capability, field) in
+            [(Capability::Timestamps, PollFields::TIMESTAMP), (Capability::WallclockTimestamps, PollFields::WALLCLOCK)]
+        {
+            if stamps.contains(field) {
+                granted.refused.push(capability);
+                granted.why.push(format!("missing {capability}: {refused}"));
+            }
+        }
+        granted.refused.sort_unstable();
+        Ok((queues, granted))
+    }
+
+    /// Creates the queues. The completion queues request the timestamps in `stamps`.
+    fn create_with(
+        device: &D,
+        pd: &D::Pd,
+        spec: &LaneSpec,
+        stamps: PollFields,
+    ) -> Result<(Self, CqGranted), VerbError> {
+        let send_fields = PollFields::BYTE_LEN | stamps;
         let recv_fields = send_fields | PollFields::from(spec.received);
         // The worker waits for several lanes at once, so the worker needs the file descriptor of each channel.
         let channel = match spec.sleeps && device.capabilities().has.contains(&Capability::Events) {
