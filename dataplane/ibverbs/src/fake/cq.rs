@@ -91,6 +91,9 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         {
             error = errno;
         }
+        if !(*attr).channel.is_null() && state(context).refuses_channels {
+            error = libc::EOPNOTSUPP;
+        }
         if error == 0 { new_cq(context, cqe, wc_flags, cq_context).cast() } else { fail(error) }
     }
 }

@@ -93,7 +93,10 @@ symbols! {
     };
     fn ibv_create_cq(context: *mut ibv_context, cqe: c_int, user: *mut c_void, channel: *mut ibv_comp_channel,
         vector: c_int) -> *mut ibv_cq, context => {
-            let error = state(context).note("ibv_create_cq", Call::CreateCq { cqe: cqe.cast_unsigned() });
+            let mut error = state(context).note("ibv_create_cq", Call::CreateCq { cqe: cqe.cast_unsigned() });
+            if !channel.is_null() && state(context).refuses_channels {
+                error = libc::EOPNOTSUPP;
+            }
             if error == 0 { new_cq(context, cqe.cast_unsigned(), 0, user).cast() } else { fail(error) }
         };
     fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int, (*cq).context => {

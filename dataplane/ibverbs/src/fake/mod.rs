@@ -293,6 +293,8 @@ pub(super) struct State {
     /// Two sets of fields and an error. The creation of a CQ fails with the error if the CQ requests a field of each set.
     lacks_together: Option<(u64, u64, c_int)>,
     tags: bool,
+    /// Whether the device refuses CQs with a completion channel.
+    refuses_channels: bool,
     /// Whether the device refuses queue pairs and work queues on a CQ with timestamps.
     refuses_timestamped_queues: bool,
     /// For each verb, the index of the request that a refused post reports. `None`: the post does not report an index.
@@ -431,6 +433,11 @@ impl Fake {
     /// Makes the creation of a CQ fail if it requests a field of `first` together with a field of `second`.
     pub(crate) fn lacks_together(&self, first: u64, second: u64, errno: c_int) {
         self.state().lacks_together = Some((first, second, errno));
+    }
+
+    /// Makes the creation of a CQ with a completion channel fail, as efa does on some devices (`efa_create_cq_ex`).
+    pub(crate) fn refuses_channels(&self) {
+        self.state().refuses_channels = true;
     }
 
     /// Makes the creation of queue pairs and work queues fail if one of their CQs has timestamps, as mlx5 does in

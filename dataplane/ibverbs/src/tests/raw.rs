@@ -533,6 +533,19 @@ fn raw_settings_are_refused_with_the_reason_if_raw_packets_are_missing() {
     }
 }
 
+/// A completion queue with a completion channel may be refused, although a channel can be created. The device then has
+/// no events.
+#[test]
+fn events_need_a_completion_queue_with_a_channel() {
+    use dataplane_core::verbs::Capability::Events;
+    assert!(test_device().device.capabilities().has.contains(&Events));
+    let test = test_device_of("efa", 0, Fake::refuses_channels);
+    test.device.create_channel().unwrap();
+    let missing = &test.device.probed().missing;
+    let why = missing.iter().find(|missing| missing.capability == Events).map(|missing| missing.why.as_str());
+    assert!(why.is_some_and(|why| why.contains("Operation not supported")), "{missing:?}");
+}
+
 /// mlx4 reports RSS, but refuses every indirection table that repeats its work queues.
 #[test]
 fn mlx4_has_no_rss_for_several_workers() {
