@@ -22,8 +22,10 @@ pub(crate) fn out_of_buffer_file(sysfs: &Path, device: &str, port: u8) -> Option
         // set of counters that no file shows, and `out_of_buffer` of the device stays 0.
         return None;
     }
-    // In switchdev mode, mlx5 without counters for each virtual port has only the folder of the device.
-    [port.join("out_of_buffer"), device.join("hw_counters/out_of_buffer")].into_iter().find(exists)
+    // In switchdev mode, mlx5 without counters for each virtual port has only the folder of the device. `rx_out_of_buffer`
+    // is the counter of bnxt_re.
+    let files = [port.join("out_of_buffer"), device.join("hw_counters/out_of_buffer"), port.join("rx_out_of_buffer")];
+    files.into_iter().find(exists)
 }
 
 /// The packets that a port of an RDMA device dropped because no receive was posted, counted since this value was
@@ -131,6 +133,16 @@ mod tests {
             sysfs.write(OF_PORT, value);
             assert_eq!(counter.lost(), lost, "the counter is {value}");
         }
+    }
+
+    #[test]
+    fn counter_of_bnxt_re_is_used() {
+        let sysfs = Sysfs::new();
+        sysfs.write("ports/1/hw_counters/rx_out_of_buffer", "7");
+        let counter = sysfs.open(1).unwrap();
+        sysfs.write("ports/1/hw_counters/rx_out_of_buffer", "9");
+        assert_eq!(counter.lost(), 2);
+        assert!(sysfs.open(2).is_none());
     }
 
     #[test]

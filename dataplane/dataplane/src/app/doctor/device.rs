@@ -1,5 +1,5 @@
-//! Checks that the RDMA devices of a plan exist, that the switch in the NIC does not filter their frames, and that the
-//! driver counts lost packets.
+//! Checks that the RDMA devices of a plan exist, that the switch in the NIC does not filter their frames, and that a
+//! counter of lost packets is known.
 
 use super::section::Section;
 use crate::config::{Plan, PortPlan, Qp};
@@ -66,7 +66,7 @@ fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
     ))
 }
 
-/// Returns a fact if the driver does not count the packets that are lost because no receive buffer is posted. A reliable
+/// Returns a fact if no known counter has the packets that are lost because no receive buffer is posted. A reliable
 /// connection loses no packets.
 #[cfg(feature = "ibverbs")]
 fn uncounted_losses(roots: &Roots, port: &PortPlan) -> Option<String> {
@@ -75,7 +75,8 @@ fn uncounted_losses(roots: &Roots, port: &PortPlan) -> Option<String> {
     let can_lose = port.input && port.config.qp != Qp::Rc;
     (can_lose && !counted).then(|| {
         format!(
-            "the driver of `{device}` does not count packets that find no receive buffer, so `lost` of the port is always 0"
+            "Dataplane knows no counter of `{device}` for packets that find no receive buffer, so `lost` of the port is \
+             always 0"
         )
     })
 }
