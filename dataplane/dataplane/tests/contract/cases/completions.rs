@@ -1,6 +1,6 @@
 //! Cases for completion queues: creation, polling, resizing, overrun and events.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dataplane::lane::message::{MessageDomain, poll, poll_or_sleep};
 use dataplane::verbs::{
@@ -146,7 +146,7 @@ pub(crate) fn runs_and_cursor<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     // The last of the sends has completed, so all messages have arrived.
     let mut got: Vec<(u64, u32)> = pair.b.received.drain(..).map(|it| (it.wr_id, it.byte_len().unwrap_or(99))).collect();
     let (mut run, mut some) = (Completions::new(), Vec::new());
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     while got.len() < 10 && begin.elapsed() < COMPLETION_TIMEOUT {
         let n = pair.b.recv_cq.poll_run(&mut run, 3)?;
         got.extend((0..n).map(|at| (run.wr_id[at], run.byte_len[at])));
@@ -212,8 +212,16 @@ pub(crate) fn overrun<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
         }
         event = t.bed.a.poll_async_event();
     }
-    let event = event.or_else(|| t.bed.a.wait_async_event(COMPLETION_TIMEOUT));
-    let event = event.filter(|it| it.kind == EventKind::CqErr && it.element == number).map(|it| it.kind);
+    // A device may report the failed queue pair first.
+    let begin = Instant::now();
+    while event.is_none_or(|it| it.kind != EventKind::CqErr || it.element != number) {
+        let left = COMPLETION_TIMEOUT.saturating_sub(begin.elapsed());
+        event = t.bed.a.wait_async_event(left);
+        if event.is_none() {
+            break;
+        }
+    }
+    let event = event.map(|it| it.kind);
     t.log(format!("event of the queue: {event:?}"));
     t.log(format!("queue can be polled: {}", pair.a.send_cq.start_poll().is_ok()));
     // Leave no event for the next case.
