@@ -1,6 +1,6 @@
 //! Stops the workers of a run, and collects the progress that workers publish.
 
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dataplane_core::pipeline::{RunStop, StageMarker};
@@ -30,6 +30,8 @@ pub(crate) struct WorkerThread {
     pub(crate) marker: Arc<StageMarker>,
     /// The number of times that the watchdog reported the worker.
     pub(crate) stalls: AtomicU64,
+    /// Whether the worker has left its loop. The worker then publishes no progress.
+    pub(crate) has_left: AtomicBool,
 }
 
 /// The number of packets that all workers together may still receive.
@@ -108,9 +110,10 @@ impl RunControl {
         &self.threads[worker]
     }
 
-    /// Returns the number of loops that each worker has published.
-    pub(crate) fn loops(&self) -> impl Iterator<Item = u64> {
-        self.boards.iter().map(|board| board.read().loops)
+    /// Returns the number of loops that each worker has published, or `None` for a worker that has left its loop.
+    pub(crate) fn loops(&self) -> impl Iterator<Item = Option<u64>> {
+        let workers = self.boards.iter().zip(&self.threads);
+        workers.map(|(board, thread)| (!thread.has_left.load(Ordering::Relaxed)).then(|| board.read().loops))
     }
 
     pub(crate) fn board(&self, worker: usize) -> &Board {

@@ -164,7 +164,10 @@ impl Observation {
                 observer
             }
         };
-        if sampler.observer(worker, Some(observer)) { Ok(()) } else { Err(no_answer(worker)) }
+        // The other workers may continue after a worker has ended, for example at the end of its input.
+        let has_left = self.state.control.thread(worker).has_left.load(Ordering::Relaxed);
+        let is_attached = has_left || sampler.observer(worker, Some(observer));
+        if is_attached { Ok(()) } else { Err(no_answer(worker)) }
     }
 
     /// Attaches new observers to the workers whose pipeline has changed.

@@ -374,7 +374,6 @@ impl Run {
     /// Returns a message for each worker that has made no progress for `runtime.watchdog`, and for each such worker that
     /// makes progress again. Each message is returned once. Call this function several times per second.
     pub fn stalls(&self) -> Vec<String> {
-        // Workers that drain their lanes publish no progress.
         if self.is_stopped() {
             return Vec::new();
         }

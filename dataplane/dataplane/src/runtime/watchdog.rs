@@ -39,16 +39,20 @@ impl Watchdog {
         Self { limit, workers: (0..workers).map(watched).collect() }
     }
 
-    /// Compares the number of loops of each worker with the number at the last call. `thread` returns the thread of a
-    /// worker.
+    /// Compares the number of loops of each worker with the number at the last call. `loops` has `None` for each worker
+    /// that has left its loop, which the watchdog does not watch. `thread` returns the thread of a worker.
     pub(crate) fn check(
         &mut self,
         now: Instant,
-        loops: impl Iterator<Item = u64>,
+        loops: impl Iterator<Item = Option<u64>>,
         thread: impl Fn(usize) -> i32,
     ) -> Vec<WatchdogEvent> {
         let mut events = Vec::new();
         for (number, (watched, loops)) in self.workers.iter_mut().zip(loops).enumerate() {
+            let Some(loops) = loops else {
+                *watched = Watched { loops: watched.loops, since: now, middle: None, is_stalled: false };
+                continue;
+            };
             let waited = now.saturating_duration_since(watched.since);
             if loops != watched.loops {
                 if watched.is_stalled {
@@ -111,7 +115,8 @@ mod tests {
     fn each_stall_is_reported_once_with_its_end() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let mut watchdog = Watchdog::new(second * 10, 2, start);
-        let mut check = |at: u32, loops: [u64; 2]| watchdog.check(start + second * at, loops.into_iter(), |_| 0);
+        let mut check =
+            |at: u32, loops: [u64; 2]| watchdog.check(start + second * at, loops.into_iter().map(Some), |_| 0);
         assert_eq!(check(5, [1, 1]), []);
         assert_eq!(check(14, [1, 2]), []);
         assert_eq!(check(15, [1, 3]), [WatchdogEvent::Stalled(0, second * 10)]);
@@ -121,11 +126,23 @@ mod tests {
     }
 
     #[test]
+    fn worker_that_has_left_its_loop_is_not_stalled() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut watchdog = Watchdog::new(second * 10, 2, start);
+        let mut check =
+            |at: u32, loops: [Option<u64>; 2]| watchdog.check(start + second * at, loops.into_iter(), |_| 0);
+        assert_eq!(check(9, [None, Some(0)]), []);
+        assert_eq!(check(10, [None, Some(0)]), [WatchdogEvent::Stalled(1, second * 10)]);
+        // A worker that was stalled and then ended makes no further progress.
+        assert_eq!(check(30, [None, None]), []);
+    }
+
+    #[test]
     fn running_thread_is_described() {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         let start = Instant::now();
         let mut watchdog = Watchdog::new(Duration::from_secs(2), 1, start);
-        watchdog.check(start + Duration::from_secs(1), [0].into_iter(), |_| thread);
+        watchdog.check(start + Duration::from_secs(1), [Some(0)].into_iter(), |_| thread);
         let text = watchdog.describe(0, thread);
         assert!(
             text.starts_with(&format!("thread {thread} runs; 0.")) && text.contains(" s of processor time in "),

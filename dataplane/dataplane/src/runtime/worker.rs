@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::runtime::control::RunControl;
@@ -117,6 +118,7 @@ impl Worker {
             self.control.stop();
         }
         self.counts.fault = result.err();
+        self.control.thread(self.number).has_left.store(true, Ordering::Relaxed);
         self.drain();
         self.publish();
     }
@@ -149,6 +151,7 @@ impl Worker {
     /// the stage and its packets. The packets that were in the graph are lost, and so are their buffers.
     pub(crate) fn end_after_panic(&mut self, panic: &(dyn Any + Send), clock: &HostClock) -> String {
         self.control.stop();
+        self.control.thread(self.number).has_left.store(true, Ordering::Relaxed);
         self.counts.ended = clock.now();
         let mut message = match self.graph.interrupted() {
             Some((stage, batch)) => {

@@ -9,7 +9,7 @@ use dataplane::runtime::{Options, Run};
 use dataplane_testing::config::Config;
 use dataplane_testing::wait_until;
 
-use crate::common::{assembled_with, assert_good};
+use crate::common::{Folder, assembled_with, assert_good};
 
 /// A stage that blocks its worker while `BLOCKED` is set: in the kernel or with a loop.
 #[derive(serde::Deserialize)]
@@ -70,4 +70,30 @@ fn stalled_worker_is_reported_with_its_stage_and_its_state() {
         run.stop();
         assert_good(&run.join().unwrap());
     }
+}
+
+#[test]
+fn worker_whose_input_has_ended_is_not_stalled() {
+    let folder = Folder::new();
+    // All packets belong to one flow, so one of the workers gets no packet and ends at once.
+    folder.capture("in.pcap", (0..4).map(|_| [1; 60]));
+    let text = Config::new()
+        .workers(2)
+        .runtime("watchdog = '200ms'")
+        .port("p", "kind = 'pcap', input = 'in.pcap', loop = true, pace = 'fast'")
+        .stage("tx", "port = 'p'")
+        .to_string();
+    let assembly = folder.assemble(&text).unwrap();
+    let run = Run::start(assembly, Options::default()).unwrap();
+    wait_until("one worker has ended", || run.loops().contains(&None));
+    let ended = run.loops().iter().position(Option::is_none).unwrap();
+    // Wait longer than `watchdog`. A slow machine only makes this wait longer.
+    for _ in 0..50 {
+        let stalls = run.stalls();
+        assert!(!stalls.iter().any(|stall| stall.starts_with(&format!("worker {ended} "))), "{stalls:?}");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(run.loops().iter().any(Option::is_some));
+    run.stop();
+    assert_good(&run.join().unwrap());
 }
