@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use schemars::JsonSchema;
+use crossbeam_utils::CachePadded;
 use serde::{Deserialize, Serialize};
 
 use crate::mem::{Batch, Reason};
@@ -21,9 +22,12 @@ pub enum OnPanic {
     Bypass,
 }
 
-/// The stage that a worker runs at the moment. The worker writes this value, and any thread can read it.
+/// The stage that a worker runs at the moment. The worker writes this value, and any thread can read it. The padding
+/// keeps the markers of different workers in different cache lines, because each worker writes twice per batch and stage.
 #[derive(Debug, Default)]
-pub struct StageMarker(AtomicU32);
+pub struct StageMarker(CachePadded<AtomicU32>);
+
+const _: () = assert!(align_of::<StageMarker>() >= 64);
 
 impl StageMarker {
     /// The bit that marks a stage that observes the drops of another stage.
