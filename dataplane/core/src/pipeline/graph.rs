@@ -484,6 +484,9 @@ impl Graph {
             let accepts_held = if succession.moves {
                 std::mem::swap(&mut node.stage, &mut before.stage);
                 node.counters.is_quarantined = before.counters.is_quarantined;
+                if let Some(substitute) = node.stage.downcast::<Substitute>() {
+                    substitute.drops = node.on_panic != OnPanic::Bypass;
+                }
                 true
             } else {
                 node.stage.adopt(&mut *before.stage);

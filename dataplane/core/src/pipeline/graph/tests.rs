@@ -489,6 +489,37 @@ fn graph_continues_without_a_stage_that_panicked() {
 }
 
 #[test]
+fn later_graph_decides_what_a_quarantined_stage_does() {
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let successions = [Succession { earlier: 0, later: 0, moves: true }];
+    for (first, later, sent) in [
+        (OnPanic::Bypass, OnPanic::Drop, 0),
+        (OnPanic::Bypass, OnPanic::Stop, 0),
+        (OnPanic::Drop, OnPanic::Bypass, 1),
+        (OnPanic::Drop, OnPanic::Drop, 0),
+    ] {
+        let mut pool = pool();
+        let graph = |on_panic, pool: &Pool| {
+            let nodes =
+                vec![NodeSpec { on_panic, ..node("faulty", Faulty { generates: false }, Target::Port(0), None) }];
+            Graph::new(Program::new(nodes), 1, pool)
+        };
+        let mut before = graph(first, &pool);
+        assert!(before.entry(0).push_bytes(b"n1", Stamp::NONE, &mut pool));
+        panics(|| before.walk(&ctx, &mut pool, &mut NoObserver));
+        assert!(before.quarantine(&ctx, &mut pool).is_some());
+        let mut after = graph(later, &pool);
+        after.take_over(&mut before, &successions, &mut pool);
+        assert!(after.entry(0).push_bytes(b"n2", Stamp::NONE, &mut pool));
+        after.walk(&ctx, &mut pool, &mut NoObserver);
+        assert_eq!(after.outbox(0).len(), sent, "{first:?} {later:?}");
+        let (_, faulty) = after.counters().next().unwrap();
+        assert_eq!(faulty.drops[usize::from(Reason::Quarantined.code())], 1 - sent as u64);
+        after.outbox(0).free_into(&mut pool);
+    }
+}
+
+#[test]
 fn panic_of_a_generator_or_of_an_observer_loses_no_packet() {
     let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
     let mut pool = pool();
