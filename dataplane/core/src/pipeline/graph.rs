@@ -363,7 +363,7 @@ impl Graph {
         node.counters.panics += 1;
         node.counters.is_quarantined = true;
         (node.max_generated, node.generation_due) = (0, false);
-        let substitute = Substitute { contract: node.stage.contract(), drops: node.on_panic == OnPanic::Drop };
+        let substitute = Substitute::new(&*node.stage, node.on_panic == OnPanic::Drop);
         let stage = std::mem::replace(&mut node.stage, Box::new(substitute));
         // The destructor of a stage that panicked may panic too.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(stage)));

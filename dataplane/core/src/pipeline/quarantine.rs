@@ -1,9 +1,10 @@
 //! What happens if a stage panics: the worker ends, or the graph replaces the stage and continues.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use schemars::JsonSchema;
 use crossbeam_utils::CachePadded;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::mem::{Batch, Reason};
@@ -77,8 +78,26 @@ pub struct Quarantined {
 
 /// Takes the place of a stage that panicked.
 pub(super) struct Substitute {
-    pub(super) contract: Contract,
+    contract: Contract,
+    /// Whether the substitute drops all packets, or passes them on.
     pub(super) drops: bool,
+    /// The last counters of the stage: their names and values.
+    counters: Vec<(String, u64)>,
+    /// The counters of the entries, and whether each name is the name of an entry.
+    entries: Vec<(String, bool, u64)>,
+}
+
+impl Substitute {
+    /// Creates a substitute for a stage, with the counters of the stage.
+    pub(super) fn new(stage: &dyn Stage, drops: bool) -> Self {
+        let (mut counters, mut entries) = (Vec::new(), Vec::new());
+        // The stage may panic again. The substitute then has the counters that the stage reported before the panic.
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            stage.counters(&mut |name, value| counters.push((name.to_owned(), value)));
+            stage.entry_counters(&mut |name, is_named, value| entries.push((name.to_owned(), is_named, value)));
+        }));
+        Self { contract: stage.contract(), drops, counters, entries }
+    }
 }
 
 impl Stage for Substitute {
@@ -92,8 +111,17 @@ impl Stage for Substitute {
         self.contract
     }
 
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        self.counters.iter().for_each(|(name, value)| report(name, *value));
+    }
+
+    fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {
+        self.entries.iter().for_each(|(name, is_named, value)| report(name, *is_named, *value));
+    }
+
     fn counters_version(&self) -> u64 {
-        // The substitute has no counters, so its version must differ from the version of the stage.
+        // The stage may have reported only some of its counters, so the version must differ from the version of the
+        // stage.
         u64::MAX
     }
 }

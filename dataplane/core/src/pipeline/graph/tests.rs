@@ -423,6 +423,15 @@ impl Stage for Faulty {
         }
     }
 
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        report("seen", 7);
+    }
+
+    fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {
+        report("rule", true, 5);
+        panic!("a faulty counter");
+    }
+
     fn as_generator(&mut self) -> Option<&mut dyn Generator> {
         if self.generates { Some(self) } else { None }
     }
@@ -473,6 +482,11 @@ fn graph_continues_without_a_stage_that_panicked() {
         let quarantined = graph.quarantine(&ctx, &mut pool).unwrap();
         let expected = Quarantined { stage: "faulty".to_owned(), on_panic, packets: 2, first: Some(b"x1".to_vec()) };
         assert_eq!(quarantined, expected);
+        // The quarantined stage keeps its counters, up to the first counter at which it panics.
+        let mut counters = Vec::new();
+        let (_, stage) = graph.stages().nth(1).unwrap();
+        stage.all_counters(&mut |name, value| counters.push((name.to_owned(), value)));
+        assert_eq!(counters, [("rule".to_owned(), 5), ("seen".to_owned(), 7)]);
         graph.walk(&ctx, &mut pool, &mut NoObserver);
         assert_eq!((graph.outbox(0).len(), pool.available()), (1, 63));
         fill(&mut graph, &mut pool, &["x5", "n6", "o7"]);
