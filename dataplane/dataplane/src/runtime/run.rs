@@ -564,6 +564,8 @@ impl WorkerBuilder {
 /// panic of the worker.
 fn collect_outcome(mut worker: Worker, info: &WorkerInfo, panic: Option<String>) -> (Outcome, Times) {
     let mut sample = Sample::new(info);
+    // The loop below collects the counters of the stages, because a stage may panic then.
+    sample.scope = Scope::Health;
     let ended = worker.counts.ended;
     worker.fill(&mut sample, ended);
     let mut outcome = Outcome::new(info, &sample.counters, Scope::All);

@@ -29,8 +29,8 @@ impl Stage for Faulty {
         for (number, mut packet) in batch.iter_mut().enumerate() {
             match self.place.as_str() {
                 // The stage has labelled some packets of the batch before the panic.
-                "batch" if self.is_on_worker_1 && self.batches == 5 => {
-                    assert!(number < 1, "panic of the test");
+                "batch" if self.is_on_worker_1 && self.batches >= 5 => {
+                    assert!(number != 1, "panic of the test");
                     packet.consume();
                 }
                 "held" => packet.hold(),
@@ -55,8 +55,8 @@ impl Stage for Faulty {
     }
 }
 
-/// Runs two workers with the stage [`Faulty`]. Stops the run after the quarantined stage has received further packets.
-fn run(place: &str, on_panic: &str) -> Report {
+/// Starts two workers with the stage [`Faulty`].
+fn start(place: &str, on_panic: &str) -> Run {
     let mut registry = Registry::new();
     dataplane::stages::register(&mut registry);
     registry.add::<Faulty>("faulty");
@@ -68,7 +68,12 @@ fn run(place: &str, on_panic: &str) -> Report {
         .stage("tx", "port = 'p'")
         .to_string();
     let assembly = assembled_with(&Source::new("faulty.toml", text, &[]), &registry).unwrap();
-    let run = Run::start(assembly, Options::default()).unwrap();
+    Run::start(assembly, Options::default()).unwrap()
+}
+
+/// Runs two workers with the stage [`Faulty`]. Stops the run after the quarantined stage has received further packets.
+fn run(place: &str, on_panic: &str) -> Report {
+    let run = start(place, on_panic);
     let mut quarantined = None;
     wait_until("the quarantined stage receives packets", || {
         let Some(snapshot) = run.snapshot() else { return false };
@@ -119,6 +124,22 @@ fn run_continues_after_the_panic_of_a_stage() {
         // Worker 0 and, with `bypass`, worker 1 have sent their packets.
         assert!(report.workers[0].ledger.tx > 0, "{report}");
         assert!(on_panic == "drop" || report.workers[1].ledger.tx > 10_000, "{report}");
+    }
+}
+
+#[test]
+fn panic_of_the_counters_at_the_end_loses_no_report() {
+    for on_panic in ["stop", "drop"] {
+        let run = start("counters", on_panic);
+        wait_until("both workers receive packets", || {
+            run.progress().rx > 0 && run.loops().iter().all(|loops| *loops > Some(1000))
+        });
+        run.stop();
+        let report = run.join().unwrap();
+        assert_eq!(report.workers.len(), 2, "{report}");
+        assert!(report.workers.iter().all(|worker| worker.ledger.rx > 0), "{report}");
+        let [error] = &report.errors[..] else { panic!("{report}") };
+        assert!(error.contains("worker 1: stage `faulty` panicked at its end: panic of the test"), "{error}");
     }
 }
 
