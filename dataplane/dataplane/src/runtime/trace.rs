@@ -2,6 +2,7 @@
 //! one packet at a time. During a run, the workers record the paths of live packets ([`super::packet_observer`]).
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::runtime::Assembly;
 use crate::runtime::worker_info::ReportedStage;
@@ -10,7 +11,7 @@ use dataplane_core::error::{Error, Result};
 use dataplane_core::mem::{Batch, Packet, PageKind, Pool, Reason, Region, RegionSpec, SlotLayout};
 #[cfg(any(test, fuzzing))]
 use dataplane_core::pipeline::NodeCounters;
-use dataplane_core::pipeline::{Ctx, Graph, Observer, Stage, Step, Target};
+use dataplane_core::pipeline::{Ctx, Graph, Observer, Stage, Step, Target, panic_message};
 use dataplane_core::units::Nanos;
 
 /// One stage on the path of a packet.
@@ -268,7 +269,10 @@ impl PathRecorder {
                 None if node == 0 && admit(&packet) => self.start(&packet),
                 None => continue,
             };
-            let hop = Hop { stage: names.stage(node), hit: stage.explain(&packet), output: None };
+            // `explain` only reads the packet, so the run continues after a panic of the method.
+            let hit = catch_unwind(AssertUnwindSafe(|| stage.explain(&packet)));
+            let hit = hit.unwrap_or_else(|panic| Some(format!("panicked: {}", panic_message(&*panic))));
+            let hop = Hop { stage: names.stage(node), hit, output: None };
             self.open[trace].hops.push(hop);
         }
     }
