@@ -210,6 +210,11 @@ impl PacketObserver {
     /// Prepares the observer for the next batch. `info` has the current properties of the worker.
     pub(crate) fn begin(&mut self, ctx: &Ctx, info: Option<&Arc<WorkerInfo>>) {
         self.ctx = *ctx;
+        self.is_release = false;
+        if let ObserverKind::Trace(trace) = &mut self.kind {
+            // After a panic of a stage, the recorder has paths without an end. Trace other packets instead.
+            trace.left += trace.recorder.forget();
+        }
         self.is_valid = info.is_some_and(|info| Arc::ptr_eq(info, &self.info));
     }
 

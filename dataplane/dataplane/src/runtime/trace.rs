@@ -354,6 +354,13 @@ impl PathRecorder {
         traced
     }
 
+    /// Forgets the recorded paths. Returns the number of packets.
+    pub(crate) fn forget(&mut self) -> usize {
+        self.known.clear();
+        let received = |trace: &OpenTrace| matches!(trace.origin, TraceOrigin::Received { .. });
+        std::mem::take(&mut self.open).iter().filter(|trace| received(trace)).count()
+    }
+
     /// Returns `true` if no path is recorded.
     pub(crate) fn is_empty(&self) -> bool {
         self.open.is_empty()
@@ -397,9 +404,15 @@ mod tests {
         [[pipeline.stage]]\nname = 'copies'\nuse = 'tx'\nport = 'b'\n";
 
     fn tracer() -> (Tracer, Arc<WorkerInfo>) {
-        let source = Source::new("x.toml", MIRROR, &[]);
+        tracer_of(MIRROR)
+    }
+
+    fn tracer_of(config: &str) -> (Tracer, Arc<WorkerInfo>) {
+        let mut registry = dataplane_stages::registry();
+        registry.add::<Faulty>("faulty");
+        let source = Source::new("x.toml", config, &[]);
         let mut diagnostics = Diagnostics::new(&source);
-        let assembly = assemble_offline(&source, &dataplane_stages::registry(), &mut diagnostics).unwrap();
+        let assembly = assemble_offline(&source, &registry, &mut diagnostics).unwrap();
         let mut tracer = Tracer::new(assembly.unwrap_or_else(|| panic!("{}", diagnostics.render(false)))).unwrap();
         let info = WorkerInfo {
             core: CoreId(0),
@@ -410,6 +423,24 @@ mod tests {
             stages_info: std::mem::take(&mut tracer.stages),
         };
         (tracer, Arc::new(info))
+    }
+
+    /// A stage that panics at its first batch, and when it explains a packet.
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Faulty {
+        #[serde(default)]
+        has_panicked: bool,
+    }
+
+    impl Stage for Faulty {
+        fn process(&mut self, _: &Ctx, _: &mut Batch) {
+            assert!(std::mem::replace(&mut self.has_panicked, true), "panic of the test");
+        }
+
+        fn explain(&mut self, _: &Packet<'_>) -> Option<String> {
+            panic!("no explanation");
+        }
     }
 
     fn packet(source: u16) -> Vec<u8> {
@@ -456,6 +487,24 @@ mod tests {
         // After the last packet, the observer is over.
         (0..2).for_each(|_| walk(&mut tracer, &mut observer, &info));
         assert!(observer.is_over() && traced.pop().is_ok() && traced.pop().is_ok());
+    }
+
+    #[test]
+    fn trace_continues_after_panics_of_a_stage() {
+        let second = "[[pipeline.stage]]\nuse = 'faulty'\n[[pipeline.stage]]\nuse = 'tx'\nport = 'a'\n";
+        let config = MIRROR.replacen("[[pipeline.stage]]\nuse = 'tx'\nport = 'a'\n", second, 1);
+        let (mut tracer, info) = tracer_of(&config);
+        let (mut observer, mut traced) = PacketObserver::trace(&info, filter(), 1);
+        let first = catch_unwind(AssertUnwindSafe(|| walk(&mut tracer, &mut observer, &info)));
+        assert_eq!(panic_message(&*first.unwrap_err()), "panic of the test");
+        assert!(!observer.is_over() && traced.pop().is_err());
+        // The path of the first burst is incomplete, so the observer traces a packet of the next burst.
+        let (mut tracer, _) = tracer_of(&config.replace("use = 'faulty'", "use = 'faulty'\nhas_panicked = true"));
+        walk(&mut tracer, &mut observer, &info);
+        let (_, found) = traced.pop().unwrap();
+        let hop = &found.traces[0].hops[1];
+        assert_eq!((hop.stage.as_str(), hop.hit.as_deref()), ("faulty", Some("panicked: no explanation")));
+        assert!(observer.is_over());
     }
 
     #[test]

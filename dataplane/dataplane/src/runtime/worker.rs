@@ -293,9 +293,10 @@ impl Worker {
             return self.timed_iterate(ctx);
         };
         observer.begin(ctx, self.info.as_ref());
-        let received = self.iterate(ctx, &mut *observer);
+        let received = catch_unwind(AssertUnwindSafe(|| self.iterate(ctx, &mut *observer)));
+        // After a panic of a stage, the run may continue, and the observer too.
         self.observer = Some(observer);
-        received
+        received.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     #[cold]
