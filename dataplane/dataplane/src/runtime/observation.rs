@@ -29,6 +29,8 @@ pub(crate) struct Observation {
     state: Arc<RunState>,
     filter: Option<PacketFilter>,
     kind: ObservationKind,
+    /// The worker that gives the next packet. The workers take turns.
+    turn: usize,
     /// The reason why there are no further packets.
     end: Option<String>,
     /// `None` after the capture or trace has ended.
@@ -134,7 +136,7 @@ impl Observation {
 
     fn start(state: &Arc<RunState>, kind: ObservationKind, filter: Option<PacketFilter>) -> Result<Self, Refusal> {
         let slot = ObservationSlot::take(&state.is_observed)?;
-        let mut observation = Self { state: state.clone(), filter, kind, end: None, slot: Some(slot) };
+        let mut observation = Self { state: state.clone(), filter, kind, turn: 0, end: None, slot: Some(slot) };
         let workers = lock(&state.sampler).workers();
         (0..workers).try_for_each(|worker| observation.attach(worker))?;
         Ok(observation)
@@ -195,16 +197,11 @@ impl Observation {
     /// Returns the packets that were captured since the last call, in the order of their times.
     pub(crate) fn captured(&mut self) -> Captured {
         let ObservationKind::Capture { left, workers, .. } = &mut self.kind else { return Captured::default() };
-        let mut packets = Vec::new();
-        let mut bytes = 0;
-        for (number, worker) in workers.iter_mut().enumerate() {
-            while *left > 0 && packets.len() < MAX_PACKETS && bytes < MAX_BYTES {
-                let Some((head, data)) = worker.outlet.take() else { break };
-                bytes += data.len();
-                *left -= 1;
-                packets.push(captured_packet(number, head, data, &worker.info));
-            }
-        }
+        let take = |number, worker: &mut ObservedWorker<CaptureOutlet>| {
+            let (head, data) = worker.outlet.take()?;
+            Some((data.len(), captured_packet(number, head, data, &worker.info)))
+        };
+        let mut packets = take_in_turn(workers, &mut self.turn, left, take);
         packets.sort_by_key(|packet: &CapturedPacket| packet.time_ns);
         if packets.is_empty() && *left > 0 {
             self.follow_changes();
@@ -221,16 +218,12 @@ impl Observation {
     /// Returns the packets that were traced since the last call.
     pub(crate) fn traced(&mut self) -> Traced {
         let ObservationKind::Trace { left, workers } = &mut self.kind else { return Traced::default() };
-        let mut packets = Vec::new();
-        let mut bytes = 0;
-        for (number, worker) in workers.iter_mut().enumerate() {
-            while *left > 0 && packets.len() < MAX_PACKETS && bytes < MAX_BYTES {
-                let Ok((time_ns, packet)) = worker.outlet.pop() else { break };
-                bytes += packet.frame.len() * (1 + packet.traces.len());
-                *left -= 1;
-                packets.push(traced_packet(number, time_ns, packet, &worker.info));
-            }
-        }
+        let take = |number, worker: &mut ObservedWorker<Consumer<(u64, TracedPacket)>>| {
+            let (time_ns, packet) = worker.outlet.pop().ok()?;
+            let bytes = packet.frame.len() * (1 + packet.traces.len());
+            Some((bytes, traced_packet(number, time_ns, packet, &worker.info)))
+        };
+        let mut packets = take_in_turn(workers, &mut self.turn, left, take);
         packets.sort_by_key(|packet: &TracedRow| packet.time_ns);
         let is_complete = *left == 0;
         if packets.is_empty() && !is_complete {
@@ -251,6 +244,28 @@ impl Observation {
     pub(crate) fn is_trace(&self) -> bool {
         matches!(self.kind, ObservationKind::Trace { .. })
     }
+}
+
+/// Takes packets for one answer: one packet of each worker in turn, so that a busy worker does not hide the others.
+/// `take` returns the next packet of a worker, and the number of its bytes.
+fn take_in_turn<W, P>(
+    workers: &mut [W],
+    turn: &mut usize,
+    left: &mut u64,
+    mut take: impl FnMut(usize, &mut W) -> Option<(usize, P)>,
+) -> Vec<P> {
+    let (mut packets, mut bytes, mut empty) = (Vec::new(), 0, 0);
+    while empty < workers.len() && *left > 0 && packets.len() < MAX_PACKETS && bytes < MAX_BYTES {
+        let number = *turn % workers.len();
+        *turn = number + 1;
+        let Some((length, packet)) = take(number, &mut workers[number]) else {
+            empty += 1;
+            continue;
+        };
+        (empty, bytes, *left) = (0, bytes + length, *left - 1);
+        packets.push(packet);
+    }
+    packets
 }
 
 /// Sets the entry of a worker. Returns the earlier entry.
@@ -362,5 +377,25 @@ fn trace_path(trace: Trace) -> TracePath {
         fate,
         detail,
         bytes: hex::encode(trace.bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn busy_worker_does_not_hide_the_packets_of_other_workers() {
+        let mut workers = [vec![0; 2 * MAX_PACKETS], vec![1; 3], vec![2; 1]];
+        let (mut turn, mut left) = (0, MAX_PACKETS as u64 + 4);
+        let take = |_: usize, worker: &mut Vec<u8>| worker.pop().map(|packet| (64, packet));
+        let packets = take_in_turn(&mut workers, &mut turn, &mut left, take);
+        assert_eq!(packets.len(), MAX_PACKETS);
+        assert_eq!(packets[..8], [0, 1, 2, 0, 1, 0, 1, 0]);
+        // The next answer starts with another worker.
+        workers[1].push(1);
+        turn = 1;
+        assert_eq!(take_in_turn(&mut workers, &mut turn, &mut left, take), [1, 0, 0, 0]);
+        assert_eq!(left, 0);
     }
 }
