@@ -228,6 +228,25 @@ fn trace_shows_the_path_of_live_packets() {
     running.end("-TERM");
 }
 
+/// A worker without packets ends at once, because its part of the file is empty. The other worker continues.
+#[test]
+fn capture_works_after_one_worker_has_ended() {
+    let folder = RuntimeFolder::new();
+    let header = [0xa1b2_c3d4_u32.to_le_bytes(), [2, 0, 4, 0], [0; 4], [0; 4], [0xff, 0xff, 0, 0], [1, 0, 0, 0]];
+    let record = [[0; 4], [0; 4], [60, 0, 0, 0], [60, 0, 0, 0]];
+    folder.0.write("in.pcap", [&header.concat()[..], &record.concat(), &[1; 60]].concat());
+    let link = "kind = 'pcap', input = 'in.pcap', loop = true, pace = 'fast'";
+    let config = Config::new().workers(2).port("p", link).stage("count", "").stage("tx", "port = 'p'");
+    folder.0.write("x.toml", config.to_string());
+    let running = folder.run("", None);
+    wait_until("packets pass", || number(&running.ask().unwrap()["packets"]["rx"]) > 10_000);
+    for (words, lines) in [(["capture", "--json", "-n", "5"], 5), (["trace", "--json", "-n", "5"], 5)] {
+        let (status, out, err) = folder.words(&running, &words);
+        assert_eq!((status, out.lines().count()), (0, lines), "{err}");
+    }
+    running.end("-TERM");
+}
+
 /// After a change of the pipeline, the capture continues at the stage with the same name.
 #[test]
 fn capture_continues_after_a_change_and_ends_if_the_stage_is_removed() {
