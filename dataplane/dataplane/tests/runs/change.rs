@@ -473,6 +473,33 @@ fn identical_config_changes_nothing_and_files_cannot_be_rolled_back() {
 }
 
 #[test]
+fn rollback_does_not_apply_a_config_that_was_rolled_back() {
+    let start = config(1, &[]);
+    let [first, second, third] = ["numbers", "count", "mac_swap"].map(|kind| config(1, &[(kind, "")]));
+    let run = Changing::start(&start);
+    run.apply(&first);
+    run.apply(&second);
+    for expected in [&first, &start] {
+        run.changer().rollback(&run.registry).unwrap();
+        assert_eq!(run.run.source().text(), *expected);
+    }
+    run.apply(&third);
+    run.changer().rollback(&run.registry).unwrap();
+    assert_eq!(run.run.source().text(), start);
+    let refusal = run.changer().rollback(&run.registry).unwrap_err();
+    assert_eq!(refusal.message, "there is no earlier config to roll back to");
+    // The revert of an unconfirmed change does not count as a change.
+    run.apply(&first);
+    let options = ApplyOptions { confirm: Some(Duration::ZERO), ..ApplyOptions::default() };
+    run.apply_with(&second, &options).unwrap();
+    run.changer().revert_overdue(&run.registry).unwrap().unwrap();
+    assert_eq!(run.run.source().text(), first);
+    run.changer().rollback(&run.registry).unwrap();
+    assert_eq!(run.run.source().text(), start);
+    run.end();
+}
+
+#[test]
 fn wrong_config_changes_nothing_and_all_mistakes_are_reported() {
     let text = config(1, &[("count", "")]);
     let run = Changing::start(&text);

@@ -22,6 +22,8 @@ struct Entry {
     /// The number of the change that created the pipeline. For a rollback or a revert, the number of the earlier change
     /// whose config is in force again.
     origin: u64,
+    /// The origin of the config that was in force before the change `origin`. `None` for the start of the run.
+    before: Option<u64>,
 }
 
 impl ChangeHistory {
@@ -77,8 +79,11 @@ impl ChangeHistory {
         let (digest, operations) = (digest(source), operations as u64);
         let row = HistoryRow { number, time_s, digest, operations, cause: cause.to_owned(), state };
         let restored = self.0.iter().find(|entry| Some(entry.row.number) == restores);
-        let origin = restored.map_or(number, |entry| entry.origin);
-        self.0.push_back(Entry { row, source: source.clone(), origin });
+        let (origin, before) = match restored {
+            Some(entry) => (entry.origin, entry.before),
+            None => (number, self.0.back().map(|entry| entry.origin)),
+        };
+        self.0.push_back(Entry { row, source: source.clone(), origin, before });
     }
 
     pub(crate) fn set_state(&mut self, number: u64, state: ChangeState) {
@@ -96,11 +101,8 @@ impl ChangeHistory {
         let is_last = |entry: &&Entry| entry.row.state == ChangeState::InForce;
         let last = self.0.iter().rev().find(is_last);
         let before = last.and_then(|last| {
-            let is_before = |entry: &&Entry| {
-                let number = entry.row.number;
-                number < last.origin && entry.row.state != ChangeState::Reverted && entry.origin == number
-            };
-            Some((last, self.0.iter().rev().find(is_before)?))
+            let before = last.before?;
+            Some((last, self.0.iter().rev().find(|entry| entry.origin == before)?))
         });
         let Some((last, before)) = before else {
             let help = "`dataplane history` lists the changes of the run";
