@@ -391,13 +391,13 @@ fn second_capture_of_a_file_in_use_needs_a_restart() {
 fn capture_continues_after_the_revert_of_its_removal() {
     let text = config(1, &[("capture", "file = 'out.pcapng'")]);
     let run = Changing::start(&text);
-    run.wait_for_traffic();
+    let file = run.folder.file("out.pcapng");
+    // Another thread creates and writes the file.
+    wait_until("packets in the file", || std::fs::metadata(&file).is_ok_and(|file| file.len() > 0));
     let options = ApplyOptions { confirm: Some(Duration::ZERO), ..ApplyOptions::default() };
     run.apply_with(&config(1, &[]), &options).unwrap();
     run.wait_for_traffic();
-    let file = run.folder.file("out.pcapng");
     let length = std::fs::metadata(&file).unwrap().len();
-    assert!(length > 0);
     run.changer().revert_overdue(&run.registry).unwrap().unwrap();
     run.wait_for_traffic();
     wait_until("more packets in the file", || std::fs::metadata(&file).unwrap().len() > length);
