@@ -319,6 +319,8 @@ impl Counters {
 /// A new graph for a worker. Between two bursts, the worker switches to this graph, stores its earlier graph in this
 /// value, and sends the value back. Other threads allocate and free the graphs.
 pub(crate) struct Swap {
+    /// The number of the exchange.
+    pub(crate) exchange: u64,
     pub(crate) graph: Graph,
     pub(crate) stopwatch: Option<Box<Stopwatch>>,
     /// The properties of the worker with the new graph. The worker stores its earlier properties here.

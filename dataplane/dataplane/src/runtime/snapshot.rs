@@ -140,6 +140,8 @@ pub(crate) struct Sampler {
     since: Option<Instant>,
     /// The scope of the current requests.
     scope: Scope,
+    /// The number of exchanges so far.
+    exchanges: u64,
 }
 
 /// The answers of all workers.
@@ -165,18 +167,20 @@ struct SampledWorker {
     earlier: EarlierCounts,
     /// The number of answers so far.
     answers: u64,
-    exchange: Exchange,
+    /// The exchange in progress.
+    sent: Option<Sent>,
+    /// The graph of a revert, which the worker gets after the exchange in progress.
+    queued: Option<Box<Swap>>,
+    /// The earlier graphs that the worker has handed back.
+    returned: Graphs,
 }
 
-/// The state of the exchange of the graph of a worker. A worker exchanges one graph at a time.
-enum Exchange {
-    /// No exchange is in progress.
-    Idle,
-    /// The worker has a message with a new graph, and the properties of the worker with the new graph. The worker
-    /// switches at its next housekeeping.
-    Sent(Arc<WorkerInfo>),
-    /// The worker has switched, and has handed its earlier graph back.
-    Returned(Box<Swap>),
+/// An exchange in progress: the worker has a message with a new graph, and switches at its next housekeeping. A worker
+/// exchanges one graph at a time.
+struct Sent {
+    exchange: u64,
+    /// The properties of the worker with the new graph.
+    info: Arc<WorkerInfo>,
 }
 
 impl Sampler {
@@ -191,9 +195,11 @@ impl Sampler {
             counters: None,
             earlier: EarlierCounts::default(),
             answers: 0,
-            exchange: Exchange::Idle,
+            sent: None,
+            queued: None,
+            returned: Graphs::new(),
         };
-        Self { workers: workers.into_iter().map(asked).collect(), since: None, scope: Scope::All }
+        Self { workers: workers.into_iter().map(asked).collect(), since: None, scope: Scope::All, exchanges: 0 }
     }
 
     /// Sends a request to every worker, unless requests are already in progress. Returns `None` until all workers have
@@ -269,6 +275,18 @@ impl Sampler {
         self.workers.get(worker).map(|worker| &worker.info)
     }
 
+    /// Returns the properties of a worker after the exchange in progress.
+    pub(crate) fn next_info(&self, worker: usize) -> Option<&Arc<WorkerInfo>> {
+        let worker = self.workers.get(worker)?;
+        Some(worker.sent.as_ref().map_or(&worker.info, |sent| &sent.info))
+    }
+
+    /// Returns the number of a new exchange.
+    pub(crate) fn begin_exchange(&mut self) -> u64 {
+        self.exchanges += 1;
+        self.exchanges
+    }
+
     /// Returns the number of workers.
     pub(crate) fn workers(&self) -> usize {
         self.workers.len()
@@ -282,41 +300,47 @@ impl Sampler {
         worker.request.observer(observer)
     }
 
-    /// Sends a graph to a worker. Must not be called while the worker exchanges a graph. A worker that has ended gets no
-    /// graph.
-    pub(crate) fn swap(&mut self, worker: usize, mut swap: Box<Swap>) {
-        let Some(worker) = self.workers.get_mut(worker).filter(|worker| !worker.request.is_over()) else { return };
-        if let Some(before) = &worker.counters {
-            swap.sample.expect(&swap.successions, before);
+    /// Sends a graph to a worker. If another exchange of the worker is in progress, sends the graph after this exchange.
+    /// A worker that has ended gets no graph.
+    pub(crate) fn swap(&mut self, worker: usize, swap: Box<Swap>) {
+        let Some(worker) = self.workers.get_mut(worker) else { return };
+        worker.take();
+        match &worker.sent {
+            _ if worker.request.is_over() => {}
+            Some(_) => worker.queued = Some(swap),
+            None => worker.send(swap),
         }
-        worker.exchange = Exchange::Sent(swap.info.clone());
-        worker.request.ask(Message::Swap(swap));
     }
 
-    /// Returns the workers that have not switched to their new graphs yet.
-    pub(crate) fn exchanging(&mut self) -> Vec<usize> {
+    /// Returns the workers that have not switched to their new graphs of an exchange yet.
+    pub(crate) fn exchanging(&mut self, exchange: u64) -> Vec<usize> {
         self.pump();
-        let is_sent = |(_, worker): &(usize, &SampledWorker)| matches!(worker.exchange, Exchange::Sent(_));
-        self.workers.iter().enumerate().filter(is_sent).map(|(number, _)| number).collect()
+        let is_late = |(_, worker): &(usize, &SampledWorker)| {
+            worker.sent.as_ref().is_some_and(|sent| sent.exchange == exchange)
+                || worker.queued.as_ref().is_some_and(|swap| swap.exchange == exchange)
+        };
+        self.workers.iter().enumerate().filter(is_late).map(|(number, _)| number).collect()
     }
 
     /// Returns a worker whose last exchange is not finished: the worker has not switched yet, or nobody has taken its
     /// earlier graph.
     pub(crate) fn unfinished(&mut self) -> Option<usize> {
         self.pump();
-        self.workers.iter().position(|worker| !matches!(worker.exchange, Exchange::Idle))
+        self.workers.iter().position(|worker| worker.sent.is_some() || !worker.returned.is_empty())
     }
 
-    /// Takes the earlier graphs that workers have handed back.
-    pub(crate) fn returned(&mut self) -> Graphs {
-        self.workers.iter_mut().filter_map(SampledWorker::returned).collect()
+    /// Takes the earlier graphs that workers have handed back in an exchange.
+    pub(crate) fn returned(&mut self, exchange: u64) -> Graphs {
+        let graphs =
+            self.workers.iter_mut().flat_map(|worker| worker.returned.extract_if(.., |swap| swap.exchange == exchange));
+        graphs.collect()
     }
 }
 
 impl SampledWorker {
     fn ask(&mut self, scope: Scope) {
         // The sample has the size for the earlier graph.
-        if matches!(self.exchange, Exchange::Sent(_)) {
+        if self.sent.is_some() {
             return;
         }
         if let Some(mut sample) = self.empty.take() {
@@ -339,20 +363,21 @@ impl SampledWorker {
                 Message::Observer(observer) => drop(observer),
             }
         }
-        if is_over && matches!(self.exchange, Exchange::Sent(_)) {
-            self.exchange = Exchange::Idle;
+        if is_over {
+            (self.sent, self.queued) = (None, None);
+        } else if self.sent.is_none()
+            && let Some(swap) = self.queued.take()
+        {
+            self.send(swap);
         }
     }
 
-    /// Takes the earlier graph that the worker has handed back.
-    fn returned(&mut self) -> Option<Box<Swap>> {
-        match std::mem::replace(&mut self.exchange, Exchange::Idle) {
-            Exchange::Returned(swap) => Some(swap),
-            other => {
-                self.exchange = other;
-                None
-            }
+    fn send(&mut self, mut swap: Box<Swap>) {
+        if let Some(before) = &self.counters {
+            swap.sample.expect(&swap.successions, before);
         }
+        self.sent = Some(Sent { exchange: swap.exchange, info: swap.info.clone() });
+        self.request.ask(Message::Swap(swap));
     }
 
     fn update(&mut self, mut sample: Box<Sample>) {
@@ -367,8 +392,8 @@ impl SampledWorker {
 
     /// Takes the earlier graph of the worker, and adds its counters to the counts of earlier graphs.
     fn take_graph(&mut self, mut swap: Box<Swap>) {
-        let Exchange::Sent(next) = std::mem::replace(&mut self.exchange, Exchange::Idle) else { return };
-        let before = std::mem::replace(&mut self.info, next);
+        let Some(Sent { info, .. }) = self.sent.take() else { return };
+        let before = std::mem::replace(&mut self.info, info);
         self.earlier.add(&before, swap.graph.take_counters(), &self.info);
         let mut last = Times::new(before.stages_info.len());
         if let Some(watch) = &mut swap.stopwatch {
@@ -379,14 +404,14 @@ impl SampledWorker {
         self.counters = None;
         let sample = std::mem::replace(&mut swap.sample, Box::new(Sample::new(&before)));
         self.update(sample);
-        self.exchange = Exchange::Returned(swap);
+        self.returned.push(swap);
     }
 
     /// Returns the state of the worker at the end of a request.
     fn state(&self) -> WorkerState {
-        match (self.request.is_over(), &self.empty, &self.exchange) {
+        match (self.request.is_over(), &self.empty, &self.sent) {
             (true, ..) => WorkerState::Ended,
-            (false, Some(_), Exchange::Idle | Exchange::Returned(_)) => WorkerState::Running,
+            (false, Some(_), None) => WorkerState::Running,
             (false, ..) => WorkerState::Late,
         }
     }

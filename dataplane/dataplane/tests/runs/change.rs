@@ -845,3 +845,54 @@ fn worker_that_does_not_answer_leaves_all_workers_with_the_earlier_pipeline() {
     let numbers = stage(&report, "numbers");
     assert_eq!((numbers.counters["seen"], numbers.counters["step"]), (report.packets.rx, 2 * 4), "{report}");
 }
+
+#[test]
+fn revert_does_not_wait_for_a_worker_that_has_not_taken_the_reverted_pipeline() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static BLOCKS: AtomicBool = AtomicBool::new(true);
+    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+
+    /// A stage that blocks the first worker that takes over its state.
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Late {
+        #[serde(rename = "step")]
+        _step: u64,
+    }
+    impl Stage for Late {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+        fn adopt(&mut self, _earlier: &mut dyn Stage) {
+            let is_blocked = BLOCKS.swap(false, Ordering::Relaxed);
+            while is_blocked && !IS_OPEN.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        }
+    }
+    let text = |late: u64, more: &[(&str, &str)]| {
+        let (late, numbers) = (format!("step = {late}"), format!("step = {late}"));
+        config(2, &[&[("late", late.as_str()), ("numbers", numbers.as_str())], more].concat())
+    };
+    let first = text(1, &[]);
+    let mut registry = registry();
+    registry.add::<Late>("late");
+    let run = Changing::start_with(Folder::new(), registry, &first);
+    run.wait_for_traffic();
+    let options = ApplyOptions { confirm: Some(Duration::ZERO), ..ApplyOptions::default() };
+    let applied = run.apply_with(&text(2, &[("count", "")]), &options).unwrap();
+    let late: Vec<&str> = applied.warnings.iter().map(|warning| warning.file.as_str()).collect();
+    assert_eq!(late.len(), 1, "{applied:?}");
+    run.wait_for_traffic();
+    let reverted = run.changer().revert_overdue(&run.registry).unwrap().unwrap();
+    assert_eq!(reverted.warnings.iter().map(|warning| warning.file.as_str()).collect::<Vec<_>>(), late);
+    assert_eq!(run.run.source().text(), first);
+    run.wait_for_traffic();
+    let snapshot = run.snapshot();
+    assert_eq!(snapshot.workers().iter().filter(|state| **state == WorkerState::Late).count(), 1);
+    IS_OPEN.store(true, Ordering::Relaxed);
+    let last = text(3, &[]);
+    wait_until("the worker answers", || run.apply_with(&last, &ApplyOptions::default()).is_ok());
+    run.wait_for_traffic();
+    let report = run.end();
+    let numbers = stage(&report, "numbers");
+    assert_eq!((numbers.counters["seen"], numbers.counters["step"]), (report.packets.rx, 2 * 3), "{report}");
+}

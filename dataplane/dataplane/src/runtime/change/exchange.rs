@@ -34,18 +34,27 @@ pub(super) struct Exchange<'a> {
     pub(super) held: Option<&'a Generation>,
     /// The names of the stages that continue.
     pub(super) kept: &'a BTreeSet<String>,
-    /// Whether all workers must answer before the exchange. A revert does not wait for a worker, because the change
-    /// that is reverted may be the reason why the worker does not answer.
+    /// Whether all workers must answer before the exchange, and must have switched to the graphs of the exchange before.
+    /// A revert does not wait for a worker, because the change that is reverted may be the reason why the worker does
+    /// not answer. A worker that has not switched yet then gets both graphs, one after the other.
     pub(super) must_answer: bool,
 }
 
 /// The result of an exchange.
 pub(super) struct Exchanged {
     pub(super) next: Arc<Generation>,
-    /// The earlier graphs of the workers that have switched.
-    pub(super) graphs: Graphs,
+    pub(super) graphs: ReturnedGraphs,
     /// The workers that have not switched yet.
     pub(super) late: Vec<usize>,
+}
+
+/// The earlier graphs of the workers.
+#[derive(Default)]
+pub(super) struct ReturnedGraphs {
+    /// The graphs of the workers that have switched.
+    pub(super) graphs: Graphs,
+    /// The number of the exchange, if workers have not switched yet.
+    pub(super) late: Option<u64>,
 }
 
 impl RunState {
@@ -62,13 +71,17 @@ impl RunState {
         left: Vec<String>,
     ) -> Result<Exchanged, Refusal> {
         let Exchange { current, held, kept, must_answer } = exchange;
-        self.check_workers()?;
+        if must_answer {
+            self.check_workers()?;
+        }
         let Assembly { plan, source, programs, stand_ins, resources, .. } = assembly;
         let (objects, services) = resources.into_parts();
         // Held packets of the earlier pipeline may stay held for the hold time of the earlier config.
         let holds = programs.iter().take(1).flat_map(Program::nodes).filter_map(|node| node.stage.contract().holds);
         let hold = holds.fold(0u64, |sum, hold| sum.saturating_add(hold.0));
-        let swaps = programs.into_iter().enumerate().map(|(worker, program)| self.swap_of(worker, program, kept));
+        let number = lock(&self.sampler).begin_exchange();
+        let swaps = programs.into_iter().enumerate();
+        let swaps = swaps.map(|(worker, program)| self.swap_of(number, worker, program, kept));
         let swaps = swaps.collect::<Option<Graphs>>().ok_or_else(ending)?;
         let mut tasks = start_tasks(services.tasks, &services.stop).map_err(|error| failed(&error))?;
         if must_answer {
@@ -108,8 +121,9 @@ impl RunState {
             let mut sampler = lock(&self.sampler);
             swaps.into_iter().enumerate().for_each(|(worker, swap)| sampler.swap(worker, swap));
         }
-        let late = self.await_exchange();
-        let graphs = lock(&self.sampler).returned();
+        let late = self.await_exchange(number);
+        let graphs = lock(&self.sampler).returned(number);
+        let graphs = ReturnedGraphs { graphs, late: (!late.is_empty()).then_some(number) };
         Ok(Exchanged { next, graphs, late })
     }
 
@@ -142,10 +156,10 @@ impl RunState {
 
     /// Waits until all workers have switched to their new graphs, but at most [`ANSWER_TIMEOUT`]. Returns the workers
     /// that have not switched.
-    fn await_exchange(&self) -> Vec<usize> {
+    fn await_exchange(&self, exchange: u64) -> Vec<usize> {
         let begin = Instant::now();
         loop {
-            let late = lock(&self.sampler).exchanging();
+            let late = lock(&self.sampler).exchanging(exchange);
             if late.is_empty() {
                 return late;
             }
@@ -160,8 +174,8 @@ impl RunState {
     }
 
     /// Builds the new graph of a worker. Returns `None` if there is no such worker.
-    fn swap_of(&self, worker: usize, program: Program, kept: &BTreeSet<String>) -> Option<Box<Swap>> {
-        let before = lock(&self.sampler).info(worker)?.clone();
+    fn swap_of(&self, exchange: u64, worker: usize, program: Program, kept: &BTreeSet<String>) -> Option<Box<Swap>> {
+        let before = lock(&self.sampler).next_info(worker)?.clone();
         let core = self.topology.core(before.core);
         let _near = core.filter(|_| self.topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
         let info = Arc::new(WorkerInfo {
@@ -182,6 +196,7 @@ impl RunState {
         let mut sample = Box::new(Sample::new(&info));
         sample.times.touch();
         Some(Box::new(Swap {
+            exchange,
             graph: Graph::within(program, info.ports.len(), self.memories.get(worker)?),
             stopwatch: Some(Box::new(Stopwatch::new(&self.clock, stages))),
             info,

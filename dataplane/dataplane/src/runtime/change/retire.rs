@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use super::exchange::ReturnedGraphs;
 use super::state::{Generation, RunState, lock};
 use crate::runtime::sample::Graphs;
 use dataplane_core::pipeline::{Owner, Tasks, panic_message};
@@ -20,10 +21,10 @@ impl RunState {
         self: &Arc<Self>,
         earlier: Arc<Generation>,
         next: &Arc<Generation>,
-        graphs: Graphs,
-        late: Vec<usize>,
+        graphs: ReturnedGraphs,
         is_unconfirmed: bool,
     ) {
+        let ReturnedGraphs { graphs, late } = graphs;
         let is_kept = |owner: &Owner| match owner {
             Owner::Stage(_) => false,
             Owner::Object(stage, _) => is_unconfirmed && !stage.is_empty(),
@@ -34,11 +35,11 @@ impl RunState {
         let state = self.clone();
         let work = move || {
             state.end_stages(&earlier, graphs, is_unconfirmed);
-            if !late.is_empty() {
-                while !lock(&state.sampler).exchanging().is_empty() {
+            if let Some(exchange) = late {
+                while !lock(&state.sampler).exchanging(exchange).is_empty() {
                     thread::sleep(POLL_INTERVAL);
                 }
-                let graphs = lock(&state.sampler).returned();
+                let graphs = lock(&state.sampler).returned(exchange);
                 state.end_stages(&earlier, graphs, is_unconfirmed);
             }
             for tasks in ending {
@@ -70,7 +71,7 @@ impl RunState {
         let current = self.current();
         current.tasks.iter().for_each(|(_, tasks)| tasks.stop());
         if let Some(unconfirmed) = unconfirmed {
-            self.retire(unconfirmed.earlier, &current, Vec::new(), Vec::new(), false);
+            self.retire(unconfirmed.earlier, &current, ReturnedGraphs::default(), false);
         }
         // A thread that frees an earlier pipeline may still write a file.
         let retiring = std::mem::take(&mut *lock(&self.retiring));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::exchange::{Exchange, Exchanged};
+use super::exchange::{Exchange, Exchanged, ReturnedGraphs};
 use super::history::digest;
 use super::prepare::{Prepared, Reverts};
 use super::refusal;
@@ -107,7 +107,7 @@ impl Changer {
             unconfirmed
         };
         let current = state.current();
-        state.retire(unconfirmed.earlier, &current, Vec::new(), Vec::new(), false);
+        state.retire(unconfirmed.earlier, &current, ReturnedGraphs::default(), false);
         Ok(applied(unconfirmed.number, &current.source))
     }
 
@@ -215,7 +215,7 @@ impl RunState {
             });
             number
         });
-        self.retire(current, &next, graphs, late, deadline.is_some());
+        self.retire(current, &next, graphs, deadline.is_some());
         let confirm_s = options.confirm.map(|time| time.as_secs());
         Ok(Applied { operations, confirm_s, warnings, ..applied(number, source) })
     }
@@ -248,8 +248,8 @@ impl RunState {
             number
         });
         let warnings = late.iter().map(|worker| late_worker(*worker)).collect();
-        self.retire(current, &next, graphs, late, false);
-        self.retire(earlier.clone(), &next, Vec::new(), Vec::new(), false);
+        self.retire(current, &next, graphs, false);
+        self.retire(earlier.clone(), &next, ReturnedGraphs::default(), false);
         Ok(Applied { operations, warnings, ..applied(number, &earlier.source) })
     }
 }
