@@ -274,10 +274,20 @@ fn insert(array: &mut Array, place: usize, entry: InlineTable) {
 /// Removes an entry with its comment. The comments of the other entries stay.
 fn take(array: &mut Array, place: usize) {
     let (rest, own) = prefix(array, place);
-    let (_, next) = prefix(array, place + 1);
+    let suffix = array.get(place).and_then(|value| value.decor().suffix()).cloned();
+    let (_, next) = match place + 1 == array.len() && !array.trailing_comma() {
+        // Without a comma after the last entry, the text before the closing bracket follows this entry.
+        true => before(suffix.as_ref()),
+        false => prefix(array, place + 1),
+    };
     array.remove(place);
     if own.contains('\n') {
-        set_prefix(array, place, format!("{rest}{next}"));
+        // A comment at the end of the previous line must not contain the next entry or the closing bracket.
+        let line_end = match rest.contains('#') && !next.contains('\n') {
+            true => format!("\n{}", own.rsplit('\n').next().unwrap_or_default()),
+            false => String::new(),
+        };
+        set_prefix(array, place, format!("{rest}{line_end}{next}"));
     } else if place == 0 && !array.is_empty() {
         set_prefix(array, 0, own);
     }
@@ -394,6 +404,7 @@ burst = 10
             lines.map(|line| line.trim().to_owned()).collect::<Vec<_>>()
         };
         assert_eq!(after.ends_with('\n'), CONFIG.ends_with('\n'));
+        after.parse::<toml::Table>().unwrap_or_else(|error| panic!("{error}: {after}"));
         Ok((missing(CONFIG, &after), missing(&after, CONFIG)))
     }
 
@@ -464,6 +475,28 @@ burst = 10
         ] {
             let error = rule(&words(text)).unwrap_err();
             assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn rule_after_a_comment_is_deleted_also_without_a_comma() {
+        let [a, b] = ["{ action = \"deny\", name = \"a\" }", "{ action = \"permit\", name = \"b\" }"];
+        for (rules, name, expected) in [
+            (format!("[\n    {a}, # office\n    {b}\n]"), "b", format!("[\n    {a} # office\n]")),
+            (
+                format!("[\n    {a}, # office\n    {b} # lab\n    # end\n]"),
+                "b",
+                format!("[\n    {a} # office\n    # end\n]"),
+            ),
+            (format!("[ # rules\n    {a}\n]"), "a", "[ # rules\n]".to_owned()),
+            (format!("[ # rules\n    {a}]"), "a", "[ # rules\n    ]".to_owned()),
+            (format!("[ # rules\n    {a}, ]"), "a", "[ # rules\n     ]".to_owned()),
+            (format!("[ # rules\n    {a}, {b}]"), "a", format!("[ # rules\n     {b}]")),
+        ] {
+            let text = |rules: &str| format!("[[pipeline.stage]]\nuse = \"acl\"\nrules = {rules}\n");
+            let after = edit(&text(&rules), std::iter::empty(), "acl", None, &no_rule(name)).unwrap();
+            assert_eq!(after, text(&expected));
+            after.parse::<toml::Table>().unwrap_or_else(|error| panic!("{error}: {after}"));
         }
     }
 
