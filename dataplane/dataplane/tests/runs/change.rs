@@ -388,6 +388,41 @@ fn second_capture_of_a_file_in_use_needs_a_restart() {
 }
 
 #[test]
+fn file_that_a_removed_stage_still_writes_is_refused() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+
+    /// A stage whose end waits until `IS_OPEN` is set.
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct EndsLate {}
+    impl Stage for EndsLate {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+        fn finish(&mut self) -> dataplane::Result<()> {
+            while !IS_OPEN.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            Ok(())
+        }
+    }
+    let mut registry = registry();
+    registry.add::<EndsLate>("ends_late");
+    let capture = ("capture", "file = 'out.pcapng'");
+    let run = Changing::start_with(Folder::new(), registry, &config(1, &[("ends_late", ""), capture]));
+    run.wait_for_traffic();
+    run.apply(&config(1, &[]));
+    let text = config(1, &[capture]);
+    let refusal = run.refused(&text);
+    assert!(refusal.code == ErrorCode::Busy && refusal.message.contains("still writes"), "{refusal}");
+    // A change that does not write the file is accepted.
+    run.apply(&config(1, &[("count", "")]));
+    IS_OPEN.store(true, Ordering::Relaxed);
+    wait_until("the end of the removed stage", || run.apply_with(&text, &ApplyOptions::default()).is_ok());
+    run.wait_for_traffic();
+    run.end();
+}
+
+#[test]
 fn capture_continues_after_the_revert_of_its_removal() {
     let text = config(1, &[("capture", "file = 'out.pcapng'")]);
     let run = Changing::start(&text);

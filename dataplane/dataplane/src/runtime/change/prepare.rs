@@ -1,10 +1,13 @@
 //! Checks a new config, and prepares the stages that the config adds or replaces.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use super::refusal::{failed, mistakes, wrong_config};
-use super::state::{Generation, RunState};
+use super::refusal::{busy, failed, mistakes, wrong_config};
+use super::retire::POLL_INTERVAL;
+use super::state::{Generation, Retiring, RunState, lock};
 use crate::config::{Diagnostics, Plan, Source, StageOffload};
 use crate::runtime::assemble::{ContinuingStages, RunningPipeline, assemble_change};
 use crate::runtime::{Assembly, difference, offload};
@@ -15,6 +18,9 @@ use dataplane_core::pipeline::{CapabilitySet, Objects, Registry};
 
 /// The end of the reason why a change needs privileges that the sandbox has removed.
 const WITHOUT_SANDBOX: &str = "; with sandbox = false in [runtime], such a change needs no restart";
+
+/// The maximum time that a change waits for a file that the stages of an earlier change still write.
+const FILE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A checked change.
 pub(super) struct Prepared {
@@ -132,13 +138,9 @@ impl RunState {
         let is_replaced = |(stage, _): &(&String, _)| !kept.contains(*stage);
         // The stages that end write these files until the change is complete.
         let ending = current.objects.records.iter().filter(is_replaced);
-        let in_use: Vec<(&PathBuf, Option<Identity>)> =
-            ending.flat_map(|(_, record)| &record.written).map(|path| (path, Identity::of(path))).collect();
+        let in_use: Vec<&PathBuf> = ending.flat_map(|(_, record)| &record.written).collect();
         for (stage, record) in assembly.resources.records.iter().filter(is_replaced) {
-            let is_in_use = |path: &&PathBuf| {
-                let identity = Identity::of(path);
-                in_use.iter().any(|(used, known)| used == path || identity.is_some() && *known == identity)
-            };
+            let is_in_use = |path: &&PathBuf| in_use.iter().any(|used| is_same_file(used, path));
             let is_unavailable = |path: &&PathBuf| current.plan.runtime.sandbox && !self.written.contains(*path);
             if let Some(file) = record.written.iter().find(is_in_use) {
                 let why = format!("the running stage still writes {}", file.display());
@@ -159,4 +161,32 @@ impl RunState {
         }
         operations
     }
+
+    /// Waits until the threads of earlier changes have completed the files that the new stages write.
+    ///
+    /// # Errors
+    /// Fails if a file is still in use after [`FILE_TIMEOUT`].
+    pub(super) fn await_files(&self, assembly: &Assembly, kept: &BTreeSet<String>) -> Result<(), Refusal> {
+        let records = assembly.resources.records.iter().filter(|(stage, _)| !kept.contains(*stage));
+        let new: Vec<&PathBuf> = records.flat_map(|(_, record)| &record.written).collect();
+        let in_use = || {
+            let retiring = lock(&self.retiring);
+            let is_active = |retiring: &&Retiring| !retiring.thread.is_finished();
+            let mut in_use = retiring.iter().filter(is_active).flat_map(|retiring| &retiring.written);
+            in_use.find(|used| new.iter().any(|path| is_same_file(used, path))).cloned()
+        };
+        let begin = Instant::now();
+        while let Some(file) = in_use() {
+            if begin.elapsed() >= FILE_TIMEOUT {
+                let message = format!("the pipeline of an earlier change still writes {}", file.display());
+                return Err(busy(message, "try again, or name another file"));
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    one == other || Identity::of(one).is_some_and(|identity| Identity::of(other) == Some(identity))
 }

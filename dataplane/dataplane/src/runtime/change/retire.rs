@@ -1,17 +1,19 @@
 //! Frees the pipeline before a change.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use super::exchange::ReturnedGraphs;
-use super::state::{Generation, RunState, lock};
+use super::state::{Generation, Retiring, RunState, lock};
 use crate::runtime::sample::Graphs;
 use dataplane_core::pipeline::{Owner, Tasks, panic_message};
 
 /// The wait between two checks whether the pipeline is still in use.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl RunState {
     /// Frees an earlier pipeline on another thread, because large tables take long to free, and a file may take long to
@@ -32,6 +34,10 @@ impl RunState {
         let continues = |tasks: &Arc<Tasks>| next.tasks.iter().any(|(_, kept)| Arc::ptr_eq(kept, tasks));
         let ending = earlier.tasks.iter().filter(|(owner, tasks)| !is_kept(owner) && !continues(tasks));
         let ending: Vec<Arc<Tasks>> = ending.map(|(_, tasks)| tasks.clone()).collect();
+        let written = |generation: &Generation| -> BTreeSet<PathBuf> {
+            generation.objects.records.values().flat_map(|record| record.written.iter().cloned()).collect()
+        };
+        let written = written(&earlier).difference(&written(next)).cloned().collect();
         let state = self.clone();
         let work = move || {
             state.end_stages(&earlier, graphs, is_unconfirmed);
@@ -54,9 +60,9 @@ impl RunState {
             }
         };
         let mut retiring = lock(&self.retiring);
-        retiring.retain(|thread| !thread.is_finished());
+        retiring.retain(|retiring| !retiring.thread.is_finished());
         match thread::Builder::new().name("change-end".to_owned()).spawn(work) {
-            Ok(thread) => retiring.push(thread),
+            Ok(thread) => retiring.push(Retiring { thread, written }),
             Err(error) => tracing::error!("cannot start the thread `change-end`: {error}"),
         }
     }
@@ -75,7 +81,7 @@ impl RunState {
         }
         // A thread that frees an earlier pipeline may still write a file.
         let retiring = std::mem::take(&mut *lock(&self.retiring));
-        retiring.into_iter().for_each(|thread| _ = thread.join());
+        retiring.into_iter().for_each(|retiring| _ = retiring.thread.join());
     }
 
     /// Finishes the stages that have not moved to later graphs, and frees the graphs.

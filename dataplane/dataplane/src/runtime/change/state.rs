@@ -83,7 +83,14 @@ pub(crate) struct RunState {
     /// Whether a client captures or traces packets.
     pub(crate) is_observed: Arc<AtomicBool>,
     /// The threads that free earlier pipelines.
-    pub(crate) retiring: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) retiring: Mutex<Vec<Retiring>>,
+}
+
+/// A thread that frees an earlier pipeline.
+pub(crate) struct Retiring {
+    pub(super) thread: JoinHandle<()>,
+    /// The files that the earlier pipeline writes until the thread ends.
+    pub(super) written: Vec<PathBuf>,
 }
 
 /// The changes of a run.

@@ -201,6 +201,7 @@ impl RunState {
         let Some((assembly, kept)) = assembly.filter(|_| restart.is_none()) else {
             return Err(needs_restart(operations));
         };
+        self.await_files(&assembly, &kept)?;
         let Exchanged { next, graphs, late } =
             self.exchange(Exchange { current: &current, held: None, kept: &kept, must_answer: true }, assembly, left)?;
         warnings.extend(late.iter().map(|worker| late_worker(*worker)));
