@@ -180,7 +180,6 @@ pub enum ChangeState {
 /// The result of [`Call::History`](crate::Call::History).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct History {
-    /// One row for the start of the program and one row for each change, in the order of their numbers. Contains at
-    /// most the last 32 rows.
+    /// One row for the start of the program and one row for each of the last 31 changes, in the order of their numbers.
     pub changes: Vec<HistoryRow>,
 }

@@ -60,7 +60,7 @@ pub enum Call {
     /// Reverts the unconfirmed change. If there is no unconfirmed change, changes the program to the config before the
     /// last change.
     Rollback {},
-    /// Returns the history: the start of the program and its changes. At most the last 32 rows are returned.
+    /// Returns the history: the start of the program and the last 31 changes.
     History {},
     /// Reads the config file of the run and the files that the config names, and changes the program to this config.
     Reload {},

@@ -88,6 +88,9 @@ fn config_is_applied_confirmed_rolled_back_saved_and_reloaded() {
     folder.0.write("x.toml", "# edited\n".to_owned() + &config(LINK));
     let (_, error) = ended(&folder, "save", 1);
     assert!(error.contains("x.toml has changed since the program read the file; help: "), "{error}");
+    fs::create_dir(folder.path("folder")).unwrap();
+    let (_, error) = ended(&folder, "save @/folder/../x.toml", 1);
+    assert!(error.contains("has changed since the program read the file"), "{error}");
     folder.0.write("x.toml", config(LINK));
     // `save` without a path writes to the file with which the run started, not to the applied file.
     assert!(ended(&folder, "save", 0).0.ends_with("x.toml\n"));

@@ -154,7 +154,8 @@ fn check_save(client: &mut Client, row: &ConfigRow, file: &Path, force: bool) ->
         let help = "help: run `dataplane confirm` first, or save with --force";
         return Err(format!("the config waits for its confirmation, and may revert; {help}"));
     }
-    let is_config_file = row.file.as_ref().is_some_and(|known| Path::new(known) == file);
+    let is_same = |known: PathBuf| fs::canonicalize(file).is_ok_and(|file| file == known);
+    let is_config_file = row.file.as_ref().is_some_and(|known| fs::canonicalize(known).is_ok_and(is_same));
     let Some(on_disk) = is_config_file.then(|| fs::read_to_string(file).ok()).flatten() else { return Ok(()) };
     let history = client.call(&Call::History {}).and_then(|answer| answer.parse::<History>());
     let history = history.map_err(|error| error.to_string())?;

@@ -13,7 +13,7 @@ use dataplane_control::{ErrorCode, Refusal};
 /// The maximum number of entries. The start of the run is an entry too.
 const MAX_ENTRIES: usize = 32;
 
-/// The start of a run, and the last changes.
+/// The start of a run, and the last changes. The first entry is always the start.
 pub(crate) struct ChangeHistory(VecDeque<Entry>);
 
 struct Entry {
@@ -61,7 +61,8 @@ impl ChangeHistory {
         let number = self.number() + 1;
         self.push(source, number, operations, cause, state, restores);
         while self.0.len() > MAX_ENTRIES {
-            self.0.pop_front();
+            // Keep the start, because the config file has the text of the start until somebody saves another config.
+            self.0.remove(1);
         }
         number
     }
@@ -135,4 +136,25 @@ pub(crate) fn digest_of<'a>(text: &'a str, settings: impl Iterator<Item = &'a st
         hasher.write_u8(0);
     }
     format!("{:016x}", hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn start_stays_in_a_full_history() {
+        let source = |text: &str| Source::new(Path::new("test.toml"), text, &[]);
+        let mut history = ChangeHistory::new(&source("start"));
+        for change in 1..=40 {
+            history.add(&source(&change.to_string()), 1, "set", ChangeState::InForce, None);
+        }
+        let rows = history.rows();
+        assert_eq!((rows.len(), &rows[0].digest), (MAX_ENTRIES, &digest(&source("start"))));
+        assert_eq!((rows[1].number, history.number()), (10, 40));
+        let (last, before, config) = history.before_last().unwrap();
+        assert_eq!((last, before, config.text()), (40, 39, "39"));
+    }
 }
