@@ -262,14 +262,16 @@ impl Tester {
             }
         }
         let before: Vec<LaneCounters> = lanes.iter().map(|lane| lane.counters().clone()).collect();
-        let waited = cpu_wait();
-        let start = clock.nanos();
         let count = senders.len().max(1) as f64;
         for (index, sender) in senders.iter_mut().enumerate() {
             let rate = rates.get(index).copied().flatten();
             sender.start(key, rate, duration, nanos(options.catch_up), index as f64 / count);
         }
         judges.iter_mut().for_each(Judge::start);
+        // Clearing the windows of the judges takes milliseconds. Read the start after that, because packets that are due
+        // in this time would count as missed.
+        let waited = cpu_wait();
+        let start = clock.nanos();
         let mut receiver = Receiver { streams, judges, key, start, judged: 0, foreign: 0 };
         let (mut loops, mut first, mut longest_pause) = (0u64, 0usize, 0u64);
         let (mut sending, mut stopped, mut last, mut ended) = (true, false, start.0, 0);

@@ -173,6 +173,25 @@ fn gaps_have_their_times_in_the_trial() {
     tester.close().unwrap();
 }
 
+/// Clearing the windows of 4 streams takes many milliseconds. Packets that are due in this time would be missed.
+#[test]
+fn trial_starts_after_the_windows_of_the_judges_are_cleared() {
+    let streams: String = (0..4).map(|number| format!("[[stream]]\nname = '{number}'\n")).collect();
+    let folder = Folder::new();
+    let (assembly, streams) = setup::load(&sources(&folder, &cable("", &streams))).unwrap();
+    let clock = HostClock::new();
+    let lanes = PortLanes::open(assembly, &clock, || false).unwrap();
+    let options = TesterOptions { catch_up: Duration::from_millis(1), ..OPTIONS };
+    let mut tester = Tester::new(lanes, clock, streams, &[Some(1e7); 4], options, Arc::default());
+    // The thread may pause at any time, but not at the start of each trial.
+    let is_complete = |_| {
+        let outcome = tester.trial(&[Some(10_000.0); 4], Duration::from_millis(2)).unwrap();
+        outcome.streams.iter().all(|stream| stream.missed == 0)
+    };
+    assert!((0..50).any(is_complete));
+    tester.close().unwrap();
+}
+
 #[test]
 fn stop_ends_a_trial_early_with_the_counts_so_far() {
     let stop = Arc::new(AtomicBool::new(false));
