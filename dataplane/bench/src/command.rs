@@ -17,13 +17,11 @@ use crate::rate::Rate;
 use crate::report::{
     self, Calibration, CalibrationReport, Nanoseconds, Pps, RateReport, SearchReport, TrialReport, rate_report,
 };
-use crate::search::{Goal, Measurement, Trials, search};
+use crate::search::{Goal, Measurement, Trials, is_ignored, search};
 use crate::setup::{self, Sources};
 use crate::stream::Stream;
 use crate::tester::{Outcome, Tester, TesterOptions};
 
-/// How often a search repeats a trial in which the tester was the limit or was disturbed.
-const REPEATS: usize = 4;
 /// The default lowest rate of a search, as a share of the highest rate.
 const LOWEST: f64 = 0.001;
 
@@ -389,16 +387,14 @@ impl Trials for PortTrials {
                 // Even few packets decide whether the loss ratio of a goal is exceeded.
                 limits.push(format!("the tester did not send {} packets in time", total.missed));
             }
-            if lost > 0 {
-                limits.extend(report.tester.disturbances);
-            }
-            let ignored = !limits.is_empty() && attempt <= REPEATS;
+            limits.extend(report.tester.disturbances);
+            let ignored = is_ignored(!limits.is_empty(), attempt);
             // Packets that the tester could not send count as lost. The result is then too low, never too high.
             let loss_ratio = (lost + total.missed) as f64 / (total.sent + total.missed).max(1) as f64;
             if self.is_watched {
                 let number = self.reports.len() + 1;
                 let time = Nanoseconds(outcome.duration);
-                let note = if ignored { ", repeated because the tester was the limit" } else { "" };
+                let note = if ignored { ", repeated because the tester was the limit or was disturbed" } else { "" };
                 eprintln!("trial {number}: {}, {time}: loss {:.4} %{note}", Pps(load), loss_ratio * 100.0);
             }
             let (sent, duration_s) = (total.sent, report.duration_s);
@@ -466,7 +462,11 @@ fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio: f64) -> R
         method: method.to_owned(),
         environment: report::environment(opened.core),
         stopped: matches!(ended, Some(Ended::Stopped)) || opened.stop.load(Ordering::Relaxed),
-        goals: goals.iter().zip(&results).map(|(goal, result)| report::goal_report(goal, result, mean)).collect(),
+        goals: goals
+            .iter()
+            .zip(&results)
+            .map(|(goal, result)| report::goal_report(goal, result, mean, &reports))
+            .collect(),
         trials: reports,
         tester_limits,
     };

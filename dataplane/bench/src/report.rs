@@ -300,6 +300,8 @@ pub struct BoundReport {
     pub exceeded: u64,
     /// The limits of the 95 % confidence interval of the probability that a trial exceeds the loss ratio.
     pub exceed_probability: [f64; 2],
+    /// The number of trials at this load that the search ignored, because the tester was the limit or was disturbed.
+    pub ignored: u64,
 }
 
 /// A trial of a search.
@@ -313,9 +315,9 @@ pub struct TrialReport {
     pub sent: u64,
     /// `corrupted + late + lost`.
     pub lost: u64,
-    /// Whether the search ignores the trial, because the tester was the limit.
+    /// Whether the search ignores the trial, because the tester was the limit or was disturbed.
     pub ignored: bool,
-    /// The reasons why the trial shows a limit of the tester.
+    /// The reasons why the trial shows a limit or a disturbance of the tester.
     pub limits: Vec<String>,
 }
 
@@ -514,7 +516,7 @@ fn calibration_limits(total: &Traffic, streams: &[StreamReport], own: &Calibrati
 
 /// Returns the reasons why a trial may be disturbed.
 pub fn disturbances(outcome: &Outcome) -> Vec<String> {
-    let share = outcome.waited as f64 / outcome.duration.max(1) as f64;
+    let share = outcome.waited as f64 / outcome.elapsed.max(1) as f64;
     match share > MAX_WAIT {
         true => vec![format!(
             "the tester waited for a core for {:.1} % of the trial, and paused for up to {}",
@@ -525,8 +527,8 @@ pub fn disturbances(outcome: &Outcome) -> Vec<String> {
     }
 }
 
-/// Returns the report of a bound. `mean` is the mean length of the frames.
-pub fn bound_report(bound: &Bound, mean: f64) -> BoundReport {
+/// Returns the report of a bound. `mean` is the mean length of the frames, and `trials` are all trials of the search.
+pub fn bound_report(bound: &Bound, mean: f64, trials: &[TrialReport]) -> BoundReport {
     BoundReport {
         pps: bound.load,
         bps: bound.load * (mean + FCS) * 8.0,
@@ -534,11 +536,12 @@ pub fn bound_report(bound: &Bound, mean: f64) -> BoundReport {
         trials: bound.trials,
         exceeded: bound.exceeded,
         exceed_probability: [bound.exceed_probability.0, bound.exceed_probability.1],
+        ignored: trials.iter().filter(|trial| trial.pps == bound.load && trial.ignored).count() as u64,
     }
 }
 
-/// Returns the report of a goal.
-pub fn goal_report(goal: &crate::search::Goal, result: &GoalResult, mean: f64) -> GoalReport {
+/// Returns the report of a goal. `trials` are all trials of the search.
+pub fn goal_report(goal: &crate::search::Goal, result: &GoalResult, mean: f64, trials: &[TrialReport]) -> GoalReport {
     GoalReport {
         name: goal.name.clone(),
         loss_ratio: goal.loss_ratio,
@@ -546,8 +549,8 @@ pub fn goal_report(goal: &crate::search::Goal, result: &GoalResult, mean: f64) -
         trial_s: goal.final_duration,
         duration_sum_s: goal.duration_sum,
         width: goal.width,
-        lower: result.lower.as_ref().map(|bound| bound_report(bound, mean)),
-        upper: result.upper.as_ref().map(|bound| bound_report(bound, mean)),
+        lower: result.lower.as_ref().map(|bound| bound_report(bound, mean, trials)),
+        upper: result.upper.as_ref().map(|bound| bound_report(bound, mean, trials)),
         conditional_throughput_pps: result.conditional_throughput,
         complete: result.complete,
     }
@@ -714,13 +717,17 @@ impl fmt::Display for SearchReport {
             let bound = |bound: &Option<BoundReport>, none: &str| match bound {
                 None => none.to_owned(),
                 Some(it) => format!(
-                    "{}, {} with FCS; {} of {} trials exceed the loss ratio (95 % interval of the probability: {:.0} to {:.0} %)",
+                    "{}, {} with FCS; {} of {} trials exceed the loss ratio (95 % interval of the probability: {:.0} to {:.0} %){}",
                     Pps(it.pps),
                     Bps(it.bps),
                     it.exceeded,
                     it.trials,
                     it.exceed_probability[0] * 100.0,
-                    it.exceed_probability[1] * 100.0
+                    it.exceed_probability[1] * 100.0,
+                    match it.ignored {
+                        0 => String::new(),
+                        ignored => format!("; {ignored} more trials ignored"),
+                    }
                 ),
             };
             writeln!(
@@ -744,7 +751,7 @@ impl fmt::Display for SearchReport {
         let ignored = self.trials.iter().filter(|trial| trial.ignored).count();
         writeln!(
             f,
-            "trials: {} in {seconds:.0} s of traffic, {ignored} ignored because the tester was the limit",
+            "trials: {} in {seconds:.0} s of traffic, {ignored} ignored because the tester was the limit or was disturbed",
             self.trials.len()
         )?;
         /// The maximum number of limits in the text. The JSON has all limits.

@@ -5,6 +5,8 @@
 
 /// The maximum number of trials of one search.
 const MAX_TRIALS: usize = 2_000;
+/// How often a search repeats a trial in which the tester was the limit or was disturbed.
+pub const REPEATS: usize = 4;
 /// The confidence of the stated probabilities.
 pub const CONFIDENCE: f64 = 0.95;
 
@@ -46,6 +48,15 @@ pub trait Trials {
     /// # Errors
     /// Returns an error to end the search.
     fn measure(&mut self, load: f64, duration: f64) -> Result<Measurement, Self::Error>;
+}
+
+/// Returns whether a search ignores a trial and repeats it. `is_doubtful` is whether the tester was the limit or was
+/// disturbed, and `attempt` counts from 1.
+///
+/// The loss of the trial must not matter. If only the trials with loss were repeated, a device would get several chances
+/// to pass, and the result would be too high.
+pub fn is_ignored(is_doubtful: bool, attempt: usize) -> bool {
+    is_doubtful && attempt <= REPEATS
 }
 
 /// What the trials show about a load.

@@ -104,7 +104,9 @@ pub struct Outcome {
     pub ports: Vec<PortOutcome>,
     /// The longest time between two iterations of the loop while the tester was sending, in nanoseconds.
     pub longest_pause: u64,
-    /// The time in which the thread was ready to run, but had no core, in nanoseconds.
+    /// The time from the first transmission until the traffic had settled, in nanoseconds.
+    pub elapsed: u64,
+    /// The part of `elapsed` in which the thread was ready to run, but had no core.
     pub waited: u64,
     /// Whether the trial was stopped before its end.
     pub stopped: bool,
@@ -364,8 +366,8 @@ impl Tester {
             account(&**lane, before, port);
         }
         let clock = lanes.first().map_or_else(String::new, |lane| lane.stampers()[0].source().to_string());
-        let waited = cpu_wait().saturating_sub(waited);
-        Ok(Outcome { duration, streams: outcomes, ports, longest_pause, waited, stopped, clock })
+        let (elapsed, waited) = (last.saturating_sub(start.0), cpu_wait().saturating_sub(waited));
+        Ok(Outcome { duration, streams: outcomes, ports, longest_pause, elapsed, waited, stopped, clock })
     }
 
     /// Closes the ports.

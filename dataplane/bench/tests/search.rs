@@ -107,6 +107,41 @@ fn rare_bursts_of_loss_do_not_raise_a_strict_result() {
     assert_eq!((lower.exceeded, lower.trials), (0, 10));
 }
 
+/// The device loses packets in 40 % of the trials above 400 packets per second. The tester is disturbed in each trial.
+#[test]
+fn disturbed_trials_do_not_raise_a_result() {
+    struct Disturbed {
+        state: u64,
+        is_disturbed: bool,
+    }
+    impl Trials for Disturbed {
+        type Error = String;
+        fn measure(&mut self, load: f64, duration: f64) -> Result<Measurement, String> {
+            let mut attempt = 0;
+            loop {
+                attempt += 1;
+                self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let has_loss = load > 400.0 && (self.state >> 40) as f64 / (1u64 << 24) as f64 <= 0.4;
+                let loss_ratio = if has_loss { 0.01 } else { ((load - 1000.0) / load).max(0.0) };
+                if !is_ignored(self.is_disturbed, attempt) {
+                    return Ok(Measurement { duration, loss_ratio });
+                }
+            }
+        }
+    }
+    // By chance, ten trials above 400 may see no loss.
+    let too_high = |is_disturbed: bool| {
+        let is_too_high = |seed: &u64| {
+            let state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let results = search(&[goal(0.0, 0.0)], (10.0, 1e4), &mut Disturbed { state, is_disturbed }).unwrap();
+            results[0].lower.as_ref().is_some_and(|lower| lower.load > 410.0)
+        };
+        (0..200).filter(is_too_high).count()
+    };
+    let counts = [too_high(false), too_high(true)];
+    assert!(counts.iter().all(|count| *count < 20), "{counts:?}");
+}
+
 #[test]
 fn short_trial_without_loss_is_not_a_lower_bound() {
     let goal = goal(0.0, 0.5);
