@@ -381,7 +381,9 @@ impl Trials for PortTrials {
                 return Err(Ended::Failed(verdict(&[&report]).err().unwrap_or(Error::Wire(String::new()))));
             }
             let total = &report.total;
-            let lost = total.corrupted + total.late + total.lost;
+            // The device did not forward these packets in the trial, but stored them.
+            let held = total.held;
+            let lost = total.corrupted + total.late + total.lost + held;
             let mut limits = report.tester.limits;
             if total.missed > 0 && limits.is_empty() {
                 // Even few packets decide whether the loss ratio of a goal is exceeded.
@@ -398,7 +400,7 @@ impl Trials for PortTrials {
                 eprintln!("trial {number}: {}, {time}: loss {:.4} %{note}", Pps(load), loss_ratio * 100.0);
             }
             let (sent, duration_s) = (total.sent, report.duration_s);
-            self.reports.push(TrialReport { pps: load, duration_s, sent, lost, ignored, limits });
+            self.reports.push(TrialReport { pps: load, duration_s, sent, lost, held, ignored, limits });
             if !ignored {
                 return Ok(Measurement { duration: duration_s, loss_ratio });
             }

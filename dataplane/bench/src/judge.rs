@@ -53,6 +53,10 @@ pub struct Gap {
 pub struct Counts {
     /// Packets that arrived in time with the right content. Further copies of a packet count only as duplicates.
     pub received: u64,
+    /// Packets of `received` that arrived after the last transmission.
+    pub drained: u64,
+    /// Packets of `drained` that a queue of the device still held after the time for draining.
+    pub held: u64,
     /// Packets that arrived with a wrong content.
     pub corrupted: u64,
     /// Packets that arrived after the limit with the right content.
@@ -99,6 +103,8 @@ pub struct Judge {
     /// The sequence number and the latency of the last packet.
     last: Option<(u64, u64)>,
     last_at: u64,
+    /// The time of the last transmission, and the time for draining. `None` while packets are sent.
+    sending_end: Option<(u64, u64)>,
     gaps: [Gap; STORED_GAPS],
     gap_count: u64,
 }
@@ -136,6 +142,7 @@ impl Judge {
             jitter: histogram(),
             last: None,
             last_at: 0,
+            sending_end: None,
             gaps: [Gap::default(); STORED_GAPS],
             gap_count: 0,
         }
@@ -146,9 +153,16 @@ impl Judge {
         self.counts = Counts::default();
         self.window.fill(ARRIVED);
         (self.next, self.position, self.last, self.last_at) = (0, 0, None, 0);
+        self.sending_end = None;
         self.latency.reset();
         self.jitter.reset();
         (self.gaps, self.gap_count) = ([Gap::default(); STORED_GAPS], 0);
+    }
+
+    /// Notes the time `end` of the last transmission. Without a queue, the last packet arrives one latency later. Packets
+    /// that arrive later than that and the time `drain` were held by a queue of the device, and count as `held`.
+    pub fn end_sending(&mut self, end: u64, drain: u64) {
+        self.sending_end = Some((end, drain));
     }
 
     /// Judges a packet that arrived. `sent` is the number of packets that were sent so far.
@@ -197,6 +211,14 @@ impl Judge {
         self.counts.late += u64::from(is_late);
         self.counts.received += u64::from(!is_late);
         self.latency.saturating_record(latency);
+        if let Some((end, drain)) = self.sending_end
+            && at > end
+            && !is_late
+        {
+            self.counts.drained += 1;
+            let limit = end.saturating_add(drain).saturating_add(self.latency.min());
+            self.counts.held += u64::from(at > limit);
+        }
         if let Some((last, before)) = self.last
             && last + 1 == sequence
         {

@@ -67,11 +67,12 @@ pub struct Traffic {
     pub requested_pps: Option<f64>,
     /// The rate at which packets were sent, in packets per second.
     pub sent_pps: f64,
-    /// The rate of the packets that arrived in time with the right content.
+    /// The rate at which packets arrived with the right content until the last transmission. Packets that arrived later
+    /// are not part of the rate.
     pub received_pps: f64,
-    /// The bits per second of the packets that arrived in time, with their frame check sequences.
+    /// The bits per second of the packets of `received_pps`, with their frame check sequences.
     pub received_bps: f64,
-    /// The bits per second of the packets that arrived in time, with preambles and gaps.
+    /// The bits per second of the packets of `received_pps`, with preambles and gaps.
     pub received_line_bps: f64,
     /// Packets that were sent.
     pub sent: u64,
@@ -79,6 +80,13 @@ pub struct Traffic {
     pub missed: u64,
     /// Packets that arrived in time with the right content, without duplicates.
     pub received: u64,
+    /// Packets of `received` that arrived after the last transmission.
+    #[serde(default)]
+    pub drained: u64,
+    /// Packets of `drained` that a queue of the device held longer than the time for draining. A search counts these
+    /// packets as lost.
+    #[serde(default)]
+    pub held: u64,
     /// Packets that arrived with a wrong content.
     pub corrupted: u64,
     /// Packets that arrived after the limit.
@@ -313,8 +321,10 @@ pub struct TrialReport {
     pub duration_s: f64,
     /// Packets that were sent.
     pub sent: u64,
-    /// `corrupted + late + lost`.
+    /// `corrupted + late + lost`, and the packets that a queue of the device held at the end of the trial.
     pub lost: u64,
+    /// The part of `lost` that a queue of the device held at the end of the trial.
+    pub held: u64,
     /// Whether the search ignores the trial, because the tester was the limit or was disturbed.
     pub ignored: bool,
     /// The reasons why the trial shows a limit or a disturbance of the tester.
@@ -422,7 +432,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
 fn traffic(stream: &Stream, outcome: &StreamOutcome, rate: Option<f64>, seconds: f64) -> Traffic {
     let counts = outcome.judgement.counts;
     let per_second = |packets: u64| if seconds > 0.0 { packets as f64 / seconds } else { 0.0 };
-    let received_pps = per_second(counts.received);
+    let received_pps = per_second(counts.received - counts.drained);
     Traffic {
         requested_pps: rate,
         sent_pps: per_second(outcome.sent),
@@ -432,6 +442,8 @@ fn traffic(stream: &Stream, outcome: &StreamOutcome, rate: Option<f64>, seconds:
         sent: outcome.sent,
         missed: outcome.missed,
         received: counts.received,
+        drained: counts.drained,
+        held: counts.held,
         corrupted: counts.corrupted,
         late: counts.late,
         lost: counts.lost,
@@ -449,6 +461,8 @@ fn add(total: &mut Traffic, traffic: &Traffic) {
     total.sent += traffic.sent;
     total.missed += traffic.missed;
     total.received += traffic.received;
+    total.drained += traffic.drained;
+    total.held += traffic.held;
     total.corrupted += traffic.corrupted;
     total.late += traffic.late;
     total.lost += traffic.lost;
@@ -631,6 +645,10 @@ impl fmt::Display for RateReport {
             total.corrupted + total.late + total.lost,
             total.sent
         )?;
+        if total.held > 0 {
+            let (held, share) = (total.held, Percent(ratio(total.held, total.sent)));
+            writeln!(f, "queue     the device still held {held} packets ({share}) after the last transmission")?;
+        }
         let width = streams.iter().map(|stream| stream.name.chars().count()).max().unwrap_or(0).max(6);
         writeln!(
             f,

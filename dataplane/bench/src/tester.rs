@@ -26,6 +26,11 @@ use crate::stream::Stream;
 const DISCARD_TIME: u64 = 1_000_000_000;
 /// The number of iterations between two rounds of housekeeping.
 const HOUSEKEEPING: u64 = 256;
+/// The time for draining after the last transmission is the duration of the trial divided by this number. With a longer
+/// time, packets that wait in a queue of the device would count as throughput.
+const DRAIN_SHARE: u64 = 200;
+/// The shortest time for draining, in nanoseconds. In a shorter time, the thread of the tester may not run.
+const SHORTEST_DRAIN: u64 = 1_000_000;
 /// The largest window of a judge, in packets. The memory of a window is 8 bytes per packet.
 const MAX_WINDOW: f64 = (1 << 22) as f64;
 /// The smallest window of a judge, in packets.
@@ -335,6 +340,8 @@ impl Tester {
             if sending && (elapsed >= duration || stopped) {
                 sending = false;
                 senders.iter_mut().for_each(|sender| sender.finish(elapsed));
+                let drain = (elapsed / DRAIN_SHARE).max(SHORTEST_DRAIN);
+                receiver.judges.iter_mut().for_each(|judge| judge.end_sending(elapsed, drain));
                 (ended, last_arrival) = (now.0, now.0);
             }
             if !sending {

@@ -5,6 +5,21 @@ use std::collections::BTreeSet;
 use dataplane_bench::judge::{Arrival, Counts, Gap, Judge, Limits};
 use proptest::prelude::*;
 
+#[test]
+fn packets_that_leave_a_queue_after_the_trial_are_held() {
+    let mut judge = Judge::new(16, Limits { late: 1_000, gap: 10_000 });
+    let arrival = |sequence, at, latency| Arrival { sequence, at, latency, corrupted: false };
+    judge.arrive(arrival(0, 100, 100), 5);
+    judge.arrive(arrival(1, 800, 300), 5);
+    judge.end_sending(900, 50);
+    // The least latency is 100, so a packet that is sent at 900 may arrive until 1050. Late packets count as late only.
+    judge.arrive(arrival(2, 1050, 400), 5);
+    judge.arrive(arrival(3, 1051, 400), 5);
+    judge.arrive(arrival(4, 1900, 1_001), 5);
+    let counts = judge.finish(5, 900).counts;
+    assert_eq!((counts.received, counts.late, counts.drained, counts.held), (4, 1, 2, 1));
+}
+
 const LIMITS: Limits = Limits { late: 1_000, gap: 400 };
 
 /// The result of the model: the counts, the latencies, the jitters and the gaps.

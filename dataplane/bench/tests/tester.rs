@@ -173,6 +173,25 @@ fn gaps_have_their_times_in_the_trial() {
     tester.close().unwrap();
 }
 
+/// The device holds a fifth of the packets for 200 ms.
+#[test]
+fn packets_in_a_queue_at_the_end_are_not_part_of_the_rate() {
+    let options = TesterOptions { settle: Duration::from_millis(400), ..OPTIONS };
+    let config = cable("faults = { delay = 0.2, delay_by = '200ms' }", "");
+    let mut tester = open_with(&config, options, &Arc::default());
+    let rates = [Some(2000.0)];
+    let outcome = tester.trial(&rates, HALF_SECOND).unwrap();
+    let report = report(&tester, &rates, &outcome);
+    tester.close().unwrap();
+    let total = &report.total;
+    assert_eq!((total.sent, total.received, report.unaccounted), (1000, 1000, 0), "{report}");
+    // On a busy machine, the last transmission may be later, so that more packets arrive before.
+    assert!(total.held > 0 && total.held <= total.drained, "{report}");
+    let in_time = (total.received - total.drained) as f64;
+    assert!((total.received_pps * report.duration_s - in_time).abs() < 0.01, "{report}");
+    assert!(report.to_string().contains("the device still held"), "{report}");
+}
+
 /// Clearing the windows of 4 streams takes many milliseconds. Packets that are due in this time would be missed.
 #[test]
 fn trial_starts_after_the_windows_of_the_judges_are_cleared() {
