@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -37,8 +38,12 @@ const MAX_WINDOW: f64 = (1 << 22) as f64;
 const MIN_WINDOW: f64 = (1 << 14) as f64;
 /// The window if the rate is not limited, in packets.
 const DEFAULT_WINDOW: usize = 1 << 20;
-/// The name of the counter of received frames that the device lost because the tester was too slow.
-const OVERRUNS: [&str; 2] = ["rx_out_of_buffer", "rx_missed"];
+/// The names of the counters of received frames that were lost because the tester was too slow. The names with `kernel`
+/// are the counters of an AF_XDP socket. `kernel_rx_no_buffer` counts events, not frames, so the list does not have it.
+const OVERRUNS: [&str; 5] =
+    ["rx_out_of_buffer", "rx_missed", "kernel_rx_dropped", "kernel_rx_ring_full", INTERFACE_MISSED];
+/// The name in the result for the kernel's counter `rx_missed_errors` of an interface: the NIC had no buffer for the frame.
+const INTERFACE_MISSED: &str = "interface_rx_missed_errors";
 
 /// The options of all trials.
 #[derive(Clone, Copy, Debug)]
@@ -223,7 +228,16 @@ impl Tester {
     /// Returns an error if a port fails.
     pub fn trial(&mut self, rates: &[Option<f64>], duration: Duration) -> Result<Outcome> {
         let counters = |lanes: &PortLanes| -> Vec<BTreeMap<String, u64>> {
-            (0..lanes.ports().len()).map(|port| lanes.counters(port)).collect()
+            let of = |(port, plan): (usize, &dataplane::config::PortPlan)| {
+                let mut counters = lanes.counters(port);
+                // A device with its own counter counts these frames already.
+                if !counters.contains_key("rx_out_of_buffer") || plan.config.link.is_some() {
+                    let missed = plan.config.kernel_interface().and_then(interface_missed);
+                    counters.extend(missed.map(|missed| (INTERFACE_MISSED.to_owned(), missed)));
+                }
+                counters
+            };
+            lanes.plan().ports.iter().enumerate().map(of).collect()
         };
         let before = counters(&self.lanes);
         let mut outcome = self.run(rates, duration)?;
@@ -234,7 +248,7 @@ impl Tester {
                 (change > 0).then(|| (name.clone(), change))
             };
             port.device = after[index].iter().filter_map(changed).collect();
-            port.overrun = OVERRUNS.iter().filter_map(|name| port.device.get(*name)).sum();
+            port.overrun = overrun(&port.device);
             port.link_up = self.lanes.is_link_up(index);
         }
         Ok(outcome)
@@ -393,6 +407,18 @@ impl Tester {
     }
 }
 
+/// Returns the number of frames that were lost because the tester was too slow. `changes` are the changes of the counters.
+fn overrun(changes: &BTreeMap<String, u64>) -> u64 {
+    OVERRUNS.iter().filter_map(|name| changes.get(*name)).sum()
+}
+
+/// Returns the number of frames for which the NIC of an interface had no buffer, or `None` if the kernel does not count
+/// these frames.
+fn interface_missed(interface: &str) -> Option<u64> {
+    let path = Path::new("/sys/class/net").join(interface).join("statistics/rx_missed_errors");
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
 /// Sets the counts of a port from the counters of its lane.
 fn account(lane: &dyn Lane, before: &LaneCounters, port: &mut PortOutcome) {
     let now = lane.counters();
@@ -427,4 +453,28 @@ fn pause(idle: Idle, senders: &[Sender], elapsed: u64, sending: bool) {
 fn cpu_wait() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drops_of_an_af_xdp_socket_and_of_the_nic_are_overrun() {
+        let changes = [
+            ("rx_packets", 100),
+            ("kernel_rx_dropped", 1),
+            ("kernel_rx_ring_full", 2),
+            ("kernel_rx_no_buffer", 4),
+            ("interface_rx_missed_errors", 8),
+        ];
+        let changes = changes.map(|(name, count)| (name.to_owned(), count)).into();
+        assert_eq!(overrun(&changes), 11);
+    }
+
+    #[test]
+    fn interface_without_the_counter_has_no_missed_frames() {
+        assert_eq!(interface_missed("lo"), Some(0));
+        assert_eq!(interface_missed("no such interface"), None);
+    }
 }
