@@ -306,7 +306,12 @@ pub struct BoundReport {
     pub trials: u64,
     /// The number of full-length trials with a higher loss ratio than the goal.
     pub exceeded: u64,
-    /// The limits of the 95 % confidence interval of the probability that a trial exceeds the loss ratio.
+    /// The number of shorter trials. A single short trial with loss can make a load an upper bound.
+    pub short_trials: u64,
+    /// The number of shorter trials with a higher loss ratio than the goal.
+    pub short_exceeded: u64,
+    /// The limits of the nominal 95 % confidence interval of the probability that a full-length trial exceeds the loss
+    /// ratio. The interval is for a fixed number of trials, but the search stops when the trials decide.
     pub exceed_probability: [f64; 2],
     /// The number of trials at this load that the search ignored, because the tester was the limit or was disturbed.
     pub ignored: u64,
@@ -549,6 +554,8 @@ pub fn bound_report(bound: &Bound, mean: f64, trials: &[TrialReport]) -> BoundRe
         line_bps: bound.load * (mean + LINE_OVERHEAD) * 8.0,
         trials: bound.trials,
         exceeded: bound.exceeded,
+        short_trials: bound.short_trials,
+        short_exceeded: bound.short_exceeded,
         exceed_probability: [bound.exceed_probability.0, bound.exceed_probability.1],
         ignored: trials.iter().filter(|trial| trial.pps == bound.load && trial.ignored).count() as u64,
     }
@@ -734,19 +741,22 @@ impl fmt::Display for SearchReport {
             writeln!(f, "{}: loss ratio at most {}", goal.name, Percent(goal.loss_ratio))?;
             let bound = |bound: &Option<BoundReport>, none: &str| match bound {
                 None => none.to_owned(),
-                Some(it) => format!(
-                    "{}, {} with FCS; {} of {} trials exceed the loss ratio (95 % interval of the probability: {:.0} to {:.0} %){}",
-                    Pps(it.pps),
-                    Bps(it.bps),
-                    it.exceeded,
-                    it.trials,
-                    it.exceed_probability[0] * 100.0,
-                    it.exceed_probability[1] * 100.0,
-                    match it.ignored {
+                Some(it) => {
+                    let trials = match it.trials {
+                        0 => format!("{} of {} short trials exceed the loss ratio", it.short_exceeded, it.short_trials),
+                        trials => format!(
+                            "{} of {trials} trials exceed the loss ratio (nominal 95 % interval of the probability: {:.0} to {:.0} %)",
+                            it.exceeded,
+                            it.exceed_probability[0] * 100.0,
+                            it.exceed_probability[1] * 100.0
+                        ),
+                    };
+                    let ignored = match it.ignored {
                         0 => String::new(),
                         ignored => format!("; {ignored} more trials ignored"),
-                    }
-                ),
+                    };
+                    format!("{}, {} with FCS; {trials}{ignored}", Pps(it.pps), Bps(it.bps))
+                }
             };
             writeln!(
                 f,

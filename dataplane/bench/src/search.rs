@@ -79,8 +79,13 @@ pub struct Bound {
     pub trials: u64,
     /// The number of full-length trials whose loss ratio exceeds the goal.
     pub exceeded: u64,
-    /// The probability that a trial exceeds the loss ratio: the limits of the 95 % confidence interval (Clopper and
-    /// Pearson).
+    /// The number of shorter trials. A single short trial with loss can make a load an upper bound.
+    pub short_trials: u64,
+    /// The number of shorter trials whose loss ratio exceeds the goal.
+    pub short_exceeded: u64,
+    /// The probability that a trial exceeds the loss ratio: the limits of the nominal 95 % confidence interval (Clopper
+    /// and Pearson) of the full-length trials. The interval is for a fixed number of trials, but the search stops when the
+    /// trials decide.
     pub exceed_probability: (f64, f64),
 }
 
@@ -232,10 +237,14 @@ pub fn search<T: Trials>(
 fn result(goal: &Goal, log: &Log, complete: bool) -> GoalResult {
     let (lower, upper) = log.bounds(goal);
     let bound = |load: f64| {
-        let full = log.at(load).iter().filter(|trial| trial.duration >= goal.final_duration * 0.99);
-        let exceeded = full.clone().filter(|trial| trial.loss_ratio > goal.loss_ratio).count() as u64;
-        let trials = full.count() as u64;
-        Bound { load, trials, exceeded, exceed_probability: confidence_interval(exceeded, trials) }
+        let count = |full: bool| {
+            let of = log.at(load).iter().filter(|trial| (trial.duration >= goal.final_duration * 0.99) == full);
+            let exceeded = of.clone().filter(|trial| trial.loss_ratio > goal.loss_ratio).count() as u64;
+            (of.count() as u64, exceeded)
+        };
+        let ((trials, exceeded), (short_trials, short_exceeded)) = (count(true), count(false));
+        let exceed_probability = confidence_interval(exceeded, trials);
+        Bound { load, trials, exceeded, short_trials, short_exceeded, exceed_probability }
     };
     GoalResult {
         name: goal.name.clone(),
