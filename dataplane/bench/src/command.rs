@@ -247,8 +247,9 @@ impl Opened {
             streams: args.streams.clone(),
             settings: args.settings.clone(),
         };
-        let (assembly, streams) = setup::load(&sources)?;
+        let (assembly, mut streams) = setup::load(&sources)?;
         let lines = setup::line_speeds(&assembly, args.line.map(|BitRate(bits)| bits));
+        setup::weigh_by_rates(&mut streams, &lines);
         let fastest = fastest(&streams, &lines)?;
         let stop = stop_flag()?;
         let clock = HostClock::new();

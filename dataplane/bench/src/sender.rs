@@ -105,6 +105,11 @@ impl Sender {
         self.next += missed * self.interval;
     }
 
+    /// Whether the stream sends as fast as possible in this trial.
+    pub fn is_unlimited(&self) -> bool {
+        self.interval == 0
+    }
+
     /// The time of the next packet, or `None` if all packets were sent.
     pub fn next_due(&self) -> Option<u64> {
         (self.next < self.end).then_some(self.next >> FRACTION)

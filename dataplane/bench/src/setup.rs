@@ -211,6 +211,19 @@ pub fn line_speeds(assembly: &Assembly, given: Option<u64>) -> Vec<Option<u64>> 
     assembly.plan.ports.iter().map(|port| given.or_else(|| speed(port))).collect()
 }
 
+/// Sets the weight of each stream to its rate if all streams have a rate. The streams of a port then share `--rate max` by
+/// the ratio of their rates.
+pub fn weigh_by_rates(streams: &mut [Stream], lines: &[Option<u64>]) {
+    let own = |stream: &Stream| {
+        let line = lines.get(stream.from).copied().flatten();
+        stream.rate?.packets(stream.mean_size, line).ok().flatten().filter(|rate| *rate > 0.0)
+    };
+    let Some(rates) = streams.iter().map(own).collect::<Option<Vec<f64>>>() else { return };
+    for (stream, rate) in streams.iter_mut().zip(rates) {
+        stream.weight = rate;
+    }
+}
+
 /// Returns the rate of each stream in packets per second, or `None` for as many as possible. `total` is the rate of each
 /// port that sends. Without `total`, each stream has its own rate.
 ///

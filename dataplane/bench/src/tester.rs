@@ -2,7 +2,8 @@
 //!
 //! One thread on one core sends and receives on all ports. The loop neither allocates memory nor takes locks.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -138,6 +139,43 @@ pub struct Tester {
     key: u64,
     stop: Arc<AtomicBool>,
     lanes: PortLanes,
+}
+
+/// The streams of one port that send as fast as possible. The streams share the port by their weights.
+struct Turns {
+    /// The position and the number of each stream. The stream with the lowest position is next.
+    order: BinaryHeap<Reverse<(u64, usize)>>,
+    /// By the number of a stream: the distance of the positions of two packets.
+    strides: Vec<u64>,
+}
+
+impl Turns {
+    /// Creates the turns for the streams with the given numbers and weights.
+    fn new(weights: &[(usize, f64)]) -> Self {
+        const ONE: f64 = (1u64 << 20) as f64;
+        let highest = weights.iter().map(|(_, weight)| *weight).fold(0.0, f64::max);
+        let mut strides = vec![1; weights.iter().map(|(number, _)| number + 1).max().unwrap_or(0)];
+        for (number, weight) in weights {
+            strides[*number] = ((highest / weight * ONE) as u64).max(1);
+        }
+        let order = weights.iter().map(|(number, _)| Reverse((strides[*number], *number))).collect();
+        Self { order, strides }
+    }
+
+    /// Returns the stream of the next packet.
+    #[inline]
+    fn next(&self) -> Option<usize> {
+        self.order.peek().map(|Reverse((_, number))| *number)
+    }
+
+    /// Notes that the next packet was sent.
+    #[inline]
+    fn advance(&mut self) {
+        if let Some(mut top) = self.order.peek_mut() {
+            let Reverse((position, number)) = &mut *top;
+            *position = position.saturating_add(self.strides.get(*number).copied().unwrap_or(1));
+        }
+    }
 }
 
 /// The state of the receive side of a trial.
@@ -288,6 +326,12 @@ impl Tester {
             let rate = rates.get(index).copied().flatten();
             sender.start(key, rate, duration, nanos(options.catch_up), index as f64 / count);
         }
+        let turns = |port: usize| {
+            let numbers = senders.iter().zip(streams.iter()).enumerate();
+            let of = numbers.filter(|(_, (sender, stream))| sender.is_unlimited() && stream.from == port);
+            Turns::new(&of.map(|(number, (_, stream))| (number, stream.weight)).collect::<Vec<_>>())
+        };
+        let mut turns: Vec<Turns> = (0..lanes.len()).map(turns).collect();
         judges.iter_mut().for_each(Judge::start);
         // Clearing the windows of the judges takes milliseconds. Read the start after that, because packets that are due
         // in this time would count as missed.
@@ -302,7 +346,8 @@ impl Tester {
             for (port, lane) in lanes.iter_mut().enumerate() {
                 lane.reap(pool, &mut NoSink).map_err(|error| failed(port, error))?;
             }
-            // Step 2: send the packets that are due. The first stream changes, so that no stream has an advantage.
+            // Step 2: send the packets that are due. The first stream changes, so that no stream has an advantage. The
+            // streams without a limit then share the rest.
             let now = clock.nanos();
             let elapsed = now.0.saturating_sub(start.0);
             let mut moved = 0;
@@ -313,6 +358,9 @@ impl Tester {
                     let (Some(sender), Some(stream)) = (senders.get_mut(number), receiver.streams.get(number)) else {
                         continue;
                     };
+                    if sender.is_unlimited() {
+                        continue;
+                    }
                     let (Some(outbox), Some(lane)) = (outboxes.get_mut(stream.from), lanes.get(stream.from)) else {
                         continue;
                     };
@@ -321,6 +369,17 @@ impl Tester {
                         if !sender.send(outbox, pool, now) {
                             break;
                         }
+                    }
+                }
+                for (port, turns) in turns.iter_mut().enumerate() {
+                    let (Some(outbox), Some(lane)) = (outboxes.get_mut(port), lanes.get(port)) else { continue };
+                    let room = depths.get(port).map_or(0, |depth| depth.saturating_sub(lane.sending())).min(burst);
+                    while outbox.len() < room
+                        && let Some(sender) = turns.next().and_then(|number| senders.get_mut(number))
+                        && sender.is_due(elapsed)
+                        && sender.send(outbox, pool, now)
+                    {
+                        turns.advance();
                     }
                 }
                 for ((outbox, lane), port) in outboxes.iter_mut().zip(lanes.iter_mut()).zip(&mut ports) {

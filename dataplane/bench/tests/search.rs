@@ -110,14 +110,17 @@ fn rare_bursts_of_loss_do_not_raise_a_strict_result() {
 /// A short trial with loss decides a strict goal, so the search runs no full-length trial at the upper bound.
 #[test]
 fn upper_bound_counts_the_short_trials_that_it_rests_on() {
-    for capacity in [997.0, 1234.5, 5000.0] {
+    let mut only_short = 0;
+    for capacity in [997.0, 1234.5, 5000.0, 7777.0] {
         let [result] = &run(&[goal(0.0, 0.0)], (10.0, 1e5), limited(capacity))[..] else { panic!() };
         let upper = result.upper.as_ref().unwrap();
         assert!(upper.trials + upper.short_trials > 0, "{upper:?}");
         assert_eq!((upper.exceeded, upper.short_exceeded), (upper.trials, upper.short_trials), "{upper:?}");
+        only_short += u64::from(upper.trials == 0);
         let lower = result.lower.as_ref().unwrap();
         assert_eq!((lower.exceeded, lower.short_exceeded), (0, 0), "{lower:?}");
     }
+    assert!(only_short > 0);
 }
 
 /// The device loses packets in 40 % of the trials above 400 packets per second. The tester is disturbed in each trial.

@@ -192,6 +192,26 @@ fn packets_in_a_queue_at_the_end_are_not_part_of_the_rate() {
     assert!(report.to_string().contains("the device still held"), "{report}");
 }
 
+#[test]
+fn streams_share_the_highest_rate_by_weights_or_by_the_own_rates() {
+    for keys in [["weight = 1", "weight = 4"], ["rate = 100", "rate = '400pps'"]] {
+        let [a, b] = keys.map(|keys| format!("[[stream]]\n{keys}\n"));
+        let folder = Folder::new();
+        let back = "[[stream]]\nfrom = 'right'\nrate = 50\n";
+        let (assembly, mut streams) = setup::load(&sources(&folder, &cable("", &(a + &b + back)))).unwrap();
+        setup::weigh_by_rates(&mut streams, &[None, None]);
+        let clock = HostClock::new();
+        let lanes = PortLanes::open(assembly, &clock, || false).unwrap();
+        let mut tester = Tester::new(lanes, clock, streams, &[None; 3], OPTIONS, Arc::default());
+        let outcome = tester.trial(&[None, None, Some(1000.0)], Duration::from_millis(100)).unwrap();
+        tester.close().unwrap();
+        let [a, b, back] = [0, 1, 2].map(|number| outcome.streams[number].sent);
+        // The streams of the port alternate, so the difference is at most one round.
+        assert!(a > 10 && b.abs_diff(4 * a) <= 4, "{keys:?}: {a} and {b}");
+        assert_eq!(back, 100);
+    }
+}
+
 /// Clearing the windows of 4 streams takes many milliseconds. Packets that are due in this time would be missed.
 #[test]
 fn trial_starts_after_the_windows_of_the_judges_are_cleared() {
