@@ -9,3 +9,4 @@ mod protocol;
 mod service;
 mod show;
 mod stats;
+mod watch;

@@ -536,7 +536,23 @@ pub(super) struct Doctor {
     /// Override a value, such as runtime.burst=32 or port.wan.mtu=9000
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting, requires = "config")]
     pub(super) settings: Vec<(String, String)>,
-    /// Print JSON
+    /// Watch the host around a running program: remote memory, interrupts, frequency and steal of the cores of workers,
+    /// waits of workers for their cores, link errors. Print the changes until Ctrl-C
+    #[arg(long, conflicts_with = "config")]
+    pub(super) watch: bool,
+    /// The interval of `--watch`
+    #[arg(long, value_name = "TIME", value_parser = interval, default_value = "1s", requires = "watch")]
+    pub(super) every: Duration,
+    /// Stop `--watch` after this many intervals
+    #[arg(short = 'n', long, value_name = "N", requires = "watch")]
+    pub(super) samples: Option<u64>,
+    /// The process id of the program to watch, needed if several are running
+    #[arg(short, long, value_name = "PROCESS", requires = "watch", conflicts_with = "socket")]
+    pub(super) process: Option<u32>,
+    /// The control socket of the program to watch, as set by runtime.control in its config
+    #[arg(long, value_name = "PATH", requires = "watch")]
+    pub(super) socket: Option<PathBuf>,
+    /// Print JSON. With --watch, one object per interval and line
     #[arg(short, long)]
     pub(super) json: bool,
 }

@@ -1,7 +1,7 @@
 //! Findings about host settings that affect links on interfaces. The checks change nothing on the host.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
@@ -42,6 +42,13 @@ impl Finding {
     }
 }
 
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
 /// The folders of the kernel's file systems. Tests use folders with the same layout.
 #[derive(Clone, Debug)]
 pub struct Roots {
@@ -70,10 +77,12 @@ impl Roots {
 
     /// Returns the names in a folder below `/sys`, sorted.
     pub fn sys_names(&self, path: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.sys.join(path)).into_iter().flatten().flatten();
-        let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        names.sort();
-        names
+        names(&self.sys.join(path))
+    }
+
+    /// Returns the names in a folder below `/proc`, sorted.
+    pub fn proc_names(&self, path: &str) -> Vec<String> {
+        names(&self.proc.join(path))
     }
 
     /// Returns the effective capabilities of the process (capabilities(7)).

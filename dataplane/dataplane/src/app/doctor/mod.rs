@@ -1,5 +1,6 @@
 //! `doctor`: finds settings of this host that cause failures, lose packets or cost speed. Prints commands that fix
 //! these settings, but changes nothing itself.
+//! `doctor --watch` prints what changes on the host around a running program.
 
 mod address;
 mod device;
@@ -8,6 +9,7 @@ mod interface;
 mod section;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use std::fmt::Write;
 
@@ -21,6 +23,9 @@ use dataplane_soft::doctor::{Finding, Roots, Severity};
 use section::Section;
 
 pub(super) fn doctor(registry: &Registry, args: &args::Doctor) -> Result<(), CommandError> {
+    if args.watch {
+        return watch::watch(args);
+    }
     let topology = Topology::discover()?;
     let assembly = match &args.config {
         Some(path) => {

@@ -176,6 +176,7 @@ mod link {
             pub fn sys(&self, path: &str) -> Option<String> {}
             pub fn proc(&self, path: &str) -> Option<String> {}
             pub fn sys_names(&self, path: &str) -> Vec<String> {}
+            pub fn proc_names(&self, path: &str) -> Vec<String> {}
             pub fn capabilities(&self) -> CapabilitySet {}
         }
         #[derive(Clone, Copy, Debug)]
