@@ -29,7 +29,8 @@ use rules::{Action, RuleSpec, Rules};
 /// matches all IP packets. Denied packets are dropped with the reason `denied`. The key `default` sets the action for
 /// packets that no rule matches, and for packets that are neither IPv4 nor IPv6. Every rule has a hit counter. The name
 /// of the counter is the rule's `name`, or the text of the rule, such as `deny tcp dst 10.0.0.0/8 dst_port 22`. If
-/// several rules without a name are equal, the text of each further rule ends with a number, such as `#2`.
+/// several rules without a name have the same text, the name of the second counter ends with `#2`, of the third with
+/// `#3`, and so on.
 ///
 /// A rule that names ports or TCP flags matches only packets that contain these fields. In a fragmented datagram, only
 /// the first fragment can contain these fields. `fragments = "deny"` drops all fragments without a complete TCP, UDP or
@@ -44,8 +45,8 @@ use rules::{Action, RuleSpec, Rules};
 /// ```
 ///
 /// The rules of the file follow the rules of the config. The config and the file together can have at most 100,000
-/// rules. Replace the file atomically with `mv`. Otherwise, the stage may read a partly written file. If the written
-/// part is valid TOML, the stage uses its rules, and reports no error about the missing rules.
+/// rules. Replace the file atomically with `mv`. Otherwise, the stage may read a partly written file. If this part is
+/// valid TOML, the stage uses the rules in this part, and reports no error about the missing rules.
 ///
 /// On SIGHUP or `dataplane reload`, the stage reads the file again, while the workers continue. The stage compiles only
 /// the rules that have changed. Each worker switches to the new rules between two batches, so the stage never mixes old

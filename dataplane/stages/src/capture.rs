@@ -100,7 +100,7 @@ pub struct Capture {
     #[serde(default = "default_snaplen", deserialize_with = "bytes_within::<_, u16, 1, 65535>")]
     #[schemars(with = "Bytes", range(min = 1, max = 65535))]
     snaplen: u16,
-    /// A comment for every packet that another stage sends to the capture, of at most 128 bytes. Dropped packets have
+    /// A comment of at most 128 bytes, for every packet that another stage sends to the capture. Dropped packets have
     /// the comment `STAGE.REASON` instead. Default: no comment.
     comment: Option<String>,
     /// The maximum number of packets to write. All further packets still go to the next stage. Default: no limit.

@@ -16,8 +16,8 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// Packets up to the MTU go to the next stage unchanged. Larger IPv6 packets, and larger IPv4 datagrams with the "don't
 /// fragment" flag, leave by the output `too_big`. Connect an `icmp_error` stage to this output to notify the sender.
 ///
-/// A larger packet may itself be a fragment of a datagram. If a part of such a packet would need a fragment offset
-/// above 65,528 bytes, the largest possible offset, the packet is dropped as `bad_length`.
+/// A packet above the MTU may itself be a fragment of a datagram. If a part of such a packet would need a fragment
+/// offset above the largest possible offset (65,528 bytes), the stage drops the packet as `bad_length`.
 ///
 /// Each fragment takes its own buffer. A batch holds 256 packets, and one packet becomes up to `most` fragments.
 /// Therefore, `runtime.burst` must be at most 256 divided by `most`.

@@ -93,7 +93,7 @@ pub struct Neighbor {
     /// 4,096. In a config with n ports, each port has at most 16,384 / n neighbours, even if `most` is larger. A
     /// neighbour counts even if it has not answered. If a port has reached its maximum, the stage makes room for a new
     /// neighbour. First, the stage removes the oldest of the neighbours that never answered. If every neighbour has
-    /// answered, the stage removes the oldest neighbour that is not in use.
+    /// answered, the stage removes the oldest neighbour that is stale or no longer answers.
     #[serde(default)]
     #[schemars(range(min = 16, max = 16384))]
     pub most: Option<u16>,

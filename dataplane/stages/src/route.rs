@@ -31,7 +31,8 @@ use table::{RouteEntry, Routes, has_equal_cost_paths};
 ///
 /// If several routes have the same prefix, the routes are equal-cost paths. Each flow stays on one path. When a path is
 /// removed, only the flows of this path move to other paths. When a path is added, flows move only to the new path. All
-/// hosts with the same paths choose the same path for a flow. `weight` gives a path a larger share of the flows.
+/// hosts that run this stage with the same paths choose the same path for a flow. `weight` gives a path a larger share
+/// of the flows.
 ///
 /// A route file has one route per line. Text after `#` is a comment:
 ///
@@ -52,9 +53,10 @@ use table::{RouteEntry, Routes, has_equal_cost_paths};
 ///
 /// With `source = "config"`, a port with `addresses` or with a kernel interface accepts only frames to the MAC address
 /// of the port. All other frames, including multicast and broadcast frames, are dropped as `not_for_us` (RFC 1812,
-/// section 5.3.4). A port with neither, such as a port that reads a capture file, accepts frames to every MAC address.
-/// The stage also drops frames with a VLAN tag as `tagged`, because tagged frames belong to another network than the
-/// port. To route the frames of a VLAN, remove the tag first: put a `vlan` stage with `op = "pop"` before this stage.
+/// section 5.3.4). A port without `addresses` and without a kernel interface, such as a port that reads a capture file,
+/// accepts frames to every MAC address. The stage also drops frames with a VLAN tag as `tagged`, because tagged frames
+/// belong to another network than the port. To route the frames of a VLAN, remove the tag first: put a `vlan` stage
+/// with `op = "pop"` before this stage.
 ///
 /// With `source = "kernel"`, the stage uses the kernel's routes and follows their changes. The stage uses the main
 /// table, or the table of the VRF that the interface of the ingress port belongs to. Packets that the kernel's routes

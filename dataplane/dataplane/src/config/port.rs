@@ -369,9 +369,9 @@ pub struct Port {
     /// `xdp` link, if the port has such a link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// Whether the program reports that it is ready (page `/readyz` and `dataplane_run_ready`) only while the link of
-    /// this port is up and its queue pairs are connected. Set `false` for a port whose loss does not stop the service,
-    /// such as one of two uplinks.
+    /// Whether the readiness of the program depends on this port. If `true`, the page `/readyz` and the metric
+    /// `dataplane_run_ready` report that the program is ready only while the link of this port is up and its queue
+    /// pairs are connected. Set `false` for a port whose loss does not stop the service, such as one of two uplinks.
     #[serde(default = "is_required")]
     pub required: bool,
     /// The IP addresses of this host on the port, such as `"192.0.2.1/24"`. The stages `arp` and `icmp` answer requests
@@ -392,13 +392,13 @@ pub struct Port {
     /// tested on hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<Vec<Flow>>,
-    /// Raw-packet offloads of the device. Not for `xdp` links. With `"auto"`, the program requests the offloads that the
-    /// stages can use, if the device supports them. `dataplane check` prints these offloads. `"checksum"` computes the
-    /// IPv4, TCP and UDP checksums of sent packets. `"vlan_strip"` removes the outer VLAN tag of received frames. A
-    /// `vlan` stage with `op = "restore"` can add the tag again. `"fcs"` leaves the 4-byte frame check sequence at the
-    /// end of received frames, for captures. With `"delay_drop"`, a frame waits for a receive buffer instead of being
-    /// dropped. `"delay_drop"` needs at least two workers. Default: `["auto"]` for RDMA devices, otherwise none. Not
-    /// tested on hardware.
+    /// Raw-packet offloads of the device. Not for `xdp` links. With `"auto"`, the program requests the offloads that
+    /// the stages can use, if the device supports them. `dataplane check` prints these offloads. With `"checksum"`, the
+    /// device computes the IPv4, TCP and UDP checksums of sent packets. With `"vlan_strip"`, the device removes the
+    /// outer VLAN tag of received frames. A `vlan` stage with `op = "restore"` can add the tag again. With `"fcs"`, the
+    /// device leaves the 4-byte frame check sequence at the end of received frames, for captures. With `"delay_drop"`,
+    /// a frame waits for a receive buffer instead of being dropped. `"delay_drop"` needs at least two workers. Default:
+    /// `["auto"]` for RDMA devices, otherwise none. Not tested on hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload: Option<Vec<Offload>>,
     /// The transmit rate limit of each worker's queue pair. The device enforces the limit. Only with `qp =

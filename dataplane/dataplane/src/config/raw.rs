@@ -182,7 +182,7 @@ pub struct Flow {
     /// The headers that a frame must have. Only with `frames = "matching"`. Default: the rule matches every frame.
     #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
     pub headers: Option<Match>,
-    /// What happens to the matched frames.
+    /// What happens to the matched frames. `"drop"` needs `frames = "matching"`.
     pub action: Action,
     /// The name of the counters of the matched frames. The report shows the counters as `flow.NAME.packets` and
     /// `flow.NAME.bytes`. Rules with the same name share their counters. Only with `frames = "matching"`. Default: not
@@ -203,9 +203,9 @@ pub struct Flow {
     #[schemars(range(min = 0, max = MAX_PRIORITY))]
     pub priority: u16,
     /// Whether the frames that match this rule also go to rules with larger `priority` numbers, including the rules of
-    /// the kernel of this host. Among rules with the same priority, rules with `dont_trap` apply first. On an RDMA
-    /// device with several workers, the rule must match `tcp`, `udp`, another IP protocol or an EtherType other than
-    /// IP. Only with `frames = "matching"`.
+    /// the kernel of this host. Among rules with the same priority, rules with `dont_trap` apply first. With `dont_trap
+    /// = true` on an RDMA device with several workers, the rule must match `tcp`, `udp`, another IP protocol or an
+    /// EtherType other than IP. Not together with `action = "drop"`. Only with `frames = "matching"`.
     pub dont_trap: bool,
 }
 

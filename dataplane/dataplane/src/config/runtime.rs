@@ -100,7 +100,7 @@ pub struct Runtime {
     #[schemars(with = "Bytes", range(min = 0, max = 4096))]
     pub headroom: u32,
     /// The number of packet buffers of each worker. The minimum is the sum of `burst`, the `tx_depth` of every port,
-    /// and the `rx_depth` of every port in `input`. The default is this sum plus one eighth, rounded up to a multiple
+    /// and the `rx_depth` of every port in `input`. The default is this sum multiplied by 9/8, rounded up to a multiple
     /// of 64.
     #[serde(deserialize_with = "within_some::<_, u32, 1, 16777216>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16777216))]
@@ -120,13 +120,13 @@ pub struct Runtime {
     pub timestamps: Timestamps,
     /// The maximum time to wait for packets in progress when the run stops, such as `"5s"`. At most `"365d"`.
     pub drain_timeout: Period,
-    /// The time without progress after which the program reports a worker, such as `"10s"`. At least `"100ms"`. The log
-    /// message has the stage that the worker runs and the state of its thread.
+    /// A time limit for the progress of workers, such as `"10s"`. At least `"100ms"`. If a worker makes no progress for
+    /// this time, the program logs a message with the stage that the worker runs and the state of its thread.
     #[serde(deserialize_with = "watchdog")]
     pub watchdog: Period,
-    /// The control socket, to which `dataplane stats` connects: `"auto"` for a socket in a default folder, `"none"` for
-    /// no socket, or a path of at most 107 bytes. Without `control_group`, only root and the user of the program can
-    /// connect. The program removes the socket at the end of the run.
+    /// The control socket, to which commands such as `dataplane stats` connect: `"auto"` for a socket in a default
+    /// folder, `"none"` for no socket, or a path of at most 107 bytes. Without `control_group`, only root and the user
+    /// of the program can connect. The program removes the socket at the end of the run.
     #[schemars(with = "String")]
     pub control: Control,
     /// A group whose members can connect to the control socket and to the Unix socket of `metrics`: a name in

@@ -92,8 +92,8 @@ struct Stage {
     drops: Option<String>,
     /// What happens if the stage panics: `"stop"` stops the run. `"drop"` and `"bypass"` quarantine the stage on the
     /// worker of the panic, and the run continues. With `"drop"`, the quarantined stage drops all packets. With
-    /// `"bypass"`, all packets go to the target in `next`, so a bypassed filter lets all packets pass. The run still
-    /// ends with status 1.
+    /// `"bypass"`, all packets go to the target in `next`, so a bypassed filter lets all packets pass. After a panic,
+    /// the exit status of the run is 1 with all three values.
     #[schemars(default)]
     on_panic: OnPanic,
 }

@@ -49,8 +49,8 @@ pub struct PcapConfig {
     /// program can read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// How often the port receives the packets of `input`: once (`false`), a number of times, or until the run ends
-    /// (`true`).
+    /// How often the port receives the packets of `input`: once (`false`), a given number of times (an integer), or
+    /// until the run ends (`true`).
     #[serde(rename = "loop")]
     #[schemars(schema_with = "repeat_schema")]
     pub repeat: Repeat,
