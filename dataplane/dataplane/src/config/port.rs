@@ -369,9 +369,9 @@ pub struct Port {
     /// `xdp` link, if the port has such a link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// Whether the readiness of the program depends on this port. If `true`, the page `/readyz` and the metric
-    /// `dataplane_run_ready` report that the program is ready only while the link of this port is up and its queue
-    /// pairs are connected. Set `false` for a port whose loss does not stop the service, such as one of two uplinks.
+    /// Whether the readiness of the program depends on this port. If `true`, the program is ready only while the link
+    /// of this port is up and its queue pairs are connected. The page `/readyz` and the metric `dataplane_run_ready`
+    /// report the readiness. Set `false` for a port whose loss does not stop the service, such as one of two uplinks.
     #[serde(default = "is_required")]
     pub required: bool,
     /// The IP addresses of this host on the port, such as `"192.0.2.1/24"`. The stages `arp` and `icmp` answer requests
