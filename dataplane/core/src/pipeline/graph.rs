@@ -299,7 +299,7 @@ impl Graph {
         // While a stage processes packets, all earlier stages have passed on their packets. The first stage with packets
         // therefore has the interrupted batch.
         let first = self.nodes.iter().position(|node| !node.inbox.is_empty());
-        let stage = self.marker.stage().or(first)?;
+        let stage = self.marker.panicked().map(|(stage, _)| stage).or(first)?;
         let batch = first.filter(|_| self.activity == Activity::Walk).unwrap_or(stage);
         if batch == stage {
             return self.nodes.get_mut(stage).map(|node| (node.name.as_str(), &mut *node.inbox));
@@ -319,12 +319,12 @@ impl Graph {
     #[cold]
     pub fn quarantine(&mut self, ctx: &Ctx, pool: &mut Pool) -> Option<Quarantined> {
         self.check_pool(pool);
-        let place = self.marker.stage()?;
-        let (activity, observes) = (self.activity, self.marker.observes());
+        let (place, observes) = self.marker.panicked()?;
+        let activity = self.activity;
         if activity == Activity::TakeOver || self.nodes.get(place)?.on_panic == OnPanic::Stop {
             return None;
         }
-        self.marker.leave();
+        self.marker.clear();
         self.activity = Activity::Walk;
         let Self { nodes, outboxes, marker, .. } = self;
         let mut quarantined =
@@ -379,8 +379,7 @@ impl Graph {
     pub fn visit(&mut self, mut visit: impl FnMut(&dyn Stage)) {
         self.activity = Activity::Housekeeping;
         for (place, node) in self.nodes.iter().enumerate() {
-            self.marker.enter(place);
-            visit(&*node.stage);
+            self.marker.run(place, || visit(&*node.stage));
         }
         self.marker.leave();
         self.activity = Activity::Walk;
@@ -390,8 +389,7 @@ impl Graph {
     pub fn tick(&mut self, ctx: &Ctx) {
         self.activity = Activity::Housekeeping;
         for (place, node) in self.nodes.iter_mut().enumerate() {
-            self.marker.enter(place);
-            node.stage.tick(ctx);
+            self.marker.run(place, || node.stage.tick(ctx));
             node.generation_due = node.max_generated > 0;
             if let Some(held) = &mut node.held {
                 held.begin();
@@ -436,10 +434,11 @@ impl Graph {
         node.inbox.set_ingress(0);
         node.inbox.take_spares(node.max_generated, pool);
         *activity = Activity::Generation;
-        marker.enter(place);
-        if let Some(stage) = node.stage.as_generator() {
-            stage.generate(ctx, &mut node.inbox);
-        }
+        marker.run(place, || {
+            if let Some(stage) = node.stage.as_generator() {
+                stage.generate(ctx, &mut node.inbox);
+            }
+        });
         marker.leave();
         *activity = Activity::Walk;
         node.inbox.return_spares(pool);
@@ -480,18 +479,19 @@ impl Graph {
             let (Some(before), Some(node)) = (before, self.nodes.get_mut(succession.later)) else { continue };
             // If a stage panics here, `earlier` is still the graph of the worker, so the error names a stage of
             // `earlier`.
-            earlier.marker.enter(succession.earlier);
-            let accepts_held = if succession.moves {
-                std::mem::swap(&mut node.stage, &mut before.stage);
-                node.counters.is_quarantined = before.counters.is_quarantined;
-                if let Some(substitute) = node.stage.downcast::<Substitute>() {
-                    substitute.drops = node.on_panic != OnPanic::Bypass;
+            let accepts_held = earlier.marker.run(succession.earlier, || {
+                if succession.moves {
+                    std::mem::swap(&mut node.stage, &mut before.stage);
+                    node.counters.is_quarantined = before.counters.is_quarantined;
+                    if let Some(substitute) = node.stage.downcast::<Substitute>() {
+                        substitute.drops = node.on_panic != OnPanic::Bypass;
+                    }
+                    true
+                } else {
+                    node.stage.adopt(&mut *before.stage);
+                    node.stage.accepts_held(&mut *before.stage)
                 }
-                true
-            } else {
-                node.stage.adopt(&mut *before.stage);
-                node.stage.accepts_held(&mut *before.stage)
-            };
+            });
             let Node { held: before_held, counters: before_counters, .. } = before;
             if let (true, Some(held), Some(before)) = (accepts_held, &mut node.held, before_held) {
                 // The earlier graph has counted the held packets. The packets move, so the count moves too.
@@ -555,20 +555,17 @@ impl Graph {
                 let before = node.inbox.len();
                 node.entered = before;
                 node.inbox.take_spares(before.saturating_mul(node.max_split), pool);
-                marker.enter(place);
-                node.stage.process(ctx, &mut node.inbox);
-                marker.leave();
+                marker.run(place, || node.stage.process(ctx, &mut node.inbox));
                 node.inbox.return_spares(pool);
                 node.counters.made += (node.inbox.len() - before) as u64;
             } else {
-                marker.enter(place);
-                node.stage.process(ctx, &mut node.inbox);
-                marker.leave();
+                marker.run(place, || node.stage.process(ctx, &mut node.inbox));
             }
             if O::WATCHES || !node.try_swap_whole(place, later, outboxes) {
                 BatchMove { ctx, place, node, earlier, later, outboxes, pool, marker }.move_all(observer);
             }
         }
+        marker.leave();
     }
 }
 
@@ -699,11 +696,11 @@ impl BatchMove<'_> {
         };
         let Some(watcher) = watcher else { return };
         show(inbox, index, |packet| {
-            marker.enter_observer(watch.by);
-            if let Some(observer) = watcher.stage.as_drop_observer() {
-                observer.observe_drop(ctx, packet, Cause { stage: name, reason });
-            }
-            marker.leave();
+            marker.run_observer(watch.by, || {
+                if let Some(observer) = watcher.stage.as_drop_observer() {
+                    observer.observe_drop(ctx, packet, Cause { stage: name, reason });
+                }
+            });
         });
     }
 

@@ -24,42 +24,88 @@ pub enum OnPanic {
 }
 
 /// The stage that a worker runs at the moment. The worker writes this value, and any thread can read it. The padding
-/// keeps the markers of different workers in different cache lines, because each worker writes twice per batch and stage.
+/// keeps the markers of different workers in different cache lines, because each worker writes once per batch and stage.
 #[derive(Debug, Default)]
-pub struct StageMarker(CachePadded<AtomicU32>);
+pub struct StageMarker(CachePadded<Marks>);
+
+#[derive(Debug, Default)]
+struct Marks {
+    /// The index of the stage plus 1, or 0 if the worker runs no stage.
+    running: AtomicU32,
+    /// The stage whose code panicked, in the form of `running`. The bit [`StageMarker::OBSERVES`] may be set too.
+    panicked: AtomicU32,
+}
 
 const _: () = assert!(align_of::<StageMarker>() >= 64);
+
+/// Records the stage whose code panics. The destructor runs only while the thread unwinds, so this record costs no
+/// instruction otherwise.
+struct PanicRecord<'a> {
+    marker: &'a StageMarker,
+    mark: u32,
+}
+
+impl Drop for PanicRecord<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        self.marker.0.panicked.store(self.mark, Ordering::Relaxed);
+    }
+}
 
 impl StageMarker {
     /// The bit that marks a stage that observes the drops of another stage.
     const OBSERVES: u32 = 1 << 31;
 
-    /// Marks that the worker runs the stage with this index.
-    #[inline]
-    pub(super) fn enter(&self, place: usize) {
-        self.0.store(place as u32 + 1, Ordering::Relaxed);
+    /// Runs code of the stage with this index. The mark stays until the code of another stage runs, or until
+    /// [`StageMarker::leave`].
+    #[inline(always)]
+    pub(super) fn run<R>(&self, place: usize, code: impl FnOnce() -> R) -> R {
+        let mark = place as u32 + 1;
+        self.0.running.store(mark, Ordering::Relaxed);
+        self.run_marked(mark, code)
     }
 
-    /// Marks that the stage with this index observes a drop of another stage.
-    #[cold]
-    pub(super) fn enter_observer(&self, place: usize) {
-        self.0.store((place as u32 + 1) | Self::OBSERVES, Ordering::Relaxed);
+    /// Runs code of the stage with this index, which observes a drop of the stage that is marked now.
+    pub(super) fn run_observer(&self, place: usize, code: impl FnOnce()) {
+        let mark = place as u32 + 1;
+        let observed = self.0.running.swap(mark, Ordering::Relaxed);
+        self.run_marked(mark | Self::OBSERVES, code);
+        self.0.running.store(observed, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn run_marked<R>(&self, mark: u32, code: impl FnOnce() -> R) -> R {
+        let record = PanicRecord { marker: self, mark };
+        let result = code();
+        std::mem::forget(record);
+        result
     }
 
     /// Marks that the worker runs no stage.
     #[inline]
     pub(super) fn leave(&self) {
-        self.0.store(0, Ordering::Relaxed);
+        self.0.running.store(0, Ordering::Relaxed);
     }
 
-    /// Returns the index of the stage that the worker runs.
+    /// Returns the index of the stage that the worker runs, or ran last in the current walk through the graph.
     pub fn stage(&self) -> Option<usize> {
-        (self.0.load(Ordering::Relaxed) & !Self::OBSERVES).checked_sub(1).map(|place| place as usize)
+        Self::index(self.0.running.load(Ordering::Relaxed))
     }
 
-    /// Returns whether the stage observes a drop of another stage.
-    pub(super) fn observes(&self) -> bool {
-        self.0.load(Ordering::Relaxed) & Self::OBSERVES != 0
+    /// Returns the index of the stage whose code panicked, and whether the stage was observing a drop of another stage.
+    pub(super) fn panicked(&self) -> Option<(usize, bool)> {
+        let mark = self.0.panicked.load(Ordering::Relaxed);
+        Some((Self::index(mark & !Self::OBSERVES)?, mark & Self::OBSERVES != 0))
+    }
+
+    /// Forgets the panic, because the worker continues.
+    pub(super) fn clear(&self) {
+        self.0.panicked.store(0, Ordering::Relaxed);
+        self.leave();
+    }
+
+    fn index(mark: u32) -> Option<usize> {
+        mark.checked_sub(1).map(|place| place as usize)
     }
 }
 

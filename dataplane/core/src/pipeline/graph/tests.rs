@@ -585,3 +585,18 @@ fn stage_without_on_panic_is_not_quarantined() {
     assert!(graph.quarantine(&ctx, &mut pool).is_none());
     assert_eq!(graph.interrupted().map(|(name, batch)| (name, batch.len())), Some(("faulty", 1)));
 }
+
+#[test]
+fn panic_outside_the_code_of_stages_quarantines_no_stage() {
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let mut pool = pool();
+    let nodes = vec![NodeSpec { on_panic: OnPanic::Drop, ..node("pass", Pass, Target::Port(0), None) }];
+    let mut graph = Graph::new(Program::new(nodes), 1, &pool);
+    let marker = Arc::<StageMarker>::default();
+    graph.set_marker(marker.clone());
+    assert!(graph.entry(0).push_bytes(b"x1", Stamp::NONE, &mut pool));
+    panics(|| graph.walk(&ctx, &mut pool, &mut PanicsAfter(0)));
+    // The watchdog may still name the last stage.
+    assert_eq!(marker.stage(), Some(0));
+    assert!(graph.quarantine(&ctx, &mut pool).is_none());
+}
