@@ -6,36 +6,25 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::config::Idle;
 use crate::runtime::sample::SleepCounters;
 use dataplane_core::lane::Lane;
 use dataplane_core::pipeline::Graph;
 
-/// The action of a worker after an iteration of the worker loop that received nothing.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum IdlePolicy {
-    /// Polls again at once.
-    Spin,
-    /// Pauses briefly, which gives the other hardware thread of the core more time, then polls again.
-    Pause,
-    /// Sleeps after many empty iterations. Polls again when a packet arrives, or when the maximum time of a sleep has
-    /// passed.
-    Sleep {
-        /// The number of empty iterations since the last packet.
-        empty: u32,
-        /// Whether the lanes are armed. An armed lane wakes the worker when a packet arrives.
-        armed: bool,
-    },
-    /// Polls without sleeping as long as packets arrive in short intervals. Otherwise sleeps like [`Self::Sleep`], but
-    /// after few empty iterations.
-    Adaptive(Adaptive),
+/// The behaviour of a worker after an iteration of the worker loop that received nothing, as `runtime.idle` selects it.
+#[derive(Debug)]
+pub(crate) struct IdlePolicy {
+    kind: Idle,
+    /// The number of empty iterations since the last packet.
+    empty: u32,
+    /// Whether the lanes are armed. An armed lane wakes the worker when a packet arrives.
+    armed: bool,
+    adaptive: Adaptive,
 }
 
-/// The state of [`IdlePolicy::Adaptive`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Adaptive {
-    /// See [`IdlePolicy::Sleep`].
-    empty: u32,
-    armed: bool,
+/// The state that only `idle = "adaptive"` needs.
+#[derive(Debug)]
+struct Adaptive {
     /// The time of the first empty iteration since the last packet.
     since: Instant,
     /// The time without packets before a sleep. A sleep that is worth its cost halves this time. A shorter sleep doubles
@@ -61,63 +50,6 @@ impl Adaptive {
     const PROBE_EVERY: u32 = 64;
     /// The length of a sleep that measures the time of a wake-up.
     const PROBE: Duration = Duration::from_micros(100);
-
-    pub(crate) fn new() -> Self {
-        Self {
-            empty: 0,
-            armed: false,
-            since: Instant::now(),
-            patience: Self::MAX_PATIENCE,
-            slept: Duration::ZERO,
-            until_probe: Self::PROBE_EVERY,
-        }
-    }
-
-    /// Counts an empty iteration. Returns `true` if the worker must arm its lanes or sleep.
-    #[inline]
-    fn is_due(&mut self) -> bool {
-        if self.empty == 0 {
-            self.since = Instant::now();
-        }
-        self.empty = self.empty.saturating_add(1);
-        self.armed || self.empty.is_multiple_of(Self::CHECK_EVERY) && self.since.elapsed() >= self.patience
-    }
-
-    /// Sleeps like [`IdlePolicy::sleep`], and adapts the patience to the length of the sleep. Returns `true` if
-    /// housekeeping is due.
-    #[cold]
-    fn sleep(
-        &mut self,
-        lanes: &mut [Box<dyn Lane>],
-        inputs: &[usize],
-        graph: &Graph,
-        sleeps: &mut SleepCounters,
-    ) -> bool {
-        let most = match self.until_probe {
-            0 => Some(Self::PROBE),
-            _ => None,
-        };
-        let Some(Slept { time, is_timeout }) = IdlePolicy::sleep(&mut self.armed, lanes, inputs, graph, most) else {
-            return false;
-        };
-        sleeps.count(time);
-        self.until_probe = self.until_probe.checked_sub(1).unwrap_or(Self::PROBE_EVERY);
-        if most.is_some() {
-            if is_timeout {
-                sleeps.measure(time.saturating_sub(Self::PROBE));
-            }
-        } else if time < Self::WORTH {
-            self.patience = (self.patience * 2).min(Self::MAX_PATIENCE);
-        } else {
-            self.patience = (self.patience / 2).max(Self::MIN_PATIENCE);
-        }
-        self.slept += time;
-        let is_due = self.slept >= Self::HOUSEKEEPING || graph.holds();
-        if is_due {
-            self.slept = Duration::ZERO;
-        }
-        is_due
-    }
 }
 
 /// A sleep that has ended.
@@ -142,6 +74,16 @@ impl IdlePolicy {
     /// lanes, the worker sleeps for [`Self::TIMED_SLEEP`].
     const MAX_WAKERS: usize = 16;
 
+    pub(crate) fn new(kind: Idle) -> Self {
+        let adaptive = Adaptive {
+            since: Instant::now(),
+            patience: Adaptive::MAX_PATIENCE,
+            slept: Duration::ZERO,
+            until_probe: Adaptive::PROBE_EVERY,
+        };
+        Self { kind, empty: 0, armed: false, adaptive }
+    }
+
     /// Applies the policy after an iteration. `inputs` are the indices of the lanes that receive packets. Returns
     /// `true` after a sleep. The caller must then do its housekeeping at once, because a sleep may take longer than the
     /// iterations between two rounds of housekeeping.
@@ -154,36 +96,95 @@ impl IdlePolicy {
         graph: &Graph,
         sleeps: &mut SleepCounters,
     ) -> bool {
-        match self {
-            Self::Spin => {}
-            Self::Pause if received == 0 => (0..16).for_each(|_| std::hint::spin_loop()),
-            Self::Pause => {}
-            Self::Sleep { empty, armed } if received == 0 => {
-                *empty = empty.saturating_add(1);
-                if *empty > Self::EMPTY_BEFORE_SLEEP {
-                    let slept = Self::sleep(armed, lanes, inputs, graph, None);
-                    slept.iter().for_each(|slept| sleeps.count(slept.time));
-                    return slept.is_some();
-                }
-            }
-            Self::Sleep { empty, armed } => (*empty, *armed) = (0, false),
-            Self::Adaptive(adaptive) if received == 0 => {
-                if adaptive.is_due() {
-                    return adaptive.sleep(lanes, inputs, graph, sleeps);
-                }
-            }
-            Self::Adaptive(adaptive) => (adaptive.empty, adaptive.armed) = (0, false),
+        if received > 0 {
+            (self.empty, self.armed) = (0, false);
+            return false;
         }
-        false
+        self.after_empty(lanes, inputs, graph, sleeps)
+    }
+
+    /// Applies the policy after an iteration that received nothing. See [`Self::after`].
+    #[inline(never)]
+    fn after_empty(
+        &mut self,
+        lanes: &mut [Box<dyn Lane>],
+        inputs: &[usize],
+        graph: &Graph,
+        sleeps: &mut SleepCounters,
+    ) -> bool {
+        match self.kind {
+            Idle::Spin => false,
+            Idle::Pause => {
+                (0..16).for_each(|_| std::hint::spin_loop());
+                false
+            }
+            Idle::Sleep => {
+                self.empty = self.empty.saturating_add(1);
+                if self.empty <= Self::EMPTY_BEFORE_SLEEP {
+                    return false;
+                }
+                let slept = self.sleep(lanes, inputs, graph, None);
+                slept.iter().for_each(|slept| sleeps.count(slept.time));
+                slept.is_some()
+            }
+            Idle::Adaptive => self.is_adaptive_sleep_due() && self.sleep_adaptively(lanes, inputs, graph, sleeps),
+        }
+    }
+
+    /// Counts an empty iteration. Returns `true` if the worker must arm its lanes or sleep.
+    fn is_adaptive_sleep_due(&mut self) -> bool {
+        let adaptive = &mut self.adaptive;
+        if self.empty == 0 {
+            adaptive.since = Instant::now();
+        }
+        self.empty = self.empty.saturating_add(1);
+        self.armed || self.empty.is_multiple_of(Adaptive::CHECK_EVERY) && adaptive.since.elapsed() >= adaptive.patience
+    }
+
+    /// Sleeps like [`Self::sleep`], and adapts the patience to the length of the sleep. Returns `true` if housekeeping is
+    /// due.
+    #[cold]
+    fn sleep_adaptively(
+        &mut self,
+        lanes: &mut [Box<dyn Lane>],
+        inputs: &[usize],
+        graph: &Graph,
+        sleeps: &mut SleepCounters,
+    ) -> bool {
+        let most = match self.adaptive.until_probe {
+            0 => Some(Adaptive::PROBE),
+            _ => None,
+        };
+        let Some(Slept { time, is_timeout }) = self.sleep(lanes, inputs, graph, most) else {
+            return false;
+        };
+        sleeps.count(time);
+        let adaptive = &mut self.adaptive;
+        adaptive.until_probe = adaptive.until_probe.checked_sub(1).unwrap_or(Adaptive::PROBE_EVERY);
+        if most.is_some() {
+            if is_timeout {
+                sleeps.measure(time.saturating_sub(Adaptive::PROBE));
+            }
+        } else if time < Adaptive::WORTH {
+            adaptive.patience = (adaptive.patience * 2).min(Adaptive::MAX_PATIENCE);
+        } else {
+            adaptive.patience = (adaptive.patience / 2).max(Adaptive::MIN_PATIENCE);
+        }
+        adaptive.slept += time;
+        let is_due = adaptive.slept >= Adaptive::HOUSEKEEPING || graph.holds();
+        if is_due {
+            adaptive.slept = Duration::ZERO;
+        }
+        is_due
     }
 
     /// Sleeps in two calls. The first call arms the lanes, and returns `None`. The caller then polls once more, because a
     /// packet may have arrived before the lanes were armed. If there is still no packet, the second call sleeps until a
     /// lane wakes the worker or the maximum time has passed, at most `most`. If the lanes cannot wake the worker, each
-    /// call sleeps for a fixed time. `armed` is whether the lanes are armed.
+    /// call sleeps for a fixed time.
     #[cold]
     fn sleep(
-        armed: &mut bool,
+        &mut self,
         lanes: &mut [Box<dyn Lane>],
         inputs: &[usize],
         graph: &Graph,
@@ -197,11 +198,11 @@ impl IdlePolicy {
         if inputs.is_empty() || inputs.len() > Self::MAX_WAKERS {
             return timed();
         }
-        if !*armed {
-            *armed = inputs.iter().all(|&input| lanes[input].arm());
-            return if *armed { None } else { timed() };
+        if !self.armed {
+            self.armed = inputs.iter().all(|&input| lanes[input].arm());
+            return if self.armed { None } else { timed() };
         }
-        *armed = false;
+        self.armed = false;
         let busy = graph.holds() || lanes.iter().any(|lane| lane.sending() > 0);
         let time = if busy { Self::MAX_SLEEP_BUSY } else { Self::MAX_SLEEP };
         let time = most.map_or(time, |most| most.min(time));

@@ -16,7 +16,7 @@ use crate::runtime::Assembly;
 use crate::runtime::change::{Changer, Changes, Generation, RunState, lock, start_tasks};
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::{self, PortDevice};
-use crate::runtime::idle::{Adaptive, IdlePolicy};
+use crate::runtime::idle::IdlePolicy;
 use crate::runtime::lanes::{self, OpenLanes};
 use crate::runtime::observation::Observation;
 use crate::runtime::packet_observer::PacketFilter;
@@ -544,12 +544,7 @@ impl WorkerBuilder {
             lanes,
             graph,
             pool,
-            idle: match runtime.idle {
-                config::Idle::Spin => IdlePolicy::Spin,
-                config::Idle::Pause => IdlePolicy::Pause,
-                config::Idle::Sleep => IdlePolicy::Sleep { empty: 0, armed: false },
-                config::Idle::Adaptive => IdlePolicy::Adaptive(Adaptive::new()),
-            },
+            idle: IdlePolicy::new(runtime.idle),
             drain_timeout: runtime.drain_timeout.0,
             control: self.control,
             counts: LoopCounters::default(),
