@@ -93,6 +93,59 @@ fn search_finds_that_a_cable_carries_the_highest_rate() {
 }
 
 #[test]
+fn comparison_of_results_has_a_status_for_ci() {
+    let folder = cable();
+    let store = |name: &str, line: &str| {
+        let (status, out, err) = run(&mut bench(&folder, &format!("{line} lab.toml --json {PATIENT}")));
+        assert_eq!(status, 0, "{out}{err}");
+        folder.write(name, out)
+    };
+    store("a.json", "rate --rate 1kpps --for 100ms --interval 5ms");
+    store("other.json", "rate --rate 2kpps --for 100ms");
+    let (status, out, err) = run(&mut bench(&folder, "compare a.json a.json"));
+    assert_eq!(status, 0, "{out}{err}");
+    assert!(out.contains("B is compared with A: no difference shown"), "{out}");
+    // The result of a device that loses a third of the packets.
+    let mut worse: Value = serde_json::from_str(&fs::read_to_string(folder.file("a.json")).unwrap()).unwrap();
+    let series = &mut worse["streams"][0]["series"];
+    series["lost"] = series["sent"].as_array().unwrap().iter().map(|sent| sent.as_u64().unwrap() / 3).collect();
+    worse["streams"][0]["loss_ratio"] = 0.333.into();
+    folder.write("worse.json", worse.to_string());
+    let (status, out, err) = run(&mut bench(&folder, "compare --json a.json worse.json"));
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((status, &report["verdict"]), (1, &"worse".into()), "{out}{err}");
+    assert!(err.contains("worse.json is worse than a.json"), "{err}");
+    let (status, out, err) = run(&mut bench(&folder, "compare --json a.json other.json"));
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((status, &report["verdict"]), (2, &"unusable".into()), "{out}{err}");
+    assert!(err.contains("the requested rates of the stream `there` differ"), "{err}");
+    let (status, _, err) = run(&mut bench(&folder, "compare a.json lab.toml"));
+    assert!(status == 2 && err.contains("lab.toml is not a result of `bench`"), "{err}");
+}
+
+#[test]
+fn html_option_and_html_command_write_the_same_page() {
+    let folder = cable();
+    let line = format!("rate lab.toml --rate 1kpps --for 100ms --json --html page.html {PATIENT}");
+    let (status, out, err) = run(&mut bench(&folder, &line));
+    assert_eq!(status, 0, "{out}{err}");
+    folder.write("page", out);
+    let (status, out, _) = run(&mut bench(&folder, "html page"));
+    assert_eq!(status, 0);
+    assert!(out.starts_with("<!DOCTYPE html>") && out.contains("Packets over time"), "{out}");
+    assert_eq!(out, fs::read_to_string(folder.file("page.html")).unwrap());
+}
+
+#[test]
+fn page_that_cannot_be_written_is_an_error_after_the_result() {
+    let folder = cable();
+    let line = format!("rate lab.toml --rate 1kpps --for 10ms --html /dev/full {PATIENT}");
+    let (status, out, err) = run(&mut bench(&folder, &line));
+    assert!(status == 1 && out.contains("unaccounted 0"), "{out}{err}");
+    assert!(err.contains("/dev/full") && err.contains("No space left on device"), "{err}");
+}
+
+#[test]
 fn wrong_command_line_ends_with_status_2_and_a_fix() {
     let folder = cable();
     folder.write("wrong.toml", CABLE.replace("size = \"imix\"", "size = 20"));

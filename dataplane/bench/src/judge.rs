@@ -5,6 +5,8 @@
 
 use hdrhistogram::Histogram;
 
+use crate::series::{Cursor, Intervals, Point};
+
 /// The longest measured time in nanoseconds: one minute. Longer times count as this value.
 const LONGEST: u64 = 60_000_000_000;
 /// The number of significant digits of measured times.
@@ -107,6 +109,9 @@ pub struct Judge {
     sending_end: Option<(u64, u64)>,
     gaps: [Gap; STORED_GAPS],
     gap_count: u64,
+    /// The packets by the time of their transmission.
+    series: Vec<Point>,
+    cursor: Cursor,
 }
 
 /// The result of a judgement.
@@ -123,6 +128,8 @@ pub struct Judgement {
     pub gaps: Vec<Gap>,
     /// The number of all gaps.
     pub gap_count: u64,
+    /// The received packets by the time of their transmission. The judge does not know the sent packets.
+    pub series: Vec<Point>,
 }
 
 fn histogram() -> Histogram<u64> {
@@ -145,6 +152,8 @@ impl Judge {
             sending_end: None,
             gaps: [Gap::default(); STORED_GAPS],
             gap_count: 0,
+            series: Vec::new(),
+            cursor: Cursor::default(),
         }
     }
 
@@ -157,6 +166,13 @@ impl Judge {
         self.latency.reset();
         self.jitter.reset();
         (self.gaps, self.gap_count) = ([Gap::default(); STORED_GAPS], 0);
+        self.series.clear();
+    }
+
+    /// Counts the packets of each interval of the trial. Call this function after [`Judge::start`].
+    pub fn count_by_time(&mut self, intervals: Intervals) {
+        self.series.resize(intervals.count, Point::default());
+        self.cursor = Cursor::new(intervals);
     }
 
     /// Notes the time `end` of the last transmission. Without a queue, the last packet arrives one latency later. Packets
@@ -211,6 +227,11 @@ impl Judge {
         self.counts.late += u64::from(is_late);
         self.counts.received += u64::from(!is_late);
         self.latency.saturating_record(latency);
+        if !is_late && let Some(point) = self.series.get_mut(self.cursor.at(at.saturating_sub(latency))) {
+            point.received += 1;
+            point.latency_sum += latency;
+            point.latency_max = point.latency_max.max(latency);
+        }
         if let Some((end, drain)) = self.sending_end
             && at > end
             && !is_late
@@ -262,7 +283,18 @@ impl Judge {
             jitter: self.jitter.clone(),
             gaps,
             gap_count: self.gap_count,
+            series: self.series.clone(),
         }
+    }
+
+    /// Returns the counts of the packets that arrived so far. The lost packets are not known yet.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Returns the received packets so far, by the time of their transmission.
+    pub fn series(&self) -> &[Point] {
+        &self.series
     }
 
     /// Returns the number of packets that arrived, without duplicates.

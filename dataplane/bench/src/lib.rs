@@ -8,20 +8,28 @@
 //! | [`rate`] | rates in packets, bits, or percent of the line |
 //! | [`sender`] | the schedule of a stream |
 //! | [`judge`] | loss, duplicates, reordering, latency, jitter and gaps of a stream |
+//! | [`series`] | counts by time |
 //! | [`tester`] | trials on open ports |
 //! | [`search`] | the search for the highest rate (MLRsearch) |
 //! | [`setup`] | streams and ports from a config or the command line |
 //! | [`report`] | the results as text and JSON |
+//! | [`stored`] | results in files |
+//! | [`compare`] | the comparison of two results |
+//! | [`html`] | results as HTML pages |
 //! | [`command`] | the command `dataplane bench` |
 
 pub mod command;
+pub mod compare;
+pub mod html;
 pub mod judge;
 pub mod rate;
 pub mod report;
 pub mod search;
 pub mod sender;
+pub mod series;
 pub mod setup;
 pub mod signature;
+pub mod stored;
 pub mod stream;
 pub mod tester;
 pub mod values;

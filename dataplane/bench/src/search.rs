@@ -27,6 +27,9 @@ pub struct Goal {
     pub duration_sum: f64,
     /// The maximum relative distance between the lower and the upper bound.
     pub width: f64,
+    /// The smallest number of full-length trials at the upper bound, if the goal allows no trial with loss. A single short
+    /// trial can make a load an upper bound, and its loss can be chance.
+    pub confirmations: u64,
 }
 
 /// The result of a trial.
@@ -329,6 +332,14 @@ fn search_goal<T: Trials>(
         // The next phase starts with the bounds of this phase.
         let (lower, upper) = log.bounds(phase);
         hints = [lower, upper].into_iter().flatten().collect();
+    }
+    if goal.exceed_ratio == 0.0
+        && let (_, Some(upper)) = log.bounds(goal)
+    {
+        let is_full = |trial: &&Measurement| trial.duration >= goal.final_duration * 0.99;
+        while (log.at(upper).iter().filter(is_full).count() as u64) < goal.confirmations {
+            log.add(upper, trials.measure(upper, goal.final_duration)?);
+        }
     }
     Ok(true)
 }

@@ -4,6 +4,7 @@ use dataplane::clock::Stamp;
 use dataplane::mem::{Batch, Pool};
 use dataplane::units::Nanos;
 
+use crate::series::{Cursor, Intervals};
 use crate::signature::{Key, Signature};
 use crate::stream::{Field, Spacing, Stream, Template};
 use crate::values::Random;
@@ -36,8 +37,13 @@ pub struct Sender {
     end: u64,
     /// The maximum delay of a packet, with its fraction. More delayed packets are not sent.
     catch_up: u64,
+    /// The time of the change of the rate, with its fraction, and the interval after the change.
+    change: (u64, u64),
     sent: u64,
     missed: u64,
+    /// The number of packets that were sent in each interval of the trial.
+    series: Vec<u64>,
+    cursor: Cursor,
 }
 
 impl Sender {
@@ -59,8 +65,11 @@ impl Sender {
             next: 0,
             end: 0,
             catch_up: 0,
+            change: (u64::MAX, 0),
             sent: 0,
             missed: 0,
+            series: Vec::new(),
+            cursor: Cursor::default(),
         }
     }
 
@@ -68,22 +77,44 @@ impl Sender {
     /// trial depend only on the stream, not on earlier trials. `key` is the key of the signatures. `phase` is the time
     /// of the first packet as a fraction of the interval.
     pub fn start(&mut self, key: Key, rate: Option<f64>, duration: u64, catch_up: u64, phase: f64) {
-        let scale = (1u64 << FRACTION) as f64;
         self.key = key;
         self.fields.clone_from(&self.first_fields);
         self.random = Random::new(self.seed);
         self.place = 0;
-        self.interval = rate.map_or(0, |rate| (1e9 / rate * scale).ceil().max(1.0) as u64);
+        self.interval = interval(rate);
+        self.change = (u64::MAX, 0);
         self.next = (self.interval as f64 * phase) as u64;
         self.end = duration.min(LONGEST_TRIAL) << FRACTION;
         self.catch_up = catch_up.min(LONGEST_TRIAL) << FRACTION;
         (self.sent, self.missed) = (0, 0);
+        self.series.clear();
+    }
+
+    /// Counts the packets of each interval of the trial. Call this function after [`Sender::start`].
+    pub fn count_by_time(&mut self, intervals: Intervals) {
+        self.series.resize(intervals.count, 0);
+        self.cursor = Cursor::new(intervals);
+    }
+
+    /// Changes the rate at the time `at` of the trial. Call this function after [`Sender::start`].
+    pub fn change_rate(&mut self, at: u64, rate: Option<f64>) {
+        self.change = (at.min(LONGEST_TRIAL) << FRACTION, interval(rate));
+    }
+
+    #[cold]
+    fn apply_change(&mut self) {
+        self.interval = self.change.1;
+        self.next = self.change.0;
+        self.change.0 = u64::MAX;
     }
 
     /// Whether a packet is due at the time `now`. Skips the packets whose delay exceeds the maximum.
     #[inline]
     pub fn is_due(&mut self, now: u64) -> bool {
         let now = now << FRACTION;
+        if self.next >= self.change.0 || (self.interval == 0 && now >= self.change.0) {
+            self.apply_change();
+        }
         if self.interval == 0 {
             return now < self.end;
         }
@@ -91,7 +122,10 @@ impl Sender {
             return false;
         }
         if now - self.next > self.catch_up {
-            self.skip(now - self.catch_up);
+            self.skip((now - self.catch_up).min(self.change.0));
+            if self.next >= self.change.0 {
+                self.apply_change();
+            }
         }
         self.next < self.end && self.next <= now
     }
@@ -115,9 +149,10 @@ impl Sender {
         (self.next < self.end).then_some(self.next >> FRACTION)
     }
 
-    /// Adds the next packet to the batch. Returns `false` if the batch is full or no buffer is free.
+    /// Adds the next packet to the batch. `now` is the time of the clock, and `elapsed` the time of the trial. Returns
+    /// `false` if the batch is full or no buffer is free.
     #[inline]
-    pub fn send(&mut self, batch: &mut Batch, pool: &mut Pool, now: Nanos) -> bool {
+    pub fn send(&mut self, batch: &mut Batch, pool: &mut Pool, now: Nanos, elapsed: u64) -> bool {
         let size = self.order.get(self.place).copied().unwrap_or(0);
         let Some(template) = self.templates.get(usize::from(size)) else { return false };
         if !batch.push_bytes(&template.frame, Stamp::NONE, pool) {
@@ -134,6 +169,9 @@ impl Sender {
         Stream::write(template, &mut self.fields, self.checksums, &signature.encode(self.key), packet.data_mut());
         self.place = if self.place + 1 < self.order.len() { self.place + 1 } else { 0 };
         self.sent += 1;
+        if let Some(count) = self.series.get_mut(self.cursor.at(elapsed)) {
+            *count += 1;
+        }
         self.next += match self.spacing {
             Spacing::Constant => self.interval,
             Spacing::Poisson => (-self.random.fraction().ln() * self.interval as f64) as u64,
@@ -155,8 +193,19 @@ impl Sender {
         self.sent
     }
 
+    /// Returns the number of packets that were sent in each interval of the trial.
+    pub fn series(&self) -> &[u64] {
+        &self.series
+    }
+
     /// Returns the number of packets that were due, but that the tester could not send in time.
     pub fn missed(&self) -> u64 {
         self.missed
     }
+}
+
+/// Returns the time between packets, with its fraction.
+fn interval(rate: Option<f64>) -> u64 {
+    let scale = (1u64 << FRACTION) as f64;
+    rate.map_or(0, |rate| (1e9 / rate * scale).ceil().max(1.0) as u64)
 }

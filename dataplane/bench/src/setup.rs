@@ -12,7 +12,7 @@ use toml::Spanned;
 
 use crate::rate::Rate;
 use crate::signature::MAX_STREAMS;
-use crate::stream::{Stream, StreamConfig, StreamPort};
+use crate::stream::{Sizes, Stream, StreamConfig, StreamPort};
 
 /// The ports and streams of the command line.
 #[derive(Clone, Debug, Default)]
@@ -42,11 +42,11 @@ struct StreamsFile {
 /// A stream and its place in the config or on the command line.
 type Placed = (String, StreamConfig);
 
-/// Returns the checked config of the ports, and the streams.
+/// Returns the checked config of the ports, and the checked configs of the streams.
 ///
 /// # Errors
 /// Returns [`Error::Config`] with all mistakes in the ports, or with the first mistake in the streams.
-pub fn load(sources: &Sources) -> Result<(Assembly, Vec<Stream>)> {
+pub fn load(sources: &Sources) -> Result<(Assembly, StreamSet)> {
     let (path, text, mut streams) = match &sources.config {
         Some(path) => read(path)?,
         None => (PathBuf::from("--ports"), ports_text(sources)?, Vec::new()),
@@ -73,8 +73,32 @@ pub fn load(sources: &Sources) -> Result<(Assembly, Vec<Stream>)> {
             mtu: plan.config.max_packet(),
         })
         .collect();
-    let streams = checked(&streams, &ports)?;
-    Ok((assembly, streams))
+    let set = StreamSet { placed: streams, ports };
+    set.streams(None)?;
+    Ok((assembly, set))
+}
+
+/// The configs of all streams. The streams can be built with different frame sizes.
+#[derive(Clone, Debug)]
+pub struct StreamSet {
+    placed: Vec<Placed>,
+    ports: Vec<StreamPort>,
+}
+
+impl StreamSet {
+    /// Returns the streams. All frames have the length `size` in bytes without the frame check sequence, or the lengths of
+    /// the configs.
+    ///
+    /// # Errors
+    /// Returns [`Error::Config`] with the first mistake.
+    pub fn streams(&self, size: Option<u16>) -> Result<Vec<Stream>> {
+        let Some(size) = size else { return checked(&self.placed, &self.ports) };
+        let mut placed = self.placed.clone();
+        for (_, config) in &mut placed {
+            config.size = Some(Sizes(vec![(size, 1)]));
+        }
+        checked(&placed, &self.ports)
+    }
 }
 
 /// Checks the streams.

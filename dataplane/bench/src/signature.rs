@@ -140,6 +140,15 @@ impl Signature {
         })
     }
 
+    /// Returns the sequence number without its wrap-around. `next` is the sequence number of the next packet that is sent.
+    #[inline]
+    pub fn sequence_near(&self, next: u64) -> u64 {
+        let ahead = self.sequence.wrapping_sub(next) & (SEQUENCES - 1);
+        // A sequence number that was not sent yet stays above `next`.
+        let before = next.wrapping_sub(SEQUENCES - ahead);
+        if ahead < SEQUENCES / 2 || SEQUENCES - ahead > next { next.wrapping_add(ahead) } else { before }
+    }
+
     /// Returns the transmit time of the signature, given a later time of the same clock. Corrects the wrap-around after
     /// 2^48 ns (three days).
     #[inline]
@@ -222,6 +231,15 @@ mod tests {
             let sent = now - age;
             let signature = Signature { stream: 0, size: 0, sequence: 0, sent: sent & ((1 << 48) - 1), filler: 0 };
             prop_assert_eq!(signature.sent_before(Nanos(now)), Nanos(sent));
+        }
+
+        #[test]
+        fn sequence_number_survives_the_wrap_around(next in 0u64..1 << 40, age in -1000i64..1 << 34) {
+            let sequence = next as i64 - age;
+            prop_assume!(sequence >= 0);
+            let signature =
+                Signature { stream: 0, size: 0, sequence: sequence as u64 & (SEQUENCES - 1), sent: 0, filler: 0 };
+            prop_assert_eq!(signature.sequence_near(next), sequence as u64);
         }
 
         #[test]

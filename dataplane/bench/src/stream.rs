@@ -1,5 +1,6 @@
 //! Streams: the config of a stream, and the frames that it consists of.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use dataplane::header::build::Frame;
@@ -220,6 +221,10 @@ pub struct Stream {
     /// Whether a checksum of 0 is sent as 0xffff.
     pub(crate) is_udp: bool,
     pub(crate) seed: u64,
+    /// The MAC addresses of a frame from the receiving port, if they are constant.
+    learning: Option<(MacAddr, MacAddr)>,
+    /// The values of the keys of the config that define the packets.
+    keys: BTreeMap<String, String>,
 }
 
 impl Stream {
@@ -286,10 +291,57 @@ impl Stream {
             l4_checksum: 0,
             is_udp: config.protocol == Protocol::Udp,
             seed: config.seed.wrapping_add((number as u64) << 32),
+            learning: dst_mac.constant().zip(src_mac.constant()),
+            keys: BTreeMap::new(),
         };
         stream.add_fields(config, &src_mac, &dst_mac, v6);
         stream.add_templates(config, &src_mac, &dst_mac, sender.mtu.min(receiver.mtu))?;
+        stream.keys = stream.describe(config);
         Ok(stream)
+    }
+
+    /// Returns the values of the keys that define the packets, for results. Default MAC addresses depend on the host, so
+    /// they are not included.
+    fn describe(&self, config: &StreamConfig) -> BTreeMap<String, String> {
+        let mut keys = BTreeMap::new();
+        let mut add = |key: &str, value: String| keys.insert(key.to_owned(), value);
+        let frame = |at: &u8| self.templates.get(usize::from(*at)).map_or(0, |template| template.frame.len());
+        let mut sizes: BTreeMap<usize, usize> = BTreeMap::new();
+        self.order.iter().for_each(|at| *sizes.entry(frame(at)).or_default() += 1);
+        let sizes: Vec<_> = match sizes.len() {
+            1 => sizes.keys().map(ToString::to_string).collect(),
+            _ => sizes.iter().map(|(size, weight)| format!("{weight} x {size}")).collect(),
+        };
+        add("size", sizes.join(", "));
+        add("protocol", format!("{:?}", config.protocol).to_lowercase());
+        add("spacing", format!("{:?}", config.spacing).to_lowercase());
+        add("src_ip", config.src_ip.to_string());
+        add("dst_ip", config.dst_ip.to_string());
+        add("src_port", config.src_port.to_string());
+        add("dst_port", config.dst_port.to_string());
+        add("ttl", config.ttl.to_string());
+        add("dscp", config.dscp.to_string());
+        add("seed", config.seed.to_string());
+        if let Some(vlan) = &config.vlan {
+            add("vlan", vlan.to_string());
+            add("vlan_priority", config.vlan_priority.to_string());
+        }
+        for (key, values) in [("src_mac", &config.src_mac), ("dst_mac", &config.dst_mac)] {
+            if let Some(values) = values {
+                add(key, values.to_string());
+            }
+        }
+        keys
+    }
+
+    /// Returns the values of the keys of the config that define the packets.
+    pub fn keys(&self) -> &BTreeMap<String, String> {
+        &self.keys
+    }
+
+    /// Returns the source and destination MAC address of a frame that teaches a bridge the address of the receiving port.
+    pub(crate) fn learning_addresses(&self) -> Option<(MacAddr, MacAddr)> {
+        self.learning
     }
 
     /// Finds the offsets of the checksums, and of the fields with several values.

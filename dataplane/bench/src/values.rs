@@ -99,6 +99,18 @@ impl FieldValue for IpAddr {
     }
 }
 
+impl<T: fmt::Display> fmt::Display for Values<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(value) => value.fmt(f),
+            Self::List(values) => f.write_str(&values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+            Self::Range(ValueRange { first, count, step, random }) => {
+                write!(f, "{count} from {first} step {step}{}", if *random { " random" } else { "" })
+            }
+        }
+    }
+}
+
 impl<T: FieldValue> Values<T> {
     /// Returns a first value, which has the type of all values.
     pub(crate) fn sample(&self) -> Option<T> {

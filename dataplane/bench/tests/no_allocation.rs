@@ -49,7 +49,8 @@ fn number_of_allocations_does_not_depend_on_the_number_of_packets() {
                   [[port]]\nname = 'right'\ndevice = 'soft'\nlink = { kind = 'loopback', peer = 'left' }\n\
                   [[stream]]\nsize = 'imix'\nspacing = 'poisson'\nsrc_port = { first = 1, count = 99, random = true }\n";
     let sources = Sources { config: Some(folder.write("bench.toml", config)), ..Sources::default() };
-    let (assembly, streams) = setup::load(&sources).unwrap();
+    let (assembly, set) = setup::load(&sources).unwrap();
+    let streams = set.streams(None).unwrap();
     let clock = HostClock::new();
     let lanes = PortLanes::open(assembly, &clock, || false).unwrap();
     // Each pause of the tester is a gap, so that the loop also stores gaps.

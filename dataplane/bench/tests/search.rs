@@ -12,6 +12,7 @@ fn goal(loss_ratio: f64, exceed_ratio: f64) -> Goal {
         final_duration: 1.0,
         duration_sum: 10.0,
         width: 0.005,
+        confirmations: 0,
     }
 }
 
@@ -215,4 +216,13 @@ fn confidence_interval_matches_the_literature() {
         assert!((found.0 - lower).abs() < 1e-5 && (found.1 - upper).abs() < 1e-5, "{hits} of {trials}: {found:?}");
     }
     assert_eq!(confidence_interval(0, 0), (0.0, 1.0));
+}
+
+#[test]
+fn upper_bound_of_a_strict_goal_is_confirmed_by_full_length_trials() {
+    let strict = Goal { confirmations: 3, ..goal(0.0, 0.0) };
+    let results = run(&[strict], (100.0, 1e6), limited(7777.0));
+    let upper = results[0].upper.as_ref().unwrap();
+    assert!(upper.trials >= 3 && upper.exceeded == upper.trials, "{upper:?}");
+    assert!(results[0].complete);
 }

@@ -35,7 +35,7 @@ fn frames(keys: &str, count: usize) -> Vec<Vec<u8>> {
     let mut batch = Batch::new(&pool);
     sender.start(KEY, None, 1_000_000_000, 0, 0.0);
     for _ in 0..count {
-        assert!(sender.send(&mut batch, &mut pool, Nanos(77)));
+        assert!(sender.send(&mut batch, &mut pool, Nanos(77), 0));
         frames.extend(batch.iter_mut().map(|packet| packet.data().to_vec()));
         batch.free_into(&mut pool);
     }
@@ -186,7 +186,7 @@ fn sent_times(
     sender.start(KEY, Some(rate), duration, catch_up, 0.0);
     for now in polls {
         while sender.is_due(now) {
-            assert!(sender.send(&mut batch, &mut pool, Nanos(now)));
+            assert!(sender.send(&mut batch, &mut pool, Nanos(now), now));
             batch.free_into(&mut pool);
             times.push(now);
         }

@@ -9,7 +9,7 @@ use dataplane::clock::HostClock;
 use dataplane::runtime::PortLanes;
 use dataplane_bench::report::{RateReport, rate_report};
 use dataplane_bench::setup::{self, Sources};
-use dataplane_bench::tester::{Outcome, Tester, TesterOptions};
+use dataplane_bench::tester::{IntervalCounts, Observer, Outcome, Tester, TesterOptions, TrialPlan};
 use dataplane_testing::Folder;
 
 /// The options of the tests. The machine of a test may be busy, so nothing is late and the tester catches up.
@@ -18,6 +18,8 @@ const OPTIONS: TesterOptions = TesterOptions {
     gap: Duration::from_secs(30),
     settle: Duration::from_millis(50),
     catch_up: Duration::from_secs(60),
+    interval: Duration::from_millis(100),
+    learn: false,
 };
 
 /// Returns a config with two ports on one cable. `right` are further keys of the port `right`.
@@ -41,7 +43,8 @@ fn open(config: &str, stop: &Arc<AtomicBool>) -> Tester {
 
 fn open_with(config: &str, options: TesterOptions, stop: &Arc<AtomicBool>) -> Tester {
     let folder = Folder::new();
-    let (assembly, streams) = setup::load(&sources(&folder, config)).unwrap();
+    let (assembly, set) = setup::load(&sources(&folder, config)).unwrap();
+    let streams = set.streams(None).unwrap();
     let clock = HostClock::new();
     let lanes = PortLanes::open(assembly, &clock, || false).unwrap();
     let rates = vec![None; streams.len()];
@@ -199,7 +202,8 @@ fn streams_share_the_highest_rate_by_weights_or_by_the_own_rates() {
         let [a, b] = keys.map(|keys| format!("[[stream]]\n{keys}\n"));
         let folder = Folder::new();
         let back = "[[stream]]\nfrom = 'right'\nrate = 50\n";
-        let (assembly, mut streams) = setup::load(&sources(&folder, &cable("", &(a + &b + back)))).unwrap();
+        let (assembly, set) = setup::load(&sources(&folder, &cable("", &(a + &b + back)))).unwrap();
+        let mut streams = set.streams(None).unwrap();
         setup::weigh_by_rates(&mut streams, &[None, None]);
         let clock = HostClock::new();
         let lanes = PortLanes::open(assembly, &clock, || false).unwrap();
@@ -218,10 +222,11 @@ fn streams_share_the_highest_rate_by_weights_or_by_the_own_rates() {
 fn trial_starts_after_the_windows_of_the_judges_are_cleared() {
     let streams: String = (0..4).map(|number| format!("[[stream]]\nname = '{number}'\n")).collect();
     let folder = Folder::new();
-    let (assembly, streams) = setup::load(&sources(&folder, &cable("", &streams))).unwrap();
+    let (assembly, set) = setup::load(&sources(&folder, &cable("", &streams))).unwrap();
     let clock = HostClock::new();
     let lanes = PortLanes::open(assembly, &clock, || false).unwrap();
     let options = TesterOptions { catch_up: Duration::from_millis(1), ..OPTIONS };
+    let streams = set.streams(None).unwrap();
     let mut tester = Tester::new(lanes, clock, streams, &[Some(1e7); 4], options, Arc::default());
     // The thread may pause at any time, but not at the start of each trial.
     let is_complete = |_| {
@@ -291,7 +296,8 @@ fn mistakes_of_a_config_have_their_place() {
 fn rates_are_shared_by_weights_or_by_the_own_rates() {
     let folder = Folder::new();
     let rates = |streams: &str, total: Option<&str>| {
-        let (_, streams) = setup::load(&sources(&folder, &cable("", streams))).unwrap();
+        let (_, set) = setup::load(&sources(&folder, &cable("", streams))).unwrap();
+        let streams = set.streams(None).unwrap();
         let total = total.map(|total| total.parse().unwrap());
         setup::rates(&streams, total, &[Some(1_000_000_000), None]).map_err(|error| error.to_string())
     };
@@ -308,4 +314,67 @@ fn rates_are_shared_by_weights_or_by_the_own_rates() {
     assert!(rates(both, Some("10%")).unwrap_err().contains("--line"));
     assert_eq!(rates("", Some("100%")).map(|rates| rates[0].map(f64::round)), Ok(Some(1_488_095.0)));
     assert!(rates("", Some("2Mpps")).unwrap_err().contains("134.4 % of the line"));
+}
+
+#[test]
+fn series_has_the_packets_of_each_interval_and_their_sums() {
+    let streams = "[[stream]]\nname = 'a'\n[[stream]]\nname = 'b'\nfrom = 'right'\n";
+    let (report, _) = trial(&cable("faults = { seed = 5, loss = 0.05 }", streams), &[20_000.0, 1000.0], HALF_SECOND);
+    for stream in &report.streams {
+        let series = &stream.series;
+        let sum = |values: &[u64]| values.iter().sum::<u64>();
+        // A busy machine can send the last packets a little late.
+        assert!((5..=6).contains(&series.sent.len()) && series.interval_s == 0.1, "{series:?}");
+        assert_eq!((sum(&series.sent), sum(&series.lost)), (stream.traffic.sent, stream.traffic.lost));
+        assert!(series.latency_max_ns.iter().all(|max| *max <= stream.latency_ns.max * 1001 / 1000), "{stream:?}");
+    }
+    assert!(report.streams[0].series.lost.iter().all(|lost| *lost > 0), "{report}");
+}
+
+#[test]
+fn observer_gets_each_interval_once_and_in_order() {
+    #[derive(Default)]
+    struct Sums(Vec<usize>, u64, u64);
+    impl Observer for Sums {
+        fn interval(&mut self, counts: &IntervalCounts) {
+            self.0.push(counts.index);
+            self.1 += counts.streams[0].sent;
+            self.2 += counts.streams[0].received;
+        }
+    }
+    let options = TesterOptions { late: Duration::from_millis(1), interval: Duration::from_millis(20), ..OPTIONS };
+    let mut tester = open_with(&cable("", ""), options, &Arc::default());
+    let mut sums = Sums::default();
+    let rates = [Some(10_000.0)];
+    let plan = TrialPlan { rates: &rates, duration: HALF_SECOND, change: None };
+    let outcome = tester.trial_with(&plan, &mut sums).unwrap();
+    assert_eq!(sums.0, (0..outcome.streams[0].series.len()).collect::<Vec<_>>());
+    let counts = outcome.streams[0].judgement.counts;
+    // A packet that is late for its interval is in the final counts only.
+    assert!(sums.1 == outcome.streams[0].sent && sums.2 <= counts.received, "{sums:?} {counts:?}", sums = sums.0);
+    tester.close().unwrap();
+}
+
+#[test]
+fn rate_changes_at_the_requested_time() {
+    let mut tester = open(&cable("", ""), &Arc::default());
+    let (before, after) = ([Some(20_000.0)], [Some(1000.0)]);
+    let plan = TrialPlan { rates: &before, duration: HALF_SECOND, change: Some((HALF_SECOND / 5, &after)) };
+    let outcome = tester.trial_with(&plan, &mut ()).unwrap();
+    assert_eq!((outcome.streams[0].sent, outcome.streams[0].judgement.counts.received), (2400, 2400));
+    tester.close().unwrap();
+}
+
+#[test]
+fn learning_frame_of_the_receiving_port_arrives_before_the_trial() {
+    let options = TesterOptions { learn: true, ..OPTIONS };
+    let streams = "[[stream]]\n[[stream]]\nname = 'router'\ndst_mac = '02:00:00:00:00:99'\n";
+    let mut tester = open_with(&cable("", streams), options, &Arc::default());
+    let outcome = tester.trial(&[Some(1000.0); 2], HALF_SECOND).unwrap();
+    let report = report(&tester, &[Some(1000.0); 2], &outcome);
+    // Only the stream to the port's own address has a learning frame. The tester discards this frame before the trial, or
+    // counts it as foreign.
+    assert!(report.unaccounted == 0 && report.ports[0].foreign <= 1 && report.ports[1].tx == 0, "{report}");
+    assert_eq!(tester.lanes().counters(1).get("tx").copied().unwrap_or(1), 1);
+    tester.close().unwrap();
 }

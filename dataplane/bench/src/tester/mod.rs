@@ -2,26 +2,31 @@
 //!
 //! One thread on one core sends and receives on all ports. The loop neither allocates memory nor takes locks.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
-use std::fs;
-use std::path::Path;
+mod host;
+mod outcome;
+mod receiver;
+mod turns;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
 
-use dataplane::clock::HostClock;
-use dataplane::config::Idle;
-use dataplane::lane::{Lane, LaneCounters, NoSink};
+use dataplane::clock::{HostClock, Stamp};
+use dataplane::header::MacAddr;
+use dataplane::lane::{LaneCounters, NoSink};
 use dataplane::mem::Batch;
 use dataplane::runtime::PortLanes;
-use dataplane::units::Nanos;
+
 use dataplane::{Error, Result};
 
-use crate::judge::{Arrival, Judge, Judgement, Limits};
+use self::host::{account, counters, cpu_wait, overrun, pause};
+pub use self::outcome::{Outcome, PortOutcome, StreamOutcome};
+use self::receiver::Receiver;
+use self::turns::Turns;
+use crate::judge::{Counts, Judge, Limits};
 use crate::sender::Sender;
-use crate::signature::{Found, Key, Signature, ones_sum};
+use crate::series::{Intervals, Point};
+use crate::signature::Key;
 use crate::stream::Stream;
 
 /// The maximum time in which a trial discards packets before its start, in nanoseconds.
@@ -39,12 +44,6 @@ const MAX_WINDOW: f64 = (1 << 22) as f64;
 const MIN_WINDOW: f64 = (1 << 14) as f64;
 /// The window if the rate is not limited, in packets.
 const DEFAULT_WINDOW: usize = 1 << 20;
-/// The names of the counters of received frames that were lost because the tester was too slow. The names with `kernel`
-/// are the counters of an AF_XDP socket. `kernel_rx_no_buffer` counts events, not frames, so the list does not have it.
-const OVERRUNS: [&str; 5] =
-    ["rx_out_of_buffer", "rx_missed", "kernel_rx_dropped", "kernel_rx_ring_full", INTERFACE_MISSED];
-/// The name in the result for the kernel's counter `rx_missed_errors` of an interface: the NIC had no buffer for the frame.
-const INTERFACE_MISSED: &str = "interface_rx_missed_errors";
 
 /// The options of all trials.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +56,11 @@ pub struct TesterOptions {
     pub settle: Duration,
     /// The maximum delay of a packet by the tester. More delayed packets are not sent.
     pub catch_up: Duration,
+    /// The length of the intervals for counts by time. A long trial has longer intervals.
+    pub interval: Duration,
+    /// Whether each trial starts with learning frames: the receiving port of a stream sends a frame from the destination
+    /// MAC address of the stream, so that bridges do not flood the packets of the stream.
+    pub learn: bool,
 }
 
 impl Default for TesterOptions {
@@ -66,64 +70,43 @@ impl Default for TesterOptions {
             gap: Duration::from_millis(100),
             settle: Duration::from_millis(200),
             catch_up: Duration::from_millis(1),
+            interval: Duration::from_millis(100),
+            learn: false,
         }
     }
 }
 
-/// The result of a stream in a trial.
-#[derive(Clone, Debug)]
-pub struct StreamOutcome {
-    /// The packets that were passed to the port.
-    pub sent: u64,
-    /// The packets that were due, but that the tester could not send in time.
-    pub missed: u64,
-    /// The judgement.
-    pub judgement: Judgement,
+/// The rates and the duration of a trial.
+#[derive(Clone, Copy, Debug)]
+pub struct TrialPlan<'a> {
+    /// The rate of each stream in packets per second, or `None` for as many as possible.
+    pub rates: &'a [Option<f64>],
+    /// The time in which packets are sent.
+    pub duration: Duration,
+    /// The time at which the rates change, and the rates after this time.
+    pub change: Option<(Duration, &'a [Option<f64>])>,
 }
 
-/// The counts of a port in a trial.
+/// The counts of an interval of a running trial. All packets of the interval arrived, or are late.
 #[derive(Clone, Debug, Default)]
-pub struct PortOutcome {
-    /// Packets that were passed to the port.
-    pub offered: u64,
-    /// Packets that the device sent.
-    pub tx: u64,
-    /// Packets that the device did not send.
-    pub tx_failed: u64,
-    /// Packets that the device received.
-    pub rx: u64,
-    /// Received packets with a signature of this trial.
-    pub judged: u64,
-    /// Received packets without a signature of this trial.
-    pub foreign: u64,
-    /// Packets that the device lost because the tester was too slow to receive them.
-    pub overrun: u64,
-    /// Counters of the device that changed in the trial.
-    pub device: BTreeMap<String, u64>,
-    /// Whether the link is up at the end of the trial, if the device reports the state.
-    pub link_up: Option<bool>,
+pub struct IntervalCounts {
+    /// The number of the interval, from 0.
+    pub index: usize,
+    /// The packets of each stream that were sent in the interval.
+    pub streams: Vec<Point>,
+    /// The counts of each stream since the start of the trial. The lost packets are not known yet.
+    pub counts: Vec<Counts>,
 }
 
-/// The result of a trial.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The time in which packets were sent, in nanoseconds.
-    pub duration: u64,
-    /// The streams, in order.
-    pub streams: Vec<StreamOutcome>,
-    /// The ports, in order.
-    pub ports: Vec<PortOutcome>,
-    /// The longest time between two iterations of the loop while the tester was sending, in nanoseconds.
-    pub longest_pause: u64,
-    /// The time from the first transmission until the traffic had settled, in nanoseconds.
-    pub elapsed: u64,
-    /// The part of `elapsed` in which the thread was ready to run, but had no core.
-    pub waited: u64,
-    /// Whether the trial was stopped before its end.
-    pub stopped: bool,
-    /// The clock of the receive times.
-    pub clock: String,
+/// A program that watches a running trial. The functions run in the loop of the tester, so they must be short.
+pub trait Observer {
+    /// Notes the start of the transmission.
+    fn start(&mut self) {}
+    /// Notes the counts of an interval. The intervals arrive in order.
+    fn interval(&mut self, _counts: &IntervalCounts) {}
 }
+
+impl Observer for () {}
 
 /// The ports, the streams and their judges.
 pub struct Tester {
@@ -141,85 +124,6 @@ pub struct Tester {
     lanes: PortLanes,
 }
 
-/// The streams of one port that send as fast as possible. The streams share the port by their weights.
-struct Turns {
-    /// The position and the number of each stream. The stream with the lowest position is next.
-    order: BinaryHeap<Reverse<(u64, usize)>>,
-    /// By the number of a stream: the distance of the positions of two packets.
-    strides: Vec<u64>,
-}
-
-impl Turns {
-    /// Creates the turns for the streams with the given numbers and weights.
-    fn new(weights: &[(usize, f64)]) -> Self {
-        const ONE: f64 = (1u64 << 20) as f64;
-        let highest = weights.iter().map(|(_, weight)| *weight).fold(0.0, f64::max);
-        let mut strides = vec![1; weights.iter().map(|(number, _)| number + 1).max().unwrap_or(0)];
-        for (number, weight) in weights {
-            strides[*number] = ((highest / weight * ONE) as u64).max(1);
-        }
-        let order = weights.iter().map(|(number, _)| Reverse((strides[*number], *number))).collect();
-        Self { order, strides }
-    }
-
-    /// Returns the stream of the next packet.
-    #[inline]
-    fn next(&self) -> Option<usize> {
-        self.order.peek().map(|Reverse((_, number))| *number)
-    }
-
-    /// Notes that the next packet was sent.
-    #[inline]
-    fn advance(&mut self) {
-        if let Some(mut top) = self.order.peek_mut() {
-            let Reverse((position, number)) = &mut *top;
-            *position = position.saturating_add(self.strides.get(*number).copied().unwrap_or(1));
-        }
-    }
-}
-
-/// The state of the receive side of a trial.
-struct Receiver<'a> {
-    streams: &'a [Stream],
-    judges: &'a mut [Judge],
-    key: Key,
-    /// The start of the trial on the system clock.
-    start: Nanos,
-    judged: u64,
-    foreign: u64,
-}
-
-impl Receiver<'_> {
-    /// Judges the packets of a batch that arrived at the port `port`.
-    #[inline]
-    fn judge(&mut self, batch: &mut Batch, port: usize, now: Nanos, senders: &[Sender]) {
-        for packet in batch.iter_mut() {
-            let stamp = packet.stamp().nanos();
-            let at = if stamp.0 == 0 { now } else { stamp };
-            let data = packet.data();
-            let found = Signature::find(data, self.key);
-            let stream = |found: Found| {
-                let stream = self.streams.get(usize::from(found.signature.stream)).filter(|it| it.to == port)?;
-                Some((found, stream.filler(found.signature.size)?))
-            };
-            let Some((Found { signature, offset, repaired }, filler)) = found.and_then(stream) else {
-                self.foreign += 1;
-                continue;
-            };
-            let filler = offset.checked_sub(filler).and_then(|start| data.get(start..offset));
-            let is_intact = !repaired && filler.is_some_and(|filler| !ones_sum(filler) == signature.filler);
-            let latency = at.0.saturating_sub(signature.sent_before(at).0);
-            let at = at.0.saturating_sub(self.start.0);
-            let arrival = Arrival { sequence: signature.sequence, at, latency, corrupted: !is_intact };
-            let number = usize::from(signature.stream);
-            if let (Some(judge), Some(sender)) = (self.judges.get_mut(number), senders.get(number)) {
-                self.judged += 1;
-                judge.arrive(arrival, sender.sent());
-            }
-        }
-    }
-}
-
 impl Tester {
     /// Creates a tester for the streams. `fastest` is the highest rate of each stream in packets per second, or `None`
     /// if the rate is not limited. A trial ends early after `stop` was set.
@@ -234,19 +138,38 @@ impl Tester {
         let (ports, pool) = lanes.parts();
         let outboxes = ports.iter().map(|_| Batch::new(pool)).collect();
         let inbox = Batch::new(pool);
-        let senders = (0..=u8::MAX).zip(&streams).map(|(number, stream)| Sender::new(stream, number)).collect();
-        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        let limits = Limits { late: nanos(options.late), gap: nanos(options.gap) };
-        let judge = |rate: &Option<f64>| {
-            // Twice the packets that are sent until a packet is late.
-            let window =
-                rate.map(|rate| (2.0 * rate * options.late.as_secs_f64()).clamp(MIN_WINDOW, MAX_WINDOW) as usize);
-            Judge::new(window.unwrap_or(DEFAULT_WINDOW), limits)
-        };
-        let judges = fastest.iter().map(judge).collect();
         // The first key differs between runs, so that packets of an earlier run do not count.
         let key = clock.nanos().0;
-        Self { outboxes, inbox, senders, judges, streams, options, clock, key, stop, lanes }
+        let (senders, judges) = (Vec::new(), Vec::new());
+        let mut tester =
+            Self { outboxes, inbox, senders, judges, streams: Vec::new(), options, clock, key, stop, lanes };
+        tester.set_streams(streams, fastest);
+        tester
+    }
+
+    /// Replaces the streams of the next trials. `fastest` is the highest rate of each stream in packets per second, or
+    /// `None` if the rate is not limited.
+    pub fn set_streams(&mut self, streams: Vec<Stream>, fastest: &[Option<f64>]) {
+        let limits = Limits { late: nanos(self.options.late), gap: nanos(self.options.gap) };
+        let late = self.options.late.as_secs_f64();
+        let judge = |rate: &Option<f64>| {
+            // Twice the packets that are sent until a packet is late.
+            let window = rate.map(|rate| (2.0 * rate * late).clamp(MIN_WINDOW, MAX_WINDOW) as usize);
+            Judge::new(window.unwrap_or(DEFAULT_WINDOW), limits)
+        };
+        self.judges = fastest.iter().map(judge).collect();
+        self.senders = (0..=u8::MAX).zip(&streams).map(|(number, stream)| Sender::new(stream, number)).collect();
+        self.streams = streams;
+    }
+
+    /// Sets the length of the intervals for counts by time.
+    pub fn set_interval(&mut self, interval: Duration) {
+        self.options.interval = interval;
+    }
+
+    /// Sets the time without arrivals after which a trial ends.
+    pub fn set_settle(&mut self, settle: Duration) {
+        self.options.settle = settle;
     }
 
     /// Returns the streams.
@@ -265,20 +188,19 @@ impl Tester {
     /// # Errors
     /// Returns an error if a port fails.
     pub fn trial(&mut self, rates: &[Option<f64>], duration: Duration) -> Result<Outcome> {
-        let counters = |lanes: &PortLanes| -> Vec<BTreeMap<String, u64>> {
-            let of = |(port, plan): (usize, &dataplane::config::PortPlan)| {
-                let mut counters = lanes.counters(port);
-                // A device with its own counter counts these frames already.
-                if !counters.contains_key("rx_out_of_buffer") || plan.config.link.is_some() {
-                    let missed = plan.config.kernel_interface().and_then(interface_missed);
-                    counters.extend(missed.map(|missed| (INTERFACE_MISSED.to_owned(), missed)));
-                }
-                counters
-            };
-            lanes.plan().ports.iter().enumerate().map(of).collect()
-        };
+        self.trial_with(&TrialPlan { rates, duration, change: None }, &mut ())
+    }
+
+    /// Runs a trial that `observer` watches. Returns after the traffic has settled.
+    ///
+    /// # Errors
+    /// Returns an error if a port fails.
+    pub fn trial_with(&mut self, plan: &TrialPlan<'_>, observer: &mut dyn Observer) -> Result<Outcome> {
+        if self.options.learn {
+            self.send_learning_frames()?;
+        }
         let before = counters(&self.lanes);
-        let mut outcome = self.run(rates, duration)?;
+        let mut outcome = self.run(plan, observer)?;
         let after = counters(&self.lanes);
         for (index, port) in outcome.ports.iter_mut().enumerate() {
             let changed = |(name, value): (&String, &u64)| {
@@ -287,15 +209,43 @@ impl Tester {
             };
             port.device = after[index].iter().filter_map(changed).collect();
             port.overrun = overrun(&port.device);
+            port.link_downs = port.device.get(host::CARRIER_DOWN).copied().unwrap_or(0);
             port.link_up = self.lanes.is_link_up(index);
         }
         Ok(outcome)
     }
 
-    fn run(&mut self, rates: &[Option<f64>], duration: Duration) -> Result<Outcome> {
-        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        let (duration, settle) = (nanos(duration), nanos(self.options.settle));
-        let longest_settle = settle.saturating_add(nanos(self.options.late));
+    /// Sends a frame from the destination MAC address of each stream. Streams with several destination addresses, or
+    /// with the address of a router, are skipped: the tester must not send from the address of another host.
+    fn send_learning_frames(&mut self) -> Result<()> {
+        let Self { outboxes, streams, lanes, clock, .. } = self;
+        let begin = clock.nanos();
+        let macs: Vec<MacAddr> = lanes.ports().iter().map(|port| MacAddr(port.mac)).collect();
+        let names: Vec<String> = lanes.plan().ports.iter().map(|port| port.config.name.clone()).collect();
+        let (lanes, pool) = lanes.parts();
+        for stream in streams.iter() {
+            let Some((src, dst)) = stream.learning_addresses() else { continue };
+            let (Some(outbox), Some(lane)) = (outboxes.get_mut(stream.to), lanes.get_mut(stream.to)) else { continue };
+            if macs.get(stream.to) != Some(&src) {
+                continue;
+            }
+            let failed = |error: dataplane::error::VerbError| error.on(&names[stream.to]);
+            outbox.push_bytes(&learning_frame(src, dst), Stamp::NONE, pool);
+            lane.transmit(pool, outbox);
+            // The counters of the port must not change after the start of the trial.
+            while lane.sending() > 0 && clock.nanos().0.saturating_sub(begin.0) < DISCARD_TIME {
+                lane.reap(pool, &mut NoSink).map_err(failed)?;
+                lane.housekeep(pool).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, trial: &TrialPlan<'_>, observer: &mut dyn Observer) -> Result<Outcome> {
+        let TrialPlan { rates, duration, change } = *trial;
+        let (duration, settle, late) = (nanos(duration), nanos(self.options.settle), nanos(self.options.late));
+        let longest_settle = settle.saturating_add(late);
+        let intervals = Intervals::new(self.options.interval, duration, self.streams.len());
         let Self { outboxes, inbox, senders, judges, streams, clock, key, stop, lanes, options } = self;
         *key = key.wrapping_add(1);
         let key = Key::new(*key);
@@ -325,6 +275,10 @@ impl Tester {
         for (index, sender) in senders.iter_mut().enumerate() {
             let rate = rates.get(index).copied().flatten();
             sender.start(key, rate, duration, nanos(options.catch_up), index as f64 / count);
+            sender.count_by_time(intervals);
+            if let Some((at, rates)) = change {
+                sender.change_rate(nanos(at), rates.get(index).copied().flatten());
+            }
         }
         let turns = |port: usize| {
             let numbers = senders.iter().zip(streams.iter()).enumerate();
@@ -332,7 +286,16 @@ impl Tester {
             Turns::new(&of.map(|(number, (_, stream))| (number, stream.weight)).collect::<Vec<_>>())
         };
         let mut turns: Vec<Turns> = (0..lanes.len()).map(turns).collect();
-        judges.iter_mut().for_each(Judge::start);
+        for judge in judges.iter_mut() {
+            judge.start();
+            judge.count_by_time(intervals);
+        }
+        let mut watched = IntervalCounts {
+            index: 0,
+            streams: vec![Point::default(); senders.len()],
+            counts: vec![Counts::default(); senders.len()],
+        };
+        observer.start();
         // Clearing the windows of the judges takes milliseconds. Read the start after that, because packets that are due
         // in this time would count as missed.
         let waited = cpu_wait();
@@ -366,7 +329,7 @@ impl Tester {
                     };
                     let room = depths.get(stream.from).map_or(0, |depth| depth.saturating_sub(lane.sending()));
                     while outbox.len() < room.min(burst) && sender.is_due(elapsed) {
-                        if !sender.send(outbox, pool, now) {
+                        if !sender.send(outbox, pool, now, elapsed) {
                             break;
                         }
                     }
@@ -377,7 +340,7 @@ impl Tester {
                     while outbox.len() < room
                         && let Some(sender) = turns.next().and_then(|number| senders.get_mut(number))
                         && sender.is_due(elapsed)
-                        && sender.send(outbox, pool, now)
+                        && sender.send(outbox, pool, now, elapsed)
                     {
                         turns.advance();
                     }
@@ -430,24 +393,34 @@ impl Tester {
                     lane.housekeep(pool).map_err(|error| failed(port, error))?;
                 }
                 stopped |= stop.load(Ordering::Relaxed);
+                // All packets of an interval arrived, or are late.
+                let over = (watched.index as u64 + 1).saturating_mul(intervals.length).saturating_add(late);
+                if sending && elapsed > over && watched.index + 1 < intervals.count {
+                    observe(&mut watched, senders, receiver.judges, observer);
+                }
             }
             if moved == 0 {
                 pause(idle, senders, elapsed, sending);
             }
         }
         let (judged_streams, duration) = (receiver.judges, ended.saturating_sub(start.0));
-        let outcomes = senders.iter().zip(judged_streams).map(|(sender, judge)| StreamOutcome {
-            sent: sender.sent(),
-            missed: sender.missed(),
-            judgement: judge.finish(sender.sent(), duration),
-        });
-        let outcomes = outcomes.collect();
+        let used = intervals.count.min(usize::try_from(duration.div_ceil(intervals.length)).unwrap_or(usize::MAX));
+        while watched.index < used {
+            observe(&mut watched, senders, judged_streams, observer);
+        }
+        let outcome = |(sender, judge): (&Sender, &mut Judge)| {
+            let judgement = judge.finish(sender.sent(), duration);
+            let points = judgement.series.iter().zip(sender.series()).take(used);
+            let series = points.map(|(point, sent)| Point { sent: *sent, ..*point }).collect();
+            StreamOutcome { sent: sender.sent(), missed: sender.missed(), judgement, series }
+        };
+        let outcomes = senders.iter().zip(judged_streams).map(outcome).collect();
         for ((lane, before), port) in lanes.iter().zip(&before).zip(&mut ports) {
             account(&**lane, before, port);
         }
         let clock = lanes.first().map_or_else(String::new, |lane| lane.stampers()[0].source().to_string());
         let (elapsed, waited) = (last.saturating_sub(start.0), cpu_wait().saturating_sub(waited));
-        Ok(Outcome { duration, streams: outcomes, ports, longest_pause, elapsed, waited, stopped, clock })
+        Ok(Outcome { duration, streams: outcomes, ports, longest_pause, elapsed, waited, stopped, clock, intervals })
     }
 
     /// Closes the ports.
@@ -466,74 +439,28 @@ impl Tester {
     }
 }
 
-/// Returns the number of frames that were lost because the tester was too slow. `changes` are the changes of the counters.
-fn overrun(changes: &BTreeMap<String, u64>) -> u64 {
-    OVERRUNS.iter().filter_map(|name| changes.get(*name)).sum()
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the number of frames for which the NIC of an interface had no buffer, or `None` if the kernel does not count
-/// these frames.
-fn interface_missed(interface: &str) -> Option<u64> {
-    let path = Path::new("/sys/class/net").join(interface).join("statistics/rx_missed_errors");
-    fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-/// Sets the counts of a port from the counters of its lane.
-fn account(lane: &dyn Lane, before: &LaneCounters, port: &mut PortOutcome) {
-    let now = lane.counters();
-    let failed = |it: &LaneCounters| it.tx_full + it.tx_errors + it.tx_too_long + it.tx_not_connected + it.stopped;
-    port.tx = now.tx - before.tx;
-    port.tx_failed = failed(now) - failed(before);
-    port.rx = now.rx - before.rx;
-}
-
-/// Waits a little after an iteration without packets, as the key `idle` of the config requests.
-#[inline]
-fn pause(idle: Idle, senders: &[Sender], elapsed: u64, sending: bool) {
-    /// The longest sleep. A packet that arrives may wait this long.
-    const LONGEST: u64 = 50_000;
-    /// A shorter sleep would take longer than requested.
-    const SHORTEST: u64 = 10_000;
-    match idle {
-        Idle::Spin => {}
-        Idle::Pause => (0..16).for_each(|_| std::hint::spin_loop()),
-        Idle::Sleep | Idle::Adaptive => {
-            let next = senders.iter().filter_map(Sender::next_due).min().filter(|_| sending);
-            match next.map_or(LONGEST, |next| next.saturating_sub(elapsed)).min(LONGEST) {
-                left @ SHORTEST.. => thread::sleep(Duration::from_nanos(left)),
-                _ => thread::yield_now(),
-            }
-        }
+/// Passes the counts of the next interval to the observer.
+fn observe(watched: &mut IntervalCounts, senders: &[Sender], judges: &[Judge], observer: &mut dyn Observer) {
+    for (number, (sender, judge)) in senders.iter().zip(judges.iter()).enumerate() {
+        let sent = sender.series().get(watched.index).copied().unwrap_or(0);
+        let point = judge.series().get(watched.index).copied().unwrap_or_default();
+        watched.streams[number] = Point { sent, ..point };
+        watched.counts[number] = *judge.counts();
     }
+    observer.interval(watched);
+    watched.index += 1;
 }
 
-/// Returns the time in nanoseconds in which this thread was ready to run but had no core (proc_pid_schedstat(5)).
-/// Returns 0 if the kernel does not report this time.
-fn cpu_wait() -> u64 {
-    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn drops_of_an_af_xdp_socket_and_of_the_nic_are_overrun() {
-        let changes = [
-            ("rx_packets", 100),
-            ("kernel_rx_dropped", 1),
-            ("kernel_rx_ring_full", 2),
-            ("kernel_rx_no_buffer", 4),
-            ("interface_rx_missed_errors", 8),
-        ];
-        let changes = changes.map(|(name, count)| (name.to_owned(), count)).into();
-        assert_eq!(overrun(&changes), 11);
-    }
-
-    #[test]
-    fn interface_without_the_counter_has_no_missed_frames() {
-        assert_eq!(interface_missed("lo"), Some(0));
-        assert_eq!(interface_missed("no such interface"), None);
-    }
+/// Returns the shortest Ethernet frame with the type of the Ethernet configuration testing protocol. Hosts ignore the
+/// frame.
+fn learning_frame(src: MacAddr, dst: MacAddr) -> [u8; 60] {
+    let mut frame = [0; 60];
+    frame[..6].copy_from_slice(&dst.0);
+    frame[6..12].copy_from_slice(&src.0);
+    frame[12..14].copy_from_slice(&0x9000u16.to_be_bytes());
+    frame
 }

@@ -1,0 +1,219 @@
+//! The methods `ndr` and `pdr`.
+
+use std::io::{self, IsTerminal};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use clap::Args;
+use dataplane::units::Period;
+use dataplane::{Error, Result};
+
+use super::opened::{Opened, TrafficArgs, verdict};
+use super::output::{output, write_page};
+use super::ratios::{percent, width};
+use crate::rate::Rate;
+use crate::report::{self, Nanoseconds, Pps, SearchReport, StreamSetup, TrialReport};
+use crate::search::{Goal, Measurement, Trials, is_ignored, search};
+use crate::setup;
+use crate::stored::Stored;
+use crate::stream::Stream;
+
+/// The default lowest rate of a search, as a share of the highest rate.
+const LOWEST: f64 = 0.001;
+/// The number of full-length trials that confirm an upper bound.
+const CONFIRMATIONS: u64 = 5;
+
+#[derive(Debug, Args)]
+pub(super) struct SearchArgs {
+    #[command(flatten)]
+    traffic: TrafficArgs,
+    /// The lowest rate of each port that sends. Default: a thousandth of the highest rate
+    #[arg(long, value_name = "RATE")]
+    min: Option<Rate>,
+    /// The highest rate of each port that sends. Default: the highest rate at which the tester can send
+    #[arg(long, value_name = "RATE", default_value = "max")]
+    max: Rate,
+    /// The duration of a full-length trial
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    trial: Period,
+    /// The duration of the first trials, which find the region of the result
+    #[arg(long, value_name = "TIME", default_value = "250ms")]
+    first_trial: Period,
+    /// The total duration of the trials that decide about a rate
+    #[arg(long, value_name = "TIME", default_value = "10s")]
+    sum: Period,
+    /// The maximum distance between the lower and the upper bound
+    #[arg(long, value_name = "PERCENT", default_value = "0.5%", value_parser = width)]
+    width: f64,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct NdrArgs {
+    #[command(flatten)]
+    pub(super) search: SearchArgs,
+    /// The share of the trials at a rate that may have loss
+    #[arg(long, value_name = "PERCENT", default_value = "0%", value_parser = percent)]
+    pub(super) exceed: f64,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct PdrArgs {
+    #[command(flatten)]
+    pub(super) search: SearchArgs,
+    /// The highest loss ratio. Several ratios share one search
+    #[arg(long, value_name = "PERCENT", default_value = "0.1%", value_delimiter = ',', value_parser = percent)]
+    pub(super) loss: Vec<f64>,
+    /// The share of the trials at a rate that may exceed the loss ratio
+    #[arg(long, value_name = "PERCENT", default_value = "50%", value_parser = percent)]
+    pub(super) exceed: f64,
+}
+
+/// Runs the trials of a search on the ports.
+struct PortTrials {
+    opened: Opened,
+    /// The share of each stream of the load.
+    shares: Vec<f64>,
+    reports: Vec<TrialReport>,
+    is_watched: bool,
+}
+
+/// The reason why a search ended early.
+enum Ended {
+    Stopped,
+    Failed(Error),
+}
+
+impl Trials for PortTrials {
+    type Error = Ended;
+
+    fn measure(&mut self, load: f64, duration: f64) -> Result<Measurement, Ended> {
+        let rates: Vec<_> = self.shares.iter().map(|share| Some(share * load)).collect();
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let outcome = self.opened.tester.trial(&rates, Duration::from_secs_f64(duration)).map_err(Ended::Failed)?;
+            if outcome.stopped {
+                return Err(Ended::Stopped);
+            }
+            let report = self.opened.report("search", &rates, &outcome);
+            if report.unaccounted != 0 {
+                return Err(Ended::Failed(verdict(&[&report]).err().unwrap_or(Error::Wire(String::new()))));
+            }
+            let total = &report.total;
+            // The device did not forward these packets in the trial, but stored them.
+            let held = total.held;
+            let lost = total.corrupted + total.late + total.lost + held;
+            let mut limits = report.tester.limits;
+            if total.missed > 0 && limits.is_empty() {
+                // Even few packets decide whether the loss ratio of a goal is exceeded.
+                limits.push(format!("the tester did not send {} packets in time", total.missed));
+            }
+            limits.extend(report.tester.disturbances);
+            let ignored = is_ignored(!limits.is_empty(), attempt);
+            // Packets that the tester could not send count as lost. The result is then too low, never too high.
+            let loss_ratio = (lost + total.missed) as f64 / (total.sent + total.missed).max(1) as f64;
+            if self.is_watched {
+                let number = self.reports.len() + 1;
+                let time = Nanoseconds(outcome.duration);
+                let note = if ignored { ", repeated because the tester was the limit or was disturbed" } else { "" };
+                eprintln!("trial {number}: {}, {time}: loss {:.4} %{note}", Pps(load), loss_ratio * 100.0);
+            }
+            let (sent, duration_s) = (total.sent, report.duration_s);
+            self.reports.push(TrialReport { pps: load, duration_s, sent, lost, held, loss_ratio, ignored, limits });
+            if !ignored {
+                return Ok(Measurement { duration: duration_s, loss_ratio });
+            }
+        }
+    }
+}
+
+pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio: f64) -> Result<()> {
+    let traffic = &args.traffic;
+    let highest = |streams: &[Stream], lines: &[Option<u64>]| setup::rates(streams, Some(args.max), lines);
+    let mut opened = Opened::new(traffic, highest)?;
+    let (streams, lines) = (opened.tester.streams().to_vec(), opened.lines.clone());
+    let sum = |rates: &[Option<f64>]| rates.iter().copied().sum::<Option<f64>>();
+    let shares = setup::rates(&streams, Some(Rate::Packets(1.0)), &lines)?;
+    let whole = sum(&shares).unwrap_or(1.0);
+    let shares: Vec<f64> = shares.iter().map(|share| share.unwrap_or(0.0) / whole).collect();
+    let highest = match sum(&highest(&streams, &lines)?) {
+        Some(highest) => highest,
+        // Use the highest rate that the tester can send.
+        None => {
+            let outcome = opened.tester.trial(&vec![None; streams.len()], args.trial.0)?;
+            opened.report(method, &vec![None; streams.len()], &outcome).total.sent_pps
+        }
+    };
+    let lowest = match args.min {
+        None => highest * LOWEST,
+        Some(min) => sum(&setup::rates(&streams, Some(min), &lines)?).unwrap_or(highest),
+    };
+    if !(lowest > 0.0 && lowest < highest) {
+        return Err(Error::Config(format!(
+            "the lowest rate is {} and the highest rate is {}; help: set --min below --max",
+            Pps(lowest),
+            Pps(highest)
+        )));
+    }
+    let goals: Vec<Goal> = losses
+        .iter()
+        .map(|&loss_ratio| Goal {
+            name: if loss_ratio == 0.0 { "NDR".to_owned() } else { format!("PDR {}%", loss_ratio * 100.0) },
+            loss_ratio,
+            exceed_ratio,
+            initial_duration: args.first_trial.0.as_secs_f64().min(args.trial.0.as_secs_f64()),
+            final_duration: args.trial.0.as_secs_f64(),
+            duration_sum: args.sum.0.max(args.trial.0).as_secs_f64(),
+            width: args.width,
+            confirmations: CONFIRMATIONS,
+        })
+        .collect();
+    let mean = streams.iter().zip(&shares).map(|(stream, share)| stream.mean_size * share).sum::<f64>();
+    let is_watched = io::stderr().is_terminal();
+    let mut trials = PortTrials { opened, shares: shares.clone(), reports: Vec::new(), is_watched };
+    let (results, ended) = match search(&goals, (lowest, highest), &mut trials) {
+        Ok(results) => (results, None),
+        Err((ended, results)) => (results, Some(ended)),
+    };
+    let PortTrials { opened, reports, .. } = trials;
+    let mut tester_limits: Vec<String> = Vec::new();
+    for trial in reports.iter().filter(|trial| !trial.ignored) {
+        tester_limits.extend(trial.limits.iter().map(|limit| format!("at {}: {limit}", Pps(trial.pps))));
+    }
+    let report = SearchReport {
+        method: method.to_owned(),
+        environment: report::environment(opened.core),
+        stopped: matches!(ended, Some(Ended::Stopped)) || opened.stop.load(Ordering::Relaxed),
+        streams: stream_setups(&streams, &shares),
+        goals: goals
+            .iter()
+            .zip(&results)
+            .map(|(goal, result)| report::goal_report(goal, result, mean, &reports))
+            .collect(),
+        trials: reports,
+        tester_limits,
+    };
+    output(&report, traffic.json)?;
+    write_page(traffic.html.as_deref(), || Stored::Search(Box::new(report.clone())))?;
+    match ended {
+        Some(Ended::Failed(error)) => return Err(error),
+        Some(Ended::Stopped) => {
+            return Err(Error::Topology("stopped before the end, so the result is incomplete".to_owned()));
+        }
+        None => {}
+    }
+    opened.tester.close()
+}
+
+/// Returns the streams of a search for its result.
+fn stream_setups(streams: &[Stream], shares: &[f64]) -> Vec<StreamSetup> {
+    let of = |(stream, share): (&Stream, &f64)| StreamSetup {
+        name: stream.name.clone(),
+        from: stream.from,
+        to: stream.to,
+        share: *share,
+        mean_size: stream.mean_size,
+        keys: stream.keys().clone(),
+    };
+    streams.iter().zip(shares).map(of).collect()
+}

@@ -1,0 +1,94 @@
+//! The command `bench`.
+
+mod compare;
+mod find;
+mod opened;
+mod output;
+mod rate;
+mod ratios;
+
+use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
+use dataplane::{Error, Result};
+
+use self::compare::{CompareArgs, HtmlArgs};
+use self::find::{NdrArgs, PdrArgs};
+use self::output::print_json;
+use self::rate::{CalibrateArgs, RateArgs};
+use crate::compare::CompareReport;
+use crate::report::{CalibrationReport, RateReport, SearchReport};
+
+/// Send streams of packets through a device under test, and judge the packets that return
+#[derive(Debug, Parser)]
+#[command(name = "bench", arg_required_else_help = true, after_help = STATUS)]
+struct Bench {
+    #[command(subcommand)]
+    method: Method,
+}
+
+const STATUS: &str = "Exit status: 0 success, 1 a failed or incomplete run, 2 a wrong command line or config.";
+
+#[derive(Debug, Subcommand)]
+enum Method {
+    /// Send at one rate, and report loss, duplicates, reordering, latency and jitter of each stream
+    Rate(RateArgs),
+    /// Search the highest rate without loss (no drop rate, MLRsearch)
+    Ndr(NdrArgs),
+    /// Search the highest rate with at most a loss ratio (partial drop rate, MLRsearch)
+    Pdr(PdrArgs),
+    /// Measure the tester itself on two ports that are directly connected
+    Calibrate(CalibrateArgs),
+    /// Compare two results: better, worse, or no difference shown
+    Compare(CompareArgs),
+    /// Print a stored result as an HTML page
+    Html(HtmlArgs),
+    /// Print the JSON schema of a result
+    Schema(SchemaArgs),
+}
+
+#[derive(Debug, Args)]
+struct SchemaArgs {
+    /// The result
+    result: SchemaOf,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SchemaOf {
+    /// The result of `rate`
+    Rate,
+    /// The result of `ndr` and `pdr`
+    Search,
+    /// The result of `calibrate`
+    Calibrate,
+    /// The result of `compare`
+    Compare,
+}
+
+/// Returns the command for [`dataplane::app::App::command`].
+pub fn command() -> clap::Command {
+    <Bench as clap::CommandFactory>::command()
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Returns [`Error::Config`] for a wrong command line or config, and another error for a failed run.
+pub fn run(matches: &clap::ArgMatches) -> Result<()> {
+    let bench = Bench::from_arg_matches(matches).map_err(|error| Error::Config(error.to_string()))?;
+    match bench.method {
+        Method::Rate(args) => rate::rate(&args),
+        Method::Ndr(NdrArgs { search, exceed }) => find::find("ndr", &search, &[0.0], exceed),
+        Method::Pdr(PdrArgs { search, loss, exceed }) => find::find("pdr", &search, &loss, exceed),
+        Method::Calibrate(args) => rate::calibrate(&args),
+        Method::Compare(args) => compare::compare(&args),
+        Method::Html(args) => compare::html(&args),
+        Method::Schema(args) => {
+            let schema = match args.result {
+                SchemaOf::Rate => schemars::schema_for!(RateReport),
+                SchemaOf::Search => schemars::schema_for!(SearchReport),
+                SchemaOf::Compare => schemars::schema_for!(CompareReport),
+                SchemaOf::Calibrate => schemars::schema_for!(CalibrationReport),
+            };
+            print_json(&schema)
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The options of all methods that send packets, and the open ports.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Args;
+use dataplane::clock::HostClock;
+use dataplane::runtime::PortLanes;
+use dataplane::units::{BitRate, Period};
+use dataplane::{Error, Result};
+
+use crate::report::{Calibration, CalibrationReport, RateReport, rate_report};
+use crate::setup::{self, Sources, StreamSet};
+use crate::stream::Stream;
+use crate::tester::{Outcome, Tester, TesterOptions};
+
+/// The ports, the streams and the limits of a trial.
+#[derive(Debug, Args)]
+pub(super) struct TrafficArgs {
+    /// A config with [[port]], [runtime] and [[stream]]
+    #[arg(value_name = "CONFIG", conflicts_with = "ports")]
+    pub(super) config: Option<PathBuf>,
+    /// The interfaces or RDMA devices, if there is no config
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    pub(super) ports: Vec<String>,
+    /// The kind of link of --ports: packet or xdp
+    #[arg(long, value_name = "KIND", default_value = "packet", value_parser = ["packet", "xdp"])]
+    pub(super) link: String,
+    /// The core of the tester, with --ports
+    #[arg(long, value_name = "CORE", conflicts_with = "config")]
+    pub(super) core: Option<u32>,
+    /// Add a stream: the keys of a [[stream]], such as 'size = 60, dst_port = 53'
+    #[arg(long = "stream", value_name = "KEYS")]
+    pub(super) streams: Vec<String>,
+    /// Override a value of the config, such as runtime.burst=32
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting)]
+    pub(super) settings: Vec<(String, String)>,
+    /// The speed of the line, such as 10Gbps. Default: the speed that the kernel reports for a device
+    #[arg(long, value_name = "SPEED")]
+    pub(super) line: Option<BitRate>,
+    /// Packets with a higher latency are late, and count as loss
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    pub(super) late: Period,
+    /// Report times without arrivals that are longer
+    #[arg(long, value_name = "TIME", default_value = "100ms")]
+    pub(super) gap: Period,
+    /// The time without arrivals after which the counters are read
+    #[arg(long, value_name = "TIME", default_value = "200ms")]
+    pub(super) settle: Period,
+    /// Packets that the tester could not send for this time are skipped, instead of sent as a burst
+    #[arg(long, value_name = "TIME", default_value = "1ms")]
+    pub(super) catch_up: Period,
+    /// The length of the intervals of the counts by time
+    #[arg(long, value_name = "TIME", default_value = "100ms")]
+    pub(super) interval: Period,
+    /// Do not send a frame from the receiving ports before each trial. Bridges then flood the packets of a stream in one
+    /// direction
+    #[arg(long)]
+    pub(super) no_learn: bool,
+    /// The JSON result of `bench calibrate`, to mark results near the tester's own limits
+    #[arg(long, value_name = "FILE")]
+    pub(super) calibration: Option<PathBuf>,
+    /// Write the result to FILE as an HTML page
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+fn setting(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` has no `=`; help: write KEY=VALUE"))?;
+    Ok((key.trim().to_owned(), value.trim().to_owned()))
+}
+
+/// The tester with its ports open, and the properties of its ports.
+pub(super) struct Opened {
+    pub(super) tester: Tester,
+    /// The name and the device of each port.
+    pub(super) names: Vec<(String, String)>,
+    pub(super) lines: Vec<Option<u64>>,
+    pub(super) calibration: Option<Calibration>,
+    pub(super) core: Option<u32>,
+    pub(super) stop: Arc<AtomicBool>,
+    /// The configs of the streams, to build them again with other sizes.
+
+    #[expect(dead_code)]
+    pub(super) set: StreamSet,
+}
+
+impl Opened {
+    /// Opens the ports. `fastest` returns the highest rates of the streams.
+    pub(super) fn new(
+        args: &TrafficArgs,
+        fastest: impl FnOnce(&[Stream], &[Option<u64>]) -> Result<Vec<Option<f64>>>,
+    ) -> Result<Self> {
+        let calibration = args.calibration.as_ref().map(read_calibration).transpose()?;
+        let sources = Sources {
+            config: args.config.clone(),
+            ports: args.ports.clone(),
+            link: args.link.clone(),
+            core: args.core,
+            streams: args.streams.clone(),
+            settings: args.settings.clone(),
+        };
+        let (assembly, set) = setup::load(&sources)?;
+        let mut streams = set.streams(None)?;
+        let lines = setup::line_speeds(&assembly, args.line.map(|BitRate(bits)| bits));
+        setup::weigh_by_rates(&mut streams, &lines);
+        let fastest = fastest(&streams, &lines)?;
+        let stop = stop_flag()?;
+        let clock = HostClock::new();
+        let lanes = PortLanes::open(assembly, &clock, || stop.load(Ordering::Relaxed))?;
+        let names = lanes.ports().iter().enumerate();
+        let names = names.map(|(index, port)| (port.name.clone(), lanes.describe(index))).collect();
+        let core = lanes.plan().cores.first().map(|core| core.0);
+        let options = TesterOptions {
+            late: args.late.0,
+            gap: args.gap.0,
+            settle: args.settle.0,
+            catch_up: args.catch_up.0,
+            interval: args.interval.0,
+            learn: !args.no_learn,
+        };
+        let tester = Tester::new(lanes, clock, streams, &fastest, options, stop.clone());
+        Ok(Self { tester, names, lines, calibration, core, stop, set })
+    }
+
+    pub(super) fn report(&self, method: &str, rates: &[Option<f64>], outcome: &Outcome) -> RateReport {
+        let calibration = self.calibration.as_ref();
+        rate_report(method, self.tester.streams(), rates, &self.names, outcome, calibration, self.core)
+    }
+}
+
+/// Returns a flag that SIGINT and SIGTERM set. The second signal ends the process.
+fn stop_flag() -> Result<Arc<AtomicBool>> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 1, stop.clone())
+            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
+            .map_err(|error| Error::Topology(format!("cannot install signal handlers: {error}")))?;
+    }
+    Ok(stop)
+}
+
+fn read_calibration(path: &PathBuf) -> Result<Calibration> {
+    let text = std::fs::read(path).map_err(|source| Error::File { path: path.clone(), source })?;
+    let report: CalibrationReport = serde_json::from_slice(&text).map_err(|error| {
+        let path = path.display();
+        Error::Config(format!(
+            "{path} is not a calibration: {error}; help: create it with dataplane bench calibrate --json > {path}"
+        ))
+    })?;
+    Ok(report.calibration)
+}
+
+/// Returns an error for a result that cannot be trusted, after the result was printed.
+pub(super) fn verdict(reports: &[&RateReport]) -> Result<()> {
+    for report in reports {
+        if report.unaccounted != 0 {
+            let unaccounted = report.unaccounted;
+            return Err(Error::Wire(format!("the counters do not balance: {unaccounted} packets are unaccounted")));
+        }
+        if report.stopped {
+            return Err(Error::Topology("stopped before the end, so the result is incomplete".to_owned()));
+        }
+    }
+    Ok(())
+}

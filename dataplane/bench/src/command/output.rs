@@ -1,0 +1,38 @@
+//! Output of results.
+
+use std::fs;
+use std::io::{self, ErrorKind, Write};
+use std::path::Path;
+
+use dataplane::{Error, Result};
+use serde::Serialize;
+
+use crate::html;
+use crate::stored::Stored;
+
+/// Writes the HTML page of a result, if there is a path.
+pub(super) fn write_page(path: Option<&Path>, result: impl FnOnce() -> Stored) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let page = html::page(&name, &result());
+    fs::write(path, page).map_err(|source| Error::File { path: path.to_owned(), source })
+}
+
+/// Prints a result to standard output.
+pub(super) fn output(report: &(impl Serialize + ToString), json: bool) -> Result<()> {
+    if json { print_json(report) } else { print(&report.to_string()) }
+}
+
+pub(super) fn print_json(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| Error::Wire(error.to_string()))?;
+    print(&(text + "\n"))
+}
+
+pub(super) fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // The reader of standard output needs no more text.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Error::Wire(format!("standard output: {error}"))),
+        _ => Ok(()),
+    }
+}

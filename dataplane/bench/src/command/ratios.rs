@@ -1,0 +1,15 @@
+//! Ratios on the command line.
+
+/// Reads a ratio, such as `0.1%`. Returns the ratio as a number from 0 to below 1.
+pub(super) fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
+    let ratio = number.map(|number| number / 100.0).filter(|ratio| (0.0..1.0).contains(ratio));
+    ratio.ok_or_else(|| format!("`{text}` is not a ratio below 100 %; help: write a number and %, such as 0.1%"))
+}
+
+/// Reads the width of a search: a ratio of at least 0.01 %. Rates that are closer cannot be told apart.
+pub(super) fn width(text: &str) -> Result<f64, String> {
+    let ratio = percent(text)?;
+    let message = || format!("`{text}` is below the smallest width; help: write 0.01% or more");
+    if ratio >= 0.0001 { Ok(ratio) } else { Err(message()) }
+}

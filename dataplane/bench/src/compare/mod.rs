@@ -1,0 +1,98 @@
+//! Compares two results of the same method: better, worse, or no difference shown.
+//!
+//! A verdict needs two conditions: the difference exceeds a tolerance, and a statistical test excludes chance.
+
+mod metric;
+mod rate;
+mod search;
+mod statistics;
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use self::metric::{MetricReport, Verdict};
+use crate::report::Environment;
+use crate::stored::Stored;
+
+/// The report of `bench compare`.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct CompareReport {
+    /// The command that produced the results, such as `ndr`.
+    pub method: String,
+    /// The file of the first result.
+    pub a: String,
+    /// The file of the second result.
+    pub b: String,
+    /// The verdict about the second result. It is `worse` if one of the metrics is worse.
+    pub verdict: Verdict,
+    /// The smallest relative difference that counts.
+    pub tolerance: f64,
+    /// The compared metrics.
+    pub metrics: Vec<MetricReport>,
+    /// Differences of the hosts, and doubts about the results.
+    pub notes: Vec<String>,
+}
+
+/// Compares two results. `files` are their names. A relative difference up to `tolerance` does not count.
+///
+/// # Errors
+/// Returns the reasons why the results cannot be compared.
+pub fn compare(files: [&str; 2], a: &Stored, b: &Stored, tolerance: f64) -> Result<CompareReport, Vec<String>> {
+    let mut reasons = Vec::new();
+    for (file, result) in files.iter().zip([a, b]) {
+        reasons.extend(result.defects().into_iter().map(|defect| format!("{file} {defect}")));
+    }
+    if a.method() != b.method() {
+        reasons.push(format!("{} is a result of `{}`, and {} of `{}`", files[0], a.method(), files[1], b.method()));
+        return Err(reasons);
+    }
+    let tests = match (a, b) {
+        (Stored::Rate(a), Stored::Rate(b)) => rate::tests(a, b, tolerance, &mut reasons),
+        (Stored::Search(a), Stored::Search(b)) => search::tests(a, b, tolerance, &mut reasons),
+        _ => {
+            reasons.push(format!("results of `{}` cannot be compared", a.method()));
+            Vec::new()
+        }
+    };
+    if !reasons.is_empty() {
+        return Err(reasons);
+    }
+    let count = tests.iter().filter(|test| test.p_value.is_some()).count() as f64;
+    let metrics: Vec<MetricReport> = tests.into_iter().map(|test| test.report(count)).collect();
+    let has = |verdict| metrics.iter().any(|metric| metric.verdict == verdict);
+    let verdict = match (has(Verdict::Worse), has(Verdict::Better)) {
+        (true, _) => Verdict::Worse,
+        (false, true) => Verdict::Better,
+        (false, false) => Verdict::NoDifferenceShown,
+    };
+    let method = a.method().to_owned();
+    let mut notes = different_hosts(a.environment(), b.environment());
+    for (file, result) in files.iter().zip([a, b]) {
+        notes.extend(result.doubts().into_iter().map(|doubt| format!("{file}: {doubt}")));
+    }
+    let [a, b] = files.map(str::to_owned);
+    Ok(CompareReport { method, a, b, verdict, tolerance, metrics, notes })
+}
+
+/// Returns the differences of the hosts of two results.
+fn different_hosts(a: &Environment, b: &Environment) -> Vec<String> {
+    let cores = (a.cores.to_string(), b.cores.to_string());
+    let pairs = [
+        ("version", &a.version, &b.version),
+        ("kernel", &a.kernel, &b.kernel),
+        ("processor", &a.processor, &b.processor),
+        ("number of cores", &cores.0, &cores.1),
+    ];
+    let different = pairs.into_iter().filter(|(_, a, b)| a != b);
+    different.map(|(name, a, b)| format!("the {name} differs: `{a}` and `{b}`")).collect()
+}
+
+impl fmt::Display for CompareReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "A: {}\nB: {}\nB is compared with A: {}\n", self.a, self.b, self.verdict)?;
+        self.metrics.iter().try_for_each(|metric| metric.fmt(f))?;
+        self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))
+    }
+}

@@ -1,0 +1,6 @@
+//! Text in HTML.
+
+/// Replaces the characters with a meaning in HTML.
+pub(super) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

@@ -1,0 +1,27 @@
+//! A result as one HTML page, without scripts and without other files.
+
+mod chart;
+mod document;
+mod escape;
+mod rate;
+mod search;
+
+use self::document::Page;
+use crate::stored::Stored;
+
+/// Returns the page of a result. `name` is the name of its file, or of the command.
+pub fn page(name: &str, result: &Stored) -> String {
+    let mut page = Page::new(name, result);
+    match result {
+        Stored::Rate(report) => rate::add(&mut page, report),
+        Stored::Search(report) => search::add(&mut page, report),
+        Stored::Calibration(report) => {
+            page.text("The trial at the highest rate, and the trial at half of the highest rate.");
+            page.heading("Highest rate");
+            rate::add(&mut page, &report.max);
+            page.heading("Half of the highest rate");
+            rate::add(&mut page, &report.half);
+        }
+    }
+    page.finish(result.environment())
+}

@@ -1,0 +1,262 @@
+//! Builds results from the outcomes of trials.
+
+use super::parts::{
+    BoundReport, Calibration, Environment, GapReport, GoalReport, PortReport, RateReport, SeriesReport, StreamReport,
+    TesterReport, Times, Traffic, TrialReport,
+};
+use super::units::{Nanoseconds, Pps, ratio};
+use crate::rate::{FCS, LINE_OVERHEAD};
+use crate::search::{Bound, GoalResult};
+use crate::stream::Stream;
+use crate::tester::{Outcome, StreamOutcome};
+
+/// A rate error above this ratio is a limit of the tester.
+const MAX_RATE_ERROR: f64 = 0.01;
+/// A result above this share of the tester's own maximum is a limit of the tester.
+const MAX_OWN_SHARE: f64 = 0.9;
+/// A trial is disturbed if the tester waited for a core for more than this share of the trial.
+const MAX_WAIT: f64 = 0.01;
+
+/// Returns the properties of this host.
+pub fn environment(core: Option<u32>) -> Environment {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    Environment {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+        processor: model.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, model)| model.to_owned()),
+        cores: cpuinfo.lines().filter(|line| line.starts_with("processor")).count() as u32,
+        core,
+    }
+}
+
+/// Returns the report of a trial. `rates` are the requested rates of the streams.
+pub fn rate_report(
+    method: &str,
+    streams: &[Stream],
+    rates: &[Option<f64>],
+    names: &[(String, String)],
+    outcome: &Outcome,
+    calibration: Option<&Calibration>,
+    core: Option<u32>,
+) -> RateReport {
+    let seconds = outcome.duration as f64 / 1e9;
+    let start = |gap: u64| gap as f64 / 1e9;
+    let intervals = outcome.intervals;
+    let mut total = Traffic::default();
+    let (mut bits, mut line_bits) = (0.0, 0.0);
+    let name = |port: usize| names.get(port).map_or_else(String::new, |(name, _)| name.clone());
+    let mut reports = Vec::new();
+    for ((stream, outcome), rate) in streams.iter().zip(&outcome.streams).zip(rates) {
+        let traffic = traffic(stream, outcome, *rate, seconds);
+        bits += traffic.received_bps;
+        line_bits += traffic.received_line_bps;
+        add(&mut total, &traffic);
+        let (judgement, counts) = (&outcome.judgement, outcome.judgement.counts);
+        reports.push(StreamReport {
+            name: stream.name.clone(),
+            from: name(stream.from),
+            to: name(stream.to),
+            mean_size: stream.mean_size,
+            max_reordering_extent: counts.max_extent,
+            mean_reordering_extent: counts.extents as f64 / counts.reordered.max(1) as f64,
+            latency_ns: Times::of(&judgement.latency),
+            jitter_ns: Times::of(&judgement.jitter),
+            keys: stream.keys().clone(),
+            series: SeriesReport::of(&outcome.series, intervals),
+            gap_count: judgement.gap_count,
+            gaps: judgement
+                .gaps
+                .iter()
+                .map(|gap| GapReport { start_s: start(gap.start), length_s: start(gap.length) })
+                .collect(),
+            traffic,
+        });
+    }
+    total.requested_pps = rates.iter().copied().sum::<Option<f64>>();
+    total.loss_ratio = ratio(total.corrupted + total.late + total.lost, total.sent);
+    (total.received_bps, total.received_line_bps) = (bits, line_bits);
+    let ports: Vec<PortReport> = outcome
+        .ports
+        .iter()
+        .zip(names)
+        .map(|(port, (name, device))| PortReport {
+            name: name.clone(),
+            device: device.clone(),
+            tx: port.tx,
+            tx_failed: port.tx_failed,
+            rx: port.rx,
+            foreign: port.foreign,
+            overrun: port.overrun,
+            link_up: port.link_up,
+            link_downs: port.link_downs,
+            counters: port.device.clone(),
+        })
+        .collect();
+    let mut limits = trial_limits(outcome, names);
+    limits.extend(calibration.map_or_else(Vec::new, |own| calibration_limits(&total, &reports, own)));
+    RateReport {
+        method: method.to_owned(),
+        environment: environment(core),
+        duration_s: seconds,
+        stopped: outcome.stopped,
+        total,
+        streams: reports,
+        ports,
+        tester: TesterReport {
+            limits,
+            disturbances: disturbances(outcome),
+            clock: outcome.clock.clone(),
+            longest_pause_ns: outcome.longest_pause,
+            waited_ns: outcome.waited,
+        },
+        unaccounted: unaccounted(outcome),
+    }
+}
+
+fn traffic(stream: &Stream, outcome: &StreamOutcome, rate: Option<f64>, seconds: f64) -> Traffic {
+    let counts = outcome.judgement.counts;
+    let per_second = |packets: u64| if seconds > 0.0 { packets as f64 / seconds } else { 0.0 };
+    let received_pps = per_second(counts.received - counts.drained);
+    Traffic {
+        requested_pps: rate,
+        sent_pps: per_second(outcome.sent),
+        received_pps,
+        received_bps: received_pps * (stream.mean_size + FCS) * 8.0,
+        received_line_bps: received_pps * (stream.mean_size + LINE_OVERHEAD) * 8.0,
+        sent: outcome.sent,
+        missed: outcome.missed,
+        received: counts.received,
+        drained: counts.drained,
+        held: counts.held,
+        corrupted: counts.corrupted,
+        late: counts.late,
+        lost: counts.lost,
+        loss_ratio: ratio(counts.corrupted + counts.late + counts.lost, outcome.sent),
+        duplicated: counts.duplicated,
+        reordered: counts.reordered,
+        too_old: counts.too_old,
+        unsent: counts.unsent,
+    }
+}
+
+fn add(total: &mut Traffic, traffic: &Traffic) {
+    total.sent_pps += traffic.sent_pps;
+    total.received_pps += traffic.received_pps;
+    total.sent += traffic.sent;
+    total.missed += traffic.missed;
+    total.received += traffic.received;
+    total.drained += traffic.drained;
+    total.held += traffic.held;
+    total.corrupted += traffic.corrupted;
+    total.late += traffic.late;
+    total.lost += traffic.lost;
+    total.duplicated += traffic.duplicated;
+    total.reordered += traffic.reordered;
+    total.too_old += traffic.too_old;
+    total.unsent += traffic.unsent;
+}
+
+/// Returns the difference between the counters of the ports and the counters of the streams.
+fn unaccounted(outcome: &Outcome) -> i64 {
+    let sum = |values: &mut dyn Iterator<Item = u64>| values.sum::<u64>() as i64;
+    let streams = || outcome.streams.iter();
+    let ports = || outcome.ports.iter();
+    let sent = sum(&mut ports().map(|port| port.tx + port.tx_failed)) - sum(&mut streams().map(|stream| stream.sent));
+    let arrived = sum(&mut streams().map(|stream| stream.judgement.counts.arrived()));
+    let received = sum(&mut ports().map(|port| port.rx - port.foreign)) - arrived;
+    let missing = |stream: &StreamOutcome| {
+        let counts = stream.judgement.counts;
+        (counts.received + counts.corrupted + counts.late + counts.lost).abs_diff(stream.sent)
+    };
+    sent.abs() + received.abs() + sum(&mut streams().map(missing))
+}
+
+/// Returns the reasons why a trial shows a limit of the tester.
+pub fn trial_limits(outcome: &Outcome, names: &[(String, String)]) -> Vec<String> {
+    let (sent, missed) =
+        outcome.streams.iter().fold((0, 0), |sums, stream| (sums.0 + stream.sent, sums.1 + stream.missed));
+    let mut limits = Vec::new();
+    if ratio(missed, sent + missed) > MAX_RATE_ERROR {
+        limits.push(format!("the tester sent only {sent} of {} packets in time", sent + missed));
+    }
+    for (port, (name, _)) in outcome.ports.iter().zip(names) {
+        if port.tx_failed > 0 {
+            limits.push(format!("the port `{name}` did not send {} packets", port.tx_failed));
+        }
+        if port.overrun > 0 {
+            limits.push(format!("the tester was too slow to receive {} packets from the port `{name}`", port.overrun));
+        }
+        if port.link_downs > 0 {
+            limits.push(format!("the link of the port `{name}` went down {} times", port.link_downs));
+        }
+        if port.link_up == Some(false) {
+            limits.push(format!("the link of the port `{name}` is down"));
+        }
+    }
+    limits
+}
+
+/// Returns the reasons why a result is near the limits of the tester.
+fn calibration_limits(total: &Traffic, streams: &[StreamReport], own: &Calibration) -> Vec<String> {
+    let mut limits = Vec::new();
+    if total.sent_pps > own.max_pps * MAX_OWN_SHARE {
+        let share = total.sent_pps / own.max_pps * 100.0;
+        limits.push(format!("the rate is {share:.0} % of the tester's own maximum of {}", Pps(own.max_pps)));
+    }
+    let near = streams.iter().filter(|it| it.latency_ns.count > 0 && it.latency_ns.p50 < 2 * own.latency_ns.p50);
+    limits.extend(near.map(|stream| {
+        format!(
+            "the median latency of the stream `{}` is {}, and the tester's own median latency is {}",
+            stream.name,
+            Nanoseconds(stream.latency_ns.p50),
+            Nanoseconds(own.latency_ns.p50)
+        )
+    }));
+    limits
+}
+
+/// Returns the reasons why a trial may be disturbed.
+pub fn disturbances(outcome: &Outcome) -> Vec<String> {
+    let share = outcome.waited as f64 / outcome.elapsed.max(1) as f64;
+    match share > MAX_WAIT {
+        true => vec![format!(
+            "the tester waited for a core for {:.1} % of the trial, and paused for up to {}",
+            share * 100.0,
+            Nanoseconds(outcome.longest_pause)
+        )],
+        false => Vec::new(),
+    }
+}
+
+/// Returns the report of a bound. `mean` is the mean length of the frames, and `trials` are all trials of the search.
+pub fn bound_report(bound: &Bound, mean: f64, trials: &[TrialReport]) -> BoundReport {
+    BoundReport {
+        pps: bound.load,
+        bps: bound.load * (mean + FCS) * 8.0,
+        line_bps: bound.load * (mean + LINE_OVERHEAD) * 8.0,
+        trials: bound.trials,
+        exceeded: bound.exceeded,
+        short_trials: bound.short_trials,
+        short_exceeded: bound.short_exceeded,
+        exceed_probability: [bound.exceed_probability.0, bound.exceed_probability.1],
+        ignored: trials.iter().filter(|trial| trial.pps == bound.load && trial.ignored).count() as u64,
+    }
+}
+
+/// Returns the report of a goal. `trials` are all trials of the search.
+pub fn goal_report(goal: &crate::search::Goal, result: &GoalResult, mean: f64, trials: &[TrialReport]) -> GoalReport {
+    GoalReport {
+        name: goal.name.clone(),
+        loss_ratio: goal.loss_ratio,
+        exceed_ratio: goal.exceed_ratio,
+        trial_s: goal.final_duration,
+        duration_sum_s: goal.duration_sum,
+        width: goal.width,
+        lower: result.lower.as_ref().map(|bound| bound_report(bound, mean, trials)),
+        upper: result.upper.as_ref().map(|bound| bound_report(bound, mean, trials)),
+        conditional_throughput_pps: result.conditional_throughput,
+        complete: result.complete,
+    }
+}

@@ -1,0 +1,387 @@
+//! The parts of results. The field names are the keys of the JSON.
+
+use std::collections::BTreeMap;
+
+use hdrhistogram::Histogram;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::series::{Intervals, Point};
+
+/// The result of one trial.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct RateReport {
+    /// The command: `rate` or `calibrate`.
+    pub method: String,
+    /// Where the trial ran.
+    pub environment: Environment,
+    /// The time in which packets were sent, in seconds.
+    pub duration_s: f64,
+    /// Whether the trial was stopped before its end.
+    pub stopped: bool,
+    /// The sums of all streams.
+    pub total: Traffic,
+    /// The streams.
+    pub streams: Vec<StreamReport>,
+    /// The ports.
+    pub ports: Vec<PortReport>,
+    /// The tester itself.
+    pub tester: TesterReport,
+    /// The difference between the counters of the ports and the counters of the streams. Must be 0.
+    pub unaccounted: i64,
+}
+
+/// Where a trial ran.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Environment {
+    /// The version of the program.
+    pub version: String,
+    /// The release of the kernel.
+    pub kernel: String,
+    /// The model of the processor.
+    pub processor: String,
+    /// The number of online cores.
+    pub cores: u32,
+    /// The core of the tester.
+    pub core: Option<u32>,
+}
+
+/// Packets that were sent, and their fate.
+///
+/// `received + corrupted + late + lost` is `sent`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct Traffic {
+    /// The requested rate in packets per second. Absent if the rate was not limited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requested_pps: Option<f64>,
+    /// The rate at which packets were sent, in packets per second.
+    pub sent_pps: f64,
+    /// The rate at which packets arrived with the right content until the last transmission. Packets that arrived later
+    /// are not part of the rate.
+    pub received_pps: f64,
+    /// The bits per second of the packets of `received_pps`, with their frame check sequences.
+    pub received_bps: f64,
+    /// The bits per second of the packets of `received_pps`, with preambles and gaps.
+    pub received_line_bps: f64,
+    /// Packets that were sent.
+    pub sent: u64,
+    /// Packets that were due, but that the tester could not send in time. The packets are not part of `sent`.
+    pub missed: u64,
+    /// Packets that arrived in time with the right content, without duplicates.
+    pub received: u64,
+    /// Packets of `received` that arrived after the last transmission.
+    #[serde(default)]
+    pub drained: u64,
+    /// Packets of `drained` that a queue of the device held longer than the time for draining. A search counts these
+    /// packets as lost.
+    #[serde(default)]
+    pub held: u64,
+    /// Packets that arrived with a wrong content.
+    pub corrupted: u64,
+    /// Packets that arrived after the limit.
+    pub late: u64,
+    /// Packets that did not arrive.
+    pub lost: u64,
+    /// `corrupted + late + lost`, as a ratio of `sent`.
+    pub loss_ratio: f64,
+    /// Further copies of packets that had already arrived.
+    pub duplicated: u64,
+    /// Packets that arrived after a packet that was sent later (RFC 4737).
+    pub reordered: u64,
+    /// Packets that arrived after the window of the judge had passed them. The packets also count as lost.
+    pub too_old: u64,
+    /// Packets with a sequence number that was not sent.
+    pub unsent: u64,
+}
+
+/// A stream.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct StreamReport {
+    /// The name.
+    pub name: String,
+    /// The port that sends.
+    pub from: String,
+    /// The port that receives.
+    pub to: String,
+    /// The mean length of the frames in bytes, without the frame check sequence.
+    pub mean_size: f64,
+    /// The values of the keys that define the packets.
+    #[serde(default)]
+    pub keys: BTreeMap<String, String>,
+    /// The packets.
+    #[serde(flatten)]
+    pub traffic: Traffic,
+    /// The longest reordering extent in packets (RFC 4737, section 4.2).
+    pub max_reordering_extent: u64,
+    /// The mean reordering extent of the reordered packets.
+    pub mean_reordering_extent: f64,
+    /// The time from sending to receiving, in nanoseconds.
+    pub latency_ns: Times,
+    /// The difference of the latencies of two consecutive packets, without its sign, in nanoseconds (RFC 3393).
+    pub jitter_ns: Times,
+    /// The number of times without arrivals that are longer than the limit.
+    pub gap_count: u64,
+    /// The longest times without arrivals.
+    pub gaps: Vec<GapReport>,
+    /// The packets by the time of their transmission.
+    #[serde(default)]
+    pub series: SeriesReport,
+}
+
+/// Packets by the time of their transmission. Each list has one value for each interval.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct SeriesReport {
+    /// The length of an interval in seconds. The last interval can be shorter.
+    pub interval_s: f64,
+    /// Packets that were sent in the interval.
+    pub sent: Vec<u64>,
+    /// Packets of the interval that were lost, late or corrupted.
+    pub lost: Vec<u64>,
+    /// The mean latency of the received packets of the interval in nanoseconds, or 0 without received packets.
+    pub latency_mean_ns: Vec<u64>,
+    /// The highest latency of the received packets of the interval in nanoseconds.
+    pub latency_max_ns: Vec<u64>,
+}
+
+impl SeriesReport {
+    /// Returns the lists of a series.
+    pub fn of(points: &[Point], intervals: Intervals) -> Self {
+        Self {
+            interval_s: intervals.length as f64 / 1e9,
+            sent: points.iter().map(|point| point.sent).collect(),
+            lost: points.iter().map(Point::lost).collect(),
+            latency_mean_ns: points.iter().map(Point::latency_mean).collect(),
+            latency_max_ns: points.iter().map(|point| point.latency_max).collect(),
+        }
+    }
+}
+
+/// A stream of a search.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct StreamSetup {
+    /// The name.
+    pub name: String,
+    /// The number of the port that sends.
+    pub from: usize,
+    /// The number of the port that receives.
+    pub to: usize,
+    /// The share of the load.
+    pub share: f64,
+    /// The mean length of the frames in bytes, without the frame check sequence.
+    pub mean_size: f64,
+    /// The values of the keys that define the packets.
+    pub keys: BTreeMap<String, String>,
+}
+
+/// A time without arrivals.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct GapReport {
+    /// The start in seconds since the start of the trial.
+    pub start_s: f64,
+    /// The duration in seconds.
+    pub length_s: f64,
+}
+
+/// A distribution of times. The error of each value is at most 0.1 %.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Times {
+    /// The number of measured times.
+    pub count: u64,
+    /// The shortest time.
+    pub min: u64,
+    /// The mean.
+    pub mean: f64,
+    /// The median.
+    pub p50: u64,
+    /// The 90th percentile.
+    pub p90: u64,
+    /// The 99th percentile.
+    pub p99: u64,
+    /// The 99.9th percentile.
+    pub p99_9: u64,
+    /// The 99.99th percentile.
+    pub p99_99: u64,
+    /// The 99.999th percentile.
+    pub p99_999: u64,
+    /// The longest time.
+    pub max: u64,
+}
+
+impl Times {
+    /// Returns the distribution of a histogram.
+    pub fn of(histogram: &Histogram<u64>) -> Self {
+        if histogram.is_empty() {
+            return Self::default();
+        }
+        let at = |quantile| histogram.value_at_quantile(quantile);
+        Self {
+            count: histogram.len(),
+            min: histogram.min(),
+            mean: histogram.mean(),
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p99_9: at(0.999),
+            p99_99: at(0.9999),
+            p99_999: at(0.99999),
+            max: histogram.max(),
+        }
+    }
+}
+
+/// A port.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct PortReport {
+    /// The name.
+    pub name: String,
+    /// The device.
+    pub device: String,
+    /// Packets that the device sent.
+    pub tx: u64,
+    /// Packets that the device did not send.
+    pub tx_failed: u64,
+    /// Packets that the device received.
+    pub rx: u64,
+    /// Received packets without a signature of this trial, such as ARP requests of other hosts.
+    pub foreign: u64,
+    /// Packets that the device lost because the tester received too slowly.
+    pub overrun: u64,
+    /// Whether the link is up at the end of the trial. Absent if the device does not report the state.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_up: Option<bool>,
+    /// How often the link went down in the trial.
+    #[serde(default)]
+    pub link_downs: u64,
+    /// The counters of the device that changed in the trial.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// The tester itself.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct TesterReport {
+    /// The reasons why the result may show a limit of the tester instead of the device under test.
+    pub limits: Vec<String>,
+    /// The reasons why the trial may be disturbed, so that its latencies and losses may be caused by the tester's host.
+    pub disturbances: Vec<String>,
+    /// The clock of the receive times. The transmit times are from the system clock, read before a burst is sent.
+    pub clock: String,
+    /// The longest time between two iterations of the tester's loop while it was sending, in nanoseconds.
+    pub longest_pause_ns: u64,
+    /// The time in which the tester was ready to run but had no core, in nanoseconds.
+    pub waited_ns: u64,
+}
+
+/// The limits of the tester, from `bench calibrate`.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Calibration {
+    /// The highest rate that the tester sends and judges port to port, in packets per second.
+    pub max_pps: f64,
+    /// The relative difference between the requested and the actual rate, at half of the highest rate.
+    pub rate_error: f64,
+    /// The loss ratio at half of the highest rate.
+    pub loss_ratio: f64,
+    /// The latency port to port at half of the highest rate, in nanoseconds.
+    pub latency_ns: Times,
+}
+
+/// The report of `bench calibrate`.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct CalibrationReport {
+    /// The limits of the tester.
+    pub calibration: Calibration,
+    /// The trial at the highest rate.
+    pub max: RateReport,
+    /// The trial at half of the highest rate.
+    pub half: RateReport,
+}
+
+/// The report of `bench ndr` and `bench pdr`.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct SearchReport {
+    /// The command: `ndr` or `pdr`.
+    pub method: String,
+    /// Where the trials ran.
+    pub environment: Environment,
+    /// Whether the search was stopped before its end.
+    pub stopped: bool,
+    /// The streams.
+    #[serde(default)]
+    pub streams: Vec<StreamSetup>,
+    /// The goals and their results.
+    pub goals: Vec<GoalReport>,
+    /// All trials, in order.
+    pub trials: Vec<TrialReport>,
+    /// The reasons why the result may show a limit of the tester instead of the device under test.
+    pub tester_limits: Vec<String>,
+}
+
+/// The result of a goal of a search.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct GoalReport {
+    /// The name.
+    pub name: String,
+    /// The highest loss ratio of a good trial.
+    pub loss_ratio: f64,
+    /// The share of the trials at a load that may exceed the loss ratio.
+    pub exceed_ratio: f64,
+    /// The duration of a full-length trial in seconds.
+    pub trial_s: f64,
+    /// The total duration of the trials that decide about a load, in seconds.
+    pub duration_sum_s: f64,
+    /// The maximum relative distance between the bounds.
+    pub width: f64,
+    /// The highest load at which the device fulfils the goal.
+    pub lower: Option<BoundReport>,
+    /// The lowest load at which the device does not fulfil the goal.
+    pub upper: Option<BoundReport>,
+    /// The load of the lower bound in packets per second, less the loss at this load.
+    pub conditional_throughput_pps: Option<f64>,
+    /// Whether the bounds are as close as the goal requires, or at the limit of the range.
+    pub complete: bool,
+}
+
+/// A bound of a search result.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct BoundReport {
+    /// The load in packets per second, summed over all streams.
+    pub pps: f64,
+    /// The load in bits per second, with frame check sequences.
+    pub bps: f64,
+    /// The load in bits per second, with preambles and gaps.
+    pub line_bps: f64,
+    /// The number of full-length trials.
+    pub trials: u64,
+    /// The number of full-length trials with a higher loss ratio than the goal.
+    pub exceeded: u64,
+    /// The number of shorter trials. A single short trial with loss can make a load an upper bound.
+    pub short_trials: u64,
+    /// The number of shorter trials with a higher loss ratio than the goal.
+    pub short_exceeded: u64,
+    /// The limits of the nominal 95 % confidence interval of the probability that a full-length trial exceeds the loss
+    /// ratio. The interval is for a fixed number of trials, but the search stops when the trials decide.
+    pub exceed_probability: [f64; 2],
+    /// The number of trials at this load that the search ignored, because the tester was the limit or was disturbed.
+    pub ignored: u64,
+}
+
+/// A trial of a search.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct TrialReport {
+    /// The load in packets per second.
+    pub pps: f64,
+    /// The duration in seconds.
+    pub duration_s: f64,
+    /// Packets that were sent.
+    pub sent: u64,
+    /// `corrupted + late + lost`, and the packets that a queue of the device held at the end of the trial.
+    pub lost: u64,
+    /// The part of `lost` that a queue of the device held at the end of the trial.
+    pub held: u64,
+    /// `lost` and the packets that the tester could not send in time, as a ratio of all these packets and of `sent`.
+    #[serde(default)]
+    pub loss_ratio: f64,
+    /// Whether the search ignores the trial, because the tester was the limit or was disturbed.
+    pub ignored: bool,
+    /// The reasons why the trial shows a limit or a disturbance of the tester.
+    pub limits: Vec<String>,
+}

@@ -1,0 +1,173 @@
+//! The results as text.
+
+use std::fmt::{self, Write as _};
+
+use super::parts::{
+    BoundReport, Calibration, CalibrationReport, PortReport, RateReport, SearchReport, StreamReport, Times, Traffic,
+};
+use super::units::{Bps, Nanoseconds, Percent, Pps, ratio};
+
+impl fmt::Display for RateReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { total, streams, ports, tester, .. } = self;
+        let requested = total.requested_pps.map_or_else(|| "max".to_owned(), |rate| Pps(rate).to_string());
+        writeln!(f, "rate      {requested} requested, {} sent for {:.3} s", Pps(total.sent_pps), self.duration_s)?;
+        writeln!(
+            f,
+            "received  {}, {} with FCS, {} on the line",
+            Pps(total.received_pps),
+            Bps(total.received_bps),
+            Bps(total.received_line_bps)
+        )?;
+        writeln!(
+            f,
+            "loss      {} ({} of {})",
+            Percent(total.loss_ratio),
+            total.corrupted + total.late + total.lost,
+            total.sent
+        )?;
+        if total.held > 0 {
+            let (held, share) = (total.held, Percent(ratio(total.held, total.sent)));
+            writeln!(f, "queue     the device still held {held} packets ({share}) after the last transmission")?;
+        }
+        let width = streams.iter().map(|stream| stream.name.chars().count()).max().unwrap_or(0).max(6);
+        writeln!(
+            f,
+            "\n{:width$} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8} {:>9} {:>6}",
+            "stream", "sent", "received", "lost", "late", "corrupt", "dup", "reordered", "extent"
+        )?;
+        for stream in streams {
+            let Traffic { sent, received, lost, late, corrupted, duplicated, reordered, .. } = &stream.traffic;
+            writeln!(
+                f,
+                "{:width$} {sent:>10} {received:>10} {lost:>8} {late:>8} {corrupted:>8} {duplicated:>8} {reordered:>9} {:>6}",
+                stream.name, stream.max_reordering_extent
+            )?;
+        }
+        writeln!(
+            f,
+            "\n{:width$} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            "latency", "min", "p50", "p90", "p99", "p99.9", "p99.999", "max"
+        )?;
+        for (label, of) in [("", (|it| &it.latency_ns) as fn(&StreamReport) -> &Times), ("jitter", |it| &it.jitter_ns)]
+        {
+            if !label.is_empty() {
+                writeln!(f, "{label}")?;
+            }
+            for stream in streams {
+                let times = of(stream);
+                write!(f, "{:width$}", stream.name)?;
+                for value in [times.min, times.p50, times.p90, times.p99, times.p99_9, times.p99_999, times.max] {
+                    write!(f, " {:>10}", Nanoseconds(value))?;
+                }
+                writeln!(f)?;
+            }
+        }
+        for stream in streams.iter().filter(|stream| stream.gap_count > 0) {
+            let mut text = String::new();
+            for gap in stream.gaps.iter().take(4) {
+                let _ = write!(text, ", {:.3} s at {:.3} s", gap.length_s, gap.start_s);
+            }
+            writeln!(f, "\n{}: {} gaps{text}", stream.name, stream.gap_count)?;
+        }
+        writeln!(f)?;
+        for port in ports {
+            let PortReport { name, device, tx, rx, foreign, .. } = port;
+            writeln!(f, "port {name} ({device}): tx {tx}, rx {rx}, of these {foreign} without a signature")?;
+        }
+        let pause = Nanoseconds(tester.longest_pause_ns);
+        writeln!(f, "tester: clock {}, longest pause {pause}, unaccounted {}", tester.clock, self.unaccounted)?;
+        notes(f, self.stopped, &tester.limits, &tester.disturbances)
+    }
+}
+
+pub(crate) fn notes(
+    f: &mut fmt::Formatter<'_>,
+    stopped: bool,
+    limits: &[String],
+    disturbances: &[String],
+) -> fmt::Result {
+    if stopped {
+        writeln!(f, "INCOMPLETE: stopped before the end")?;
+    }
+    limits.iter().try_for_each(|limit| writeln!(f, "TESTER LIMIT: {limit}"))?;
+    disturbances.iter().try_for_each(|note| writeln!(f, "DISTURBED: {note}"))
+}
+
+impl fmt::Display for CalibrationReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Calibration { max_pps, rate_error, loss_ratio, latency_ns } = &self.calibration;
+        writeln!(f, "maximum        {}", Pps(*max_pps))?;
+        writeln!(f, "at half of the maximum:")?;
+        writeln!(f, "  rate error   {:+.4} %", rate_error * 100.0)?;
+        writeln!(f, "  loss         {}", Percent(*loss_ratio))?;
+        writeln!(
+            f,
+            "  latency      min {}, p50 {}, p99 {}, max {}",
+            Nanoseconds(latency_ns.min),
+            Nanoseconds(latency_ns.p50),
+            Nanoseconds(latency_ns.p99),
+            Nanoseconds(latency_ns.max)
+        )?;
+        let tester = &self.half.tester;
+        notes(f, self.max.stopped || self.half.stopped, &tester.limits, &tester.disturbances)
+    }
+}
+
+impl fmt::Display for SearchReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for goal in &self.goals {
+            writeln!(f, "{}: loss ratio at most {}", goal.name, Percent(goal.loss_ratio))?;
+            let bound = |bound: &Option<BoundReport>, none: &str| match bound {
+                None => none.to_owned(),
+                Some(it) => {
+                    let trials = match it.trials {
+                        0 => format!("{} of {} short trials exceed the loss ratio", it.short_exceeded, it.short_trials),
+                        trials => format!(
+                            "{} of {trials} trials exceed the loss ratio (nominal 95 % interval of the probability: {:.0} to {:.0} %)",
+                            it.exceeded,
+                            it.exceed_probability[0] * 100.0,
+                            it.exceed_probability[1] * 100.0
+                        ),
+                    };
+                    let ignored = match it.ignored {
+                        0 => String::new(),
+                        ignored => format!("; {ignored} more trials ignored"),
+                    };
+                    format!("{}, {} with FCS; {trials}{ignored}", Pps(it.pps), Bps(it.bps))
+                }
+            };
+            writeln!(
+                f,
+                "  lower bound  {}",
+                bound(&goal.lower, "none: the device does not fulfil the goal at the lowest rate")
+            )?;
+            writeln!(
+                f,
+                "  upper bound  {}",
+                bound(&goal.upper, "none: the device fulfils the goal at the highest rate")
+            )?;
+            if let Some(throughput) = goal.conditional_throughput_pps {
+                writeln!(f, "  conditional throughput  {}", Pps(throughput))?;
+            }
+            if !goal.complete {
+                writeln!(f, "  INCOMPLETE: the bounds are not as close as requested")?;
+            }
+        }
+        let seconds: f64 = self.trials.iter().map(|trial| trial.duration_s).sum();
+        let ignored = self.trials.iter().filter(|trial| trial.ignored).count();
+        writeln!(
+            f,
+            "trials: {} in {seconds:.0} s of traffic, {ignored} ignored because the tester was the limit or was disturbed",
+            self.trials.len()
+        )?;
+        /// The maximum number of limits in the text. The JSON has all limits.
+        const SHOWN: usize = 3;
+        let (shown, rest) = self.tester_limits.split_at(self.tester_limits.len().min(SHOWN));
+        notes(f, self.stopped, shown, &[])?;
+        match rest.len() {
+            0 => Ok(()),
+            more => writeln!(f, "TESTER LIMIT: {more} more, listed with --json"),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Counts of a trial by time: intervals of equal length, and the packets that were sent in each interval.
+//!
+//! A packet belongs to the interval in which it was sent, also if it arrives later. The packets that an interval lost are
+//! therefore the difference of two counts.
+
+use std::time::Duration;
+
+/// The maximum number of intervals of all streams together. The memory of an interval is 40 bytes.
+const MAX_INTERVALS: u64 = 1 << 18;
+
+/// The intervals of a trial.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Intervals {
+    /// The length of an interval in nanoseconds.
+    pub length: u64,
+    /// The number of intervals.
+    pub count: usize,
+}
+
+impl Intervals {
+    /// Divides a trial of `duration` nanoseconds. Intervals have the length `wanted`, or a multiple of it if there were
+    /// too many for `streams` streams.
+    pub fn new(wanted: Duration, duration: u64, streams: usize) -> Self {
+        let most = (MAX_INTERVALS / streams.max(1) as u64).max(1);
+        let wanted = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let length = wanted.saturating_mul(duration.div_ceil(wanted).div_ceil(most).max(1));
+        // A trial can end a little late. The last interval has all packets that are sent after its start.
+        Self { length, count: usize::try_from(duration.div_ceil(length)).unwrap_or(1).max(1) }
+    }
+}
+
+/// Finds the interval of a time. The search is fast if most times are in the interval of the time before.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cursor {
+    intervals: Intervals,
+    index: usize,
+    start: u64,
+}
+
+impl Cursor {
+    pub(crate) fn new(intervals: Intervals) -> Self {
+        Self { intervals, index: 0, start: 0 }
+    }
+
+    /// Returns the index of the interval of the time `at`.
+    #[inline]
+    pub(crate) fn at(&mut self, at: u64) -> usize {
+        if at.wrapping_sub(self.start) >= self.intervals.length {
+            self.seek(at);
+        }
+        self.index
+    }
+
+    #[cold]
+    fn seek(&mut self, at: u64) {
+        let Intervals { length, count } = self.intervals;
+        let index = at.checked_div(length).unwrap_or(0);
+        self.start = index * length;
+        self.index = usize::try_from(index).unwrap_or(usize::MAX).min(count.saturating_sub(1));
+    }
+}
+
+/// The packets that were sent in an interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Point {
+    /// Packets that were sent.
+    pub sent: u64,
+    /// Packets that arrived in time with the right content.
+    pub received: u64,
+    /// The sum of the latencies of the received packets, in nanoseconds.
+    pub latency_sum: u64,
+    /// The highest latency of the received packets, in nanoseconds.
+    pub latency_max: u64,
+}
+
+impl Point {
+    /// Returns the number of packets that were lost, late or corrupted.
+    pub fn lost(&self) -> u64 {
+        self.sent.saturating_sub(self.received)
+    }
+
+    /// Returns the mean latency in nanoseconds, or 0 without received packets.
+    pub fn latency_mean(&self) -> u64 {
+        self.latency_sum.checked_div(self.received).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_cover_the_trial_and_their_number_is_limited() {
+        let second = 1_000_000_000;
+        let of = |wanted, duration, streams| Intervals::new(Duration::from_nanos(wanted), duration, streams);
+        assert_eq!(of(second / 10, second, 1), Intervals { length: second / 10, count: 10 });
+        assert_eq!(of(second / 10, second + 1, 1).count, 11);
+        assert_eq!(of(second, 1, 1).count, 1);
+        let many = of(1000, 3600 * second, 256);
+        assert!(many.count <= 1024 && many.length * many.count as u64 >= 3600 * second, "{many:?}");
+        assert_eq!(many.length % 1000, 0);
+    }
+
+    #[test]
+    fn cursor_finds_the_interval_of_each_time() {
+        let mut cursor = Cursor::new(Intervals { length: 10, count: 4 });
+        let found: Vec<_> = [0, 9, 10, 25, 3, 39, 40, 1000, 5].into_iter().map(|at| cursor.at(at)).collect();
+        assert_eq!(found, [0, 0, 1, 2, 0, 3, 3, 3, 0]);
+    }
+}

@@ -1,0 +1,110 @@
+//! Counters of the host and of its interfaces, and pauses of the thread.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use dataplane::config::Idle;
+use dataplane::lane::{Lane, LaneCounters};
+use dataplane::runtime::PortLanes;
+
+use super::outcome::PortOutcome;
+use crate::sender::Sender;
+
+/// The names of the counters of received frames that were lost because the tester was too slow. The names with `kernel`
+/// are the counters of an AF_XDP socket. `kernel_rx_no_buffer` counts events, not frames, so the list does not have it.
+const OVERRUNS: [&str; 5] =
+    ["rx_out_of_buffer", "rx_missed", "kernel_rx_dropped", "kernel_rx_ring_full", INTERFACE_MISSED];
+/// The name in the result for the kernel's counter `rx_missed_errors` of an interface: the NIC had no buffer for the frame.
+const INTERFACE_MISSED: &str = "interface_rx_missed_errors";
+/// The name in the result for the kernel's counter `carrier_down_count` of an interface: the link went down.
+pub(super) const CARRIER_DOWN: &str = "interface_carrier_down_count";
+
+/// Returns the counters of each port.
+pub(super) fn counters(lanes: &PortLanes) -> Vec<BTreeMap<String, u64>> {
+    let of = |(port, plan): (usize, &dataplane::config::PortPlan)| {
+        let mut counters = lanes.counters(port);
+        let interface = plan.config.kernel_interface();
+        // A device with its own counter counts these frames already.
+        if !counters.contains_key("rx_out_of_buffer") || plan.config.link.is_some() {
+            let missed = interface.and_then(|name| interface_counter(name, "statistics/rx_missed_errors"));
+            counters.extend(missed.map(|missed| (INTERFACE_MISSED.to_owned(), missed)));
+        }
+        let downs = interface.and_then(|name| interface_counter(name, "carrier_down_count"));
+        counters.extend(downs.map(|downs| (CARRIER_DOWN.to_owned(), downs)));
+        counters
+    };
+    lanes.plan().ports.iter().enumerate().map(of).collect()
+}
+
+/// Returns the number of frames that were lost because the tester was too slow. `changes` are the changes of the counters.
+pub(super) fn overrun(changes: &BTreeMap<String, u64>) -> u64 {
+    OVERRUNS.iter().filter_map(|name| changes.get(*name)).sum()
+}
+
+/// Returns a counter of an interface from sysfs, or `None` if the kernel does not have the counter.
+fn interface_counter(interface: &str, counter: &str) -> Option<u64> {
+    fs::read_to_string(Path::new("/sys/class/net").join(interface).join(counter)).ok()?.trim().parse().ok()
+}
+
+/// Sets the counts of a port from the counters of its lane.
+pub(super) fn account(lane: &dyn Lane, before: &LaneCounters, port: &mut PortOutcome) {
+    let now = lane.counters();
+    let failed = |it: &LaneCounters| it.tx_full + it.tx_errors + it.tx_too_long + it.tx_not_connected + it.stopped;
+    port.tx = now.tx - before.tx;
+    port.tx_failed = failed(now) - failed(before);
+    port.rx = now.rx - before.rx;
+}
+
+/// Waits a little after an iteration without packets, as the key `idle` of the config requests.
+#[inline]
+pub(super) fn pause(idle: Idle, senders: &[Sender], elapsed: u64, sending: bool) {
+    /// The longest sleep. A packet that arrives may wait this long.
+    const LONGEST: u64 = 50_000;
+    /// A shorter sleep would take longer than requested.
+    const SHORTEST: u64 = 10_000;
+    match idle {
+        Idle::Spin => {}
+        Idle::Pause => (0..16).for_each(|_| std::hint::spin_loop()),
+        Idle::Sleep | Idle::Adaptive => {
+            let next = senders.iter().filter_map(Sender::next_due).min().filter(|_| sending);
+            match next.map_or(LONGEST, |next| next.saturating_sub(elapsed)).min(LONGEST) {
+                left @ SHORTEST.. => thread::sleep(Duration::from_nanos(left)),
+                _ => thread::yield_now(),
+            }
+        }
+    }
+}
+
+/// Returns the time in nanoseconds in which this thread was ready to run but had no core (proc_pid_schedstat(5)).
+/// Returns 0 if the kernel does not report this time.
+pub(super) fn cpu_wait() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drops_of_an_af_xdp_socket_and_of_the_nic_are_overrun() {
+        let changes = [
+            ("rx_packets", 100),
+            ("kernel_rx_dropped", 1),
+            ("kernel_rx_ring_full", 2),
+            ("kernel_rx_no_buffer", 4),
+            ("interface_rx_missed_errors", 8),
+        ];
+        let changes = changes.map(|(name, count)| (name.to_owned(), count)).into();
+        assert_eq!(overrun(&changes), 11);
+    }
+
+    #[test]
+    fn interface_without_the_counter_has_no_missed_frames() {
+        assert_eq!(interface_counter("lo", "statistics/rx_missed_errors"), Some(0));
+        assert_eq!(interface_counter("no such interface", "carrier_down_count"), None);
+    }
+}

@@ -1,0 +1,67 @@
+//! The outcome of a trial.
+
+use std::collections::BTreeMap;
+
+use crate::judge::Judgement;
+use crate::series::{Intervals, Point};
+
+/// The result of a stream in a trial.
+#[derive(Clone, Debug)]
+pub struct StreamOutcome {
+    /// The packets that were passed to the port.
+    pub sent: u64,
+    /// The packets that were due, but that the tester could not send in time.
+    pub missed: u64,
+    /// The judgement.
+    pub judgement: Judgement,
+    /// The packets by the time of their transmission.
+    pub series: Vec<Point>,
+}
+
+/// The counts of a port in a trial.
+#[derive(Clone, Debug, Default)]
+pub struct PortOutcome {
+    /// Packets that were passed to the port.
+    pub offered: u64,
+    /// Packets that the device sent.
+    pub tx: u64,
+    /// Packets that the device did not send.
+    pub tx_failed: u64,
+    /// Packets that the device received.
+    pub rx: u64,
+    /// Received packets with a signature of this trial.
+    pub judged: u64,
+    /// Received packets without a signature of this trial.
+    pub foreign: u64,
+    /// Packets that the device lost because the tester was too slow to receive them.
+    pub overrun: u64,
+    /// Counters of the device that changed in the trial.
+    pub device: BTreeMap<String, u64>,
+    /// Whether the link is up at the end of the trial, if the device reports the state.
+    pub link_up: Option<bool>,
+    /// How often the link went down in the trial, if the port has an interface of the kernel.
+    pub link_downs: u64,
+}
+
+/// The result of a trial.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The time in which packets were sent, in nanoseconds.
+    pub duration: u64,
+    /// The streams, in order.
+    pub streams: Vec<StreamOutcome>,
+    /// The ports, in order.
+    pub ports: Vec<PortOutcome>,
+    /// The longest time between two iterations of the loop while the tester was sending, in nanoseconds.
+    pub longest_pause: u64,
+    /// The time from the first transmission until the traffic had settled, in nanoseconds.
+    pub elapsed: u64,
+    /// The part of `elapsed` in which the thread was ready to run, but had no core.
+    pub waited: u64,
+    /// Whether the trial was stopped before its end.
+    pub stopped: bool,
+    /// The clock of the receive times.
+    pub clock: String,
+    /// The intervals of the counts by time.
+    pub intervals: Intervals,
+}
