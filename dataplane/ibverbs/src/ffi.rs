@@ -165,12 +165,17 @@ pub(super) trait VerbReturn {
     fn value(self, verb: &'static str) -> Result<Self::Value, VerbError>;
 }
 
-/// The verb returns an object, or null with `errno` set.
+/// The verb returns an object, or null with `errno` set. Some drivers return null without an error number if the device
+/// does not support the object: `hns_roce_u_create_ah` on HIP08, and `pvrdma_create_ah`. After [`clear_errno`], this
+/// case returns `EOPNOTSUPP`.
 impl<T> VerbReturn for *mut T {
     type Value = NonNull<T>;
 
     fn value(self, verb: &'static str) -> Result<NonNull<T>, VerbError> {
-        NonNull::new(self).ok_or_else(|| last_os_error(verb))
+        NonNull::new(self).ok_or_else(|| match last_os_error(verb) {
+            VerbError { errno: 0, .. } => unsupported(verb),
+            error => error,
+        })
     }
 }
 
@@ -185,6 +190,12 @@ impl VerbReturn for c_int {
             error => Err(VerbError::new(verb, error.saturating_abs())),
         }
     }
+}
+
+/// Sets `errno` to 0, so that a null pointer without an error number does not return the error of an earlier call.
+fn clear_errno() {
+    // SAFETY: the pointer refers to the `errno` of this thread.
+    unsafe { *libc::__errno_location() = 0 };
 }
 
 /// Returns an error with the current `errno`.
@@ -246,6 +257,7 @@ macro_rules! exported {
         /// Every object must be valid, and all objects must belong to the same device. Every structure must be filled
         /// in as the man page requires.
         pub(super) unsafe fn $verb($($argument: $type),*) -> Result<<$returned as VerbReturn>::Value, VerbError> {
+            clear_errno();
             // SAFETY: the caller upholds the safety contract.
             unsafe { library::$verb($($argument),*) }.value(stringify!($verb))
         }
@@ -421,6 +433,7 @@ macro_rules! extended {
                 // SAFETY: the caller upholds the safety contract. `verbs.h` declares the member with these arguments.
                 unsafe {
                     let verb = member!($context, $member).ok_or(unsupported(stringify!($verb)))?;
+                    clear_errno();
                     verb($($argument),*).value(stringify!($verb))
                 }
             }

@@ -631,9 +631,14 @@ impl State {
     }
 }
 
+/// The error for [`Fake::refuse`] with which a verb returns null and leaves `errno` unchanged.
+pub(crate) const NO_ERRNO: c_int = -1;
+
 fn fail<T>(errno: c_int) -> *mut T {
-    // SAFETY: the pointer refers to the `errno` of this thread.
-    unsafe { *libc::__errno_location() = errno };
+    if errno != NO_ERRNO {
+        // SAFETY: the pointer refers to the `errno` of this thread.
+        unsafe { *libc::__errno_location() = errno };
+    }
     ptr::null_mut()
 }
 

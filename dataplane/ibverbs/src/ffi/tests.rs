@@ -6,7 +6,7 @@ use std::io::Write;
 use std::mem::zeroed;
 use std::process::{Command, Stdio};
 
-use super::super::fake::{Call, Completion, Fake, Op, Poll};
+use super::super::fake::{Call, Completion, Fake, NO_ERRNO, Op, Poll};
 use super::*;
 use dataplane_testing::{Folder, skip};
 
@@ -285,6 +285,18 @@ fn return_values_are_converted_as_in_the_man_pages() {
     unsafe { *libc::__errno_location() = libc::EAGAIN };
     assert_eq!((-1).value(verb), Err(VerbError::new(verb, libc::EAGAIN)));
     assert_eq!(ptr::null_mut::<ibv_qp>().value(verb), Err(VerbError::new(verb, libc::EAGAIN)));
+}
+
+/// If a device of hns (HIP08) or vmw_pvrdma has no address handles, its library returns null without an error number.
+#[test]
+fn null_without_an_error_number_means_unsupported() {
+    let fake = Fake::new(|_| {});
+    fake.refuse("ibv_create_ah", NO_ERRNO);
+    // SAFETY: the pointer refers to the `errno` of this thread.
+    unsafe { *libc::__errno_location() = libc::ENOENT };
+    // SAFETY: the protection domain is valid, and the fake device does not read the attributes.
+    let handle = unsafe { ibv_create_ah(fake.pd().as_ptr(), &mut ibv_ah_attr::default()) };
+    assert_eq!(handle, Err(VerbError::new("ibv_create_ah", libc::EOPNOTSUPP)));
 }
 
 /// A poll returns the result of the driver unchanged, including invalid values and the errors of broken queues.

@@ -190,8 +190,8 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
                 // If the thread panicked, treat the path as unresolved.
                 match found.join().unwrap_or(Err(VerbError::new("ibv_create_ah", libc::EIO))) {
                     Ok(handle) => self.handshake(qp, &remote, Some(handle))?,
-                    // Providers such as qedr, mana and erdma have no address handles. The kernel then resolves the path
-                    // when the queue pair moves to RTR.
+                    // Devices such as qedr, mana, erdma and hns (HIP08) have no address handles. The kernel then resolves
+                    // the path when the queue pair moves to RTR.
                     Err(VerbError { errno: libc::EOPNOTSUPP | libc::ENOSYS, .. }) if self.kind != QpType::Ud => {
                         self.handshake(qp, &remote, None)?;
                     }
