@@ -48,7 +48,7 @@ pub(super) fn probe(device: &impl Device, context: &Context) -> ProbeResult {
     let single = device.create_cq(&CqSpec { api: CqApi::ExtendedSingle, ..all }, None).map(|(_, granted)| granted).ok();
     for capability in Capability::ALL {
         let tried = match (&queue, &plain) {
-            (Err(error), _) | (_, Err(error)) => Err(error.to_string()),
+            (Err(error), _) | (_, Err(error)) => Err(hint(*error)),
             (Ok((_, granted)), _) if CQ_CAPABILITIES.contains(&capability) => {
                 cq_capability(granted, single.as_ref(), capability)
             }

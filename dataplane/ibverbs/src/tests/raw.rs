@@ -533,6 +533,18 @@ fn raw_settings_are_refused_with_the_reason_if_raw_packets_are_missing() {
     }
 }
 
+/// If the device was opened without enough lockable memory, `check_raw` returns the remedy.
+#[test]
+fn missing_raw_packets_have_the_remedy_of_the_refused_completion_queue() {
+    let test = test_device_of("fake", 0, |fake| {
+        for verb in ["ibv_create_cq_ex", "ibv_create_cq"] {
+            fake.refuse(verb, libc::ENOMEM);
+        }
+    });
+    let error = test.device.check_raw(&RawSpec::default(), 1).unwrap_err().to_string();
+    assert!(error.contains("Cannot allocate memory") && error.contains("; help: "), "{error}");
+}
+
 /// A completion queue with a completion channel may be refused, although a channel can be created. The device then has
 /// no events.
 #[test]
