@@ -9,6 +9,7 @@ use super::context::{Context, Limits};
 use super::raw;
 use dataplane_core::clock::ClockSource;
 use dataplane_core::error::VerbError;
+use dataplane_core::lane::Stamping;
 use dataplane_core::verbs::{
     Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, Missing, MwKind, PollFields, ProtectionDomain,
     QpCaps, QpSpec, QpType, SendApi, SrqSpec,
@@ -78,19 +79,22 @@ const CQ_CAPABILITIES: [Capability; 10] = [
 
 /// Removes timestamps from the granted properties of a completion queue if the device creates queue pairs on the
 /// completion queue `plain`, but refuses each of them on a completion queue with these timestamps. mlx5 in real-time mode
-/// has no timestamps of the counter that libibverbs reads (`get_ts_format` in the kernel).
+/// has no timestamps of the counter that libibverbs reads (`get_ts_format` in the kernel). From libibverbs 65 on, such a
+/// device creates queue pairs with the wall clock alone, but lanes request the wall clock together with the counter.
 fn refuse_unusable_timestamps<D: Device>(device: &D, plain: &D::Cq, granted: &mut CqGranted) {
     let Ok(pd) = device.alloc_pd() else { return };
     let create = |kind, cq: &D::Cq| pd.create_qp(&QpSpec::new(kind, SMALL), cq, cq, None).map(drop);
     let kinds = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::RawPacket];
     let kinds: Vec<QpType> = kinds.into_iter().filter(|&kind| create(kind, plain).is_ok()).collect();
-    for (capability, field) in
-        [(Capability::WallclockTimestamps, PollFields::WALLCLOCK), (Capability::Timestamps, PollFields::TIMESTAMP)]
-    {
+    // The fields are the fields that a lane requests for the timestamps.
+    for (capability, field, fields) in [
+        (Capability::WallclockTimestamps, PollFields::WALLCLOCK, Stamping::Wallclock.fields()),
+        (Capability::Timestamps, PollFields::TIMESTAMP, Stamping::Device.fields()),
+    ] {
         if !granted.fields.contains(field) {
             continue;
         }
-        let Ok((cq, _)) = device.create_cq(&CqSpec { fields: field, ..PLAIN }, None) else { continue };
+        let Ok((cq, _)) = device.create_cq(&CqSpec { fields, ..PLAIN }, None) else { continue };
         if let Some(Err(error)) = kinds.iter().map(|&kind| create(kind, &cq)).reduce(Result::or) {
             let why = format!("the device refuses queue pairs with timestamps: {}", hint(error));
             granted.fields -= field;

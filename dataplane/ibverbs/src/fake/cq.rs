@@ -16,14 +16,13 @@ pub(super) struct FakeCq {
     wc_flags: u64,
 }
 
-/// Returns whether a CQ has timestamps.
+/// Returns the fields that the creation of a CQ requested. Returns 0 if `cq` is null.
 ///
 /// # Safety
 /// The CQ must belong to a fake, or be null.
-pub(super) unsafe fn has_timestamps(cq: *const ibv_cq) -> bool {
-    const TIMESTAMPS: u64 = 1 << 7 | 1 << 11;
+pub(super) unsafe fn fields(cq: *const ibv_cq) -> u64 {
     // SAFETY: the caller upholds the safety contract.
-    !cq.is_null() && unsafe { (*cq.cast::<FakeCq>()).wc_flags } & TIMESTAMPS != 0
+    if cq.is_null() { 0 } else { unsafe { (*cq.cast::<FakeCq>()).wc_flags } }
 }
 
 /// # Safety

@@ -30,7 +30,7 @@ mod memory;
 mod qp;
 mod raw;
 
-use cq::{create_cq_ex, has_timestamps, modify_cq, poll_cq, req_notify_cq};
+use cq::{create_cq_ex, fields, modify_cq, poll_cq, req_notify_cq};
 pub(super) use domain::with_domains;
 use flow::FakeFlow;
 pub(super) use memory::with_windows;
@@ -295,8 +295,8 @@ pub(super) struct State {
     tags: bool,
     /// Whether the device refuses CQs with a completion channel.
     refuses_channels: bool,
-    /// Whether the device refuses queue pairs and work queues on a CQ with timestamps.
-    refuses_timestamped_queues: bool,
+    /// The device refuses queue pairs and work queues on a CQ that requests any of these fields.
+    refused_queue_fields: u64,
     /// For each verb, the index of the request that a refused post reports. `None`: the post does not report an index.
     bad: HashMap<&'static str, Option<usize>>,
     events: events::Events,
@@ -443,7 +443,14 @@ impl Fake {
     /// Makes the creation of queue pairs and work queues fail if one of their CQs has timestamps, as mlx5 does in
     /// real-time mode (`get_ts_format`). The creation of the CQs succeeds.
     pub(crate) fn refuses_timestamped_queues(&self) {
-        self.state().refuses_timestamped_queues = true;
+        self.state().refused_queue_fields =
+            u64::from(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
+    }
+
+    /// Makes the creation of queue pairs and work queues fail if one of their CQs has timestamps of the counter, as mlx5
+    /// does in real-time mode from libibverbs 65 on.
+    pub(crate) fn refuses_queues_with_ticks(&self) {
+        self.state().refused_queue_fields = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.into();
     }
 
     /// Provides a reader for tag-matching data on completion queues. Without this call, the reader is missing.
@@ -563,8 +570,8 @@ impl State {
     /// The CQs must belong to a fake, or be null.
     unsafe fn refused_queue<const N: usize>(&self, cqs: [*mut ibv_cq; N]) -> c_int {
         // SAFETY: the caller upholds the safety contract.
-        let has_timestamps = |cq: *mut ibv_cq| unsafe { has_timestamps(cq) };
-        if self.refuses_timestamped_queues && cqs.into_iter().any(has_timestamps) { libc::EOPNOTSUPP } else { 0 }
+        let is_refused = |cq: *mut ibv_cq| unsafe { fields(cq) } & self.refused_queue_fields != 0;
+        if cqs.into_iter().any(is_refused) { libc::EOPNOTSUPP } else { 0 }
     }
 
     /// Returns the error of a query of the attributes in `mask`, or 0.

@@ -353,6 +353,19 @@ fn lane_has_no_device_timestamps_if_its_queue_pair_is_refused_with_them() {
     assert!(lanes.iter().all(|opened| opened.lane.granted().stamps == ClockSource::None));
 }
 
+/// With libibverbs 65 or newer, mlx5 in real-time mode creates queue pairs with the wall clock, but refuses queue pairs
+/// with the counter. Lanes request both, so the device has no timestamps that a lane can use.
+#[test]
+fn wall_clock_that_no_lane_can_use_is_missing() {
+    use dataplane_core::verbs::Capability::{Timestamps, WallclockTimestamps};
+    let test = test_device_of("fake", 0, Fake::refuses_queues_with_ticks);
+    let has = &test.device.capabilities().has;
+    assert!(!has.contains(&Timestamps) && !has.contains(&WallclockTimestamps), "{has:?}");
+    assert_eq!(test.device.probed().queue.as_ref().unwrap().stamps, ClockSource::None);
+    let opened = TestLane::open_stamped(&test, QpType::Ud, (0, 1), Stamping::Wallclock);
+    assert_eq!(opened.lane.granted().stamps, ClockSource::None);
+}
+
 /// How the device reports that a queue failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
