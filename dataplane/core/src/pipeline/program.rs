@@ -204,8 +204,9 @@ impl Program {
     }
 
     /// Returns, for each of `ports` ports, whether a stage has computed the checksums of every packet that the port
-    /// sends. The device of such a port may compute the checksums again, and the packets stay the same.
-    pub fn ports_with_checksums(&self, ports: usize) -> Vec<bool> {
+    /// sends. The device of such a port may compute the checksums again, and the packets stay the same. `None` means
+    /// that no stage sends packets to the port.
+    pub fn ports_with_checksums(&self, ports: usize) -> Vec<Option<bool>> {
         // Whether a packet may leave the stage without computed checksums.
         let mut may_lack = vec![false; self.nodes.len()];
         may_lack[0] = true;
@@ -222,7 +223,7 @@ impl Program {
                 }
             }
         }
-        sent.into_iter().map(|sent| sent == Some(true)).collect()
+        sent
     }
 
     /// Lets stages leave the computation of checksums to the devices of ports. `computes` has an entry for each port:

@@ -26,7 +26,7 @@ pub(super) fn request(plan: &mut Plan, program: &Program) -> Vec<(String, &'stat
     let names = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
     for (port, has_checksums) in plan.ports.iter_mut().zip(with_checksums) {
         let auto = port.config.has_auto_offloads();
-        if has_checksums && auto {
+        if has_checksums == Some(true) && auto {
             let stages = names(program.stages_with_checksums());
             port.requests.push(OffloadRequest { offload: StageOffload::SendChecksum, stages });
         }

@@ -579,6 +579,39 @@ fn change_that_needs_a_restart_is_refused_by_the_name_of_its_operation() {
     run.end();
 }
 
+/// A device that computes checksums for the stage `checksum` must not compute the checksums of packets that do not pass
+/// this stage: a packet with a wrong checksum would leave with a correct checksum.
+#[test]
+fn removal_of_the_checksum_stage_needs_a_restart_if_the_device_computes_checksums() {
+    let text = |keys: &str, stages: &[&str]| {
+        let config = Config::new().workers(1).port_with("wire", "kind = 'generator', flows = 64", keys);
+        let config = stages.iter().fold(config.stage("parse", ""), |config, kind| config.stage(kind, ""));
+        config.stage("tx", "name = 'out'\nport = 'wire'").to_string()
+    };
+    for (keys, is_refused) in [
+        ("offload = ['auto']", true),
+        ("offload = ['checksum']", false),
+        ("offload = ['auto']\nrefuse = ['tx_checksum']", false),
+        ("offload = []", false),
+    ] {
+        let run = Changing::start(&text(keys, &["count", "checksum"]));
+        run.apply(&text(keys, &["checksum"]));
+        let without = text(keys, &["count"]);
+        if is_refused {
+            let refusal = run.refused(&without);
+            assert_eq!(refusal.code, ErrorCode::NeedsRestart, "{keys}");
+            assert!(kinds(&refusal.operations).contains(&(OperationKind::ChangePort, "wire")), "{keys}: {refusal:#?}");
+        } else {
+            run.apply(&without);
+        }
+        // Packets that the port does not send keep their checksums.
+        let unsent = without.replace("use = 'tx'\nname = 'out'\nport = 'wire'", "use = 'drop'");
+        assert_ne!(unsent, without);
+        run.apply(&unsent);
+        run.end();
+    }
+}
+
 #[test]
 fn unconfirmed_change_reverts_with_its_state_and_a_confirmed_change_stays() {
     let first = config(2, &[("numbers", "step = 1"), ("holds", "")]);

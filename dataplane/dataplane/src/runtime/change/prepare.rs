@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::refusal::{busy, failed, mistakes, wrong_config};
 use super::retire::POLL_INTERVAL;
 use super::state::{Generation, Retiring, RunState, lock};
-use crate::config::{Diagnostics, Plan, Source, StageOffload};
+use crate::config::{Diagnostics, Offload, Plan, Source, StageOffload};
 use crate::runtime::assemble::{ContinuingStages, RunningPipeline, assemble_change};
 use crate::runtime::{Assembly, difference, offload};
 use dataplane_control::Refusal;
@@ -77,7 +77,7 @@ impl RunState {
             let Some(ContinuingStages { kept, .. }) = continuing else {
                 return Ok(Prepared { operations, warnings, assembly: None, left: Vec::new() });
             };
-            operations.extend(self.offload_operations(&current.plan, &mut assembly));
+            operations.extend(self.offload_operations(&current.plan, &mut assembly, &computes));
             if reverts.is_none() {
                 operations.extend(self.privilege_operations(current, &assembly, &kept));
             }
@@ -97,15 +97,18 @@ impl RunState {
     }
 
     /// Keeps the offloads that the program has requested from the devices, because the devices are already open.
-    /// Returns an operation that needs a restart for each missing offload.
-    fn offload_operations(&self, before: &Plan, assembly: &mut Assembly) -> Vec<Operation> {
+    /// Returns an operation that needs a restart for each missing offload, and for each device that would change
+    /// checksums. `computes` has an entry for each port: whether its device computes the checksums of sent packets.
+    fn offload_operations(&self, before: &Plan, assembly: &mut Assembly, computes: &[bool]) -> Vec<Operation> {
         let mut wanted = assembly.plan.clone();
         wanted.ports.iter_mut().for_each(|port| {
             port.requests.clear();
             port.verifiers.clear();
         });
+        let mut with_checksums = Vec::new();
         if let Some(program) = assembly.programs.first() {
             offload::request(&mut wanted, program);
+            with_checksums = program.ports_with_checksums(wanted.ports.len());
         }
         let mut operations = Vec::new();
         for ((port, wanted), before) in assembly.plan.ports.iter_mut().zip(&wanted.ports).zip(&before.ports) {
@@ -121,6 +124,15 @@ impl RunState {
             for request in wanted.requests.iter().filter(|request| lacks(request.offload)) {
                 let why = format!("the device must report {}, which is requested at the start", request.offload);
                 operations.push(difference::port_operation(&port.config.name, Vec::new(), &why));
+            }
+        }
+        // A device that computes checksums would give a packet with a wrong checksum a correct checksum.
+        for ((port, computes), with_checksums) in assembly.plan.ports.iter().zip(computes).zip(with_checksums) {
+            let is_configured = port.config.offloads().contains(&Offload::Checksum);
+            if *computes && !is_configured && with_checksums == Some(false) {
+                let why = "the device computes the checksums of sent packets since the start, and would hide the wrong \
+                           checksums of packets that pass no `checksum` stage";
+                operations.push(difference::port_operation(&port.config.name, Vec::new(), why));
             }
         }
         operations

@@ -2415,7 +2415,7 @@ pub mod pipeline {
             pub fn check_bypasses(&self, source: Facts) -> Vec<(usize, usize, Problem)> {}
             pub fn readers(&self, part: RecvFields) -> Vec<&str> {}
             pub fn stages_with_checksums(&self) -> Vec<&str> {}
-            pub fn ports_with_checksums(&self, ports: usize) -> Vec<bool> {}
+            pub fn ports_with_checksums(&self, ports: usize) -> Vec<Option<bool>> {}
             pub fn leave_checksums(&mut self, computes: &[bool]) -> Vec<String> {}
         }
     }
