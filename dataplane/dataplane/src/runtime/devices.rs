@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::config::{self, Connection, Plan, PortPlan, Qp};
-use crate::runtime::peer::{ExchangeOptions, PathCache, PeerExchange, PeerLocation, PeerWiring, Rendezvous};
+use crate::runtime::peer::{
+    self, ExchangeOptions, NextHopLookup, PathCache, PeerExchange, PeerLocation, PeerWiring, Rendezvous,
+};
 use crate::runtime::watch::Watch;
 use crate::runtime::{offload, raw, soft};
 use dataplane_core::clock::{ClockReport, HostClock};
@@ -94,7 +96,9 @@ pub(crate) fn open(
     #[cfg(feature = "ibverbs")]
     let mut open_devices = verbs::OpenDevices::default();
     for (index, (port, info)) in plan.ports.iter().zip(infos).enumerate() {
-        let start_exchange = |connection: &Connection| start_exchange(plan, port, index, connection, &rendezvous, stop);
+        let start_exchange = |connection: &Connection, next_hop| {
+            start_exchange(plan, (port, index), (connection, next_hop), &rendezvous, stop)
+        };
         devices.push(if !port.config.is_verbs() {
             let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
             // `raw::prepare` returns a device handle with the port's settings for raw packets. Only queue pairs that
@@ -151,9 +155,8 @@ pub(crate) fn stamping(plan: &Plan) -> Stamping {
 /// the config serves both ports.
 fn start_exchange(
     plan: &Plan,
-    port: &PortPlan,
-    index: usize,
-    connection: &Connection,
+    (port, index): (&PortPlan, usize),
+    (connection, next_hop): (&Connection, NextHopLookup),
     rendezvous: &[Arc<Rendezvous>],
     stop: &RunStop,
 ) -> Result<(Arc<Rendezvous>, Option<PeerExchange>)> {
@@ -172,7 +175,7 @@ fn start_exchange(
         (_, _, Some(peer)) => PeerLocation::Local(rendezvous[peer].clone()),
         _ => return Err(Error::Config(format!("port `{name}`: the connection has no `listen`, `to` or `peer`"))),
     };
-    let exchange = PeerExchange::start(name, location, options, own.clone(), stop)?;
+    let exchange = PeerExchange::start(name, location, options, (own.clone(), next_hop), stop)?;
     Ok((own, Some(exchange)))
 }
 
@@ -231,7 +234,7 @@ impl<D: Device> OpenPort<D> {
         watch: Arc<Watch>,
         provider: ProviderParts<D>,
         plan: &PortPlan,
-        start_exchange: impl FnOnce(&Connection) -> Result<(Arc<Rendezvous>, Option<PeerExchange>)>,
+        start_exchange: impl FnOnce(&Connection, NextHopLookup) -> Result<(Arc<Rendezvous>, Option<PeerExchange>)>,
     ) -> Result<Self> {
         let config = &plan.config;
         let number = if config.is_verbs() { config.device_port } else { 1 };
@@ -253,7 +256,8 @@ impl<D: Device> OpenPort<D> {
                         changes.fetch_add(1, Ordering::Relaxed);
                     }
                 });
-                let (rendezvous, exchange) = start_exchange(connection)?;
+                let next_hop = peer::kernel_lookup(device.clone(), number);
+                let (rendezvous, exchange) = start_exchange(connection, next_hop)?;
                 // Wait longer than the exchange, because the error of the exchange is more precise than a timeout of
                 // the worker.
                 let connect_timeout =

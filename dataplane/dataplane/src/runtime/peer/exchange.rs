@@ -8,8 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::next_hop::{NextHopLookup, NextHopWatch};
 use super::rendezvous::Rendezvous;
-use dataplane_core::connect::{self, ConnectError, Exchanged, Listener, Offer, PeerConnection, WaitLimits};
+use dataplane_core::connect::{
+    self, ConnectError, Exchanged, Listener, Offer, PeerConnection, QueuePairEndpoint, WaitLimits,
+};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::pipeline::{RunStop, panic_message};
 use dataplane_core::units::Period;
@@ -77,8 +80,8 @@ impl Shared {
 }
 
 impl PeerExchange {
-    /// Starts the exchange thread of the port with this name. If the thread panics, it sets `stop`, because nobody
-    /// connects the lanes of the port any more.
+    /// Starts the exchange thread of the port with this name. `next_hop` looks up the next hop to a peer in another
+    /// program. If the thread panics, it sets `stop`, because nobody connects the lanes of the port any more.
     ///
     /// # Errors
     /// Returns an error if the address cannot be bound, or the thread cannot be started.
@@ -86,7 +89,7 @@ impl PeerExchange {
         port: &str,
         location: PeerLocation,
         options: ExchangeOptions,
-        rendezvous: Arc<Rendezvous>,
+        (rendezvous, next_hop): (Arc<Rendezvous>, NextHopLookup),
         stop: &RunStop,
     ) -> Result<Self> {
         let shared = Arc::new(Shared::default());
@@ -94,8 +97,16 @@ impl PeerExchange {
             PeerLocation::Listen(address, from) => Some(Listener::bind(*address, *from)?),
             PeerLocation::Connect(_) | PeerLocation::Local(_) => None,
         };
-        let body =
-            ExchangeThread { port: port.to_owned(), location, options, rendezvous, listener, shared: shared.clone() };
+        let (port_name, thread_shared) = (port.to_owned(), shared.clone());
+        let body = ExchangeThread {
+            port: port_name,
+            location,
+            options,
+            rendezvous,
+            next_hop,
+            listener,
+            shared: thread_shared,
+        };
         Self::spawn(port, shared, stop.clone(), move || body.run())
     }
 
@@ -142,8 +153,17 @@ struct ExchangeThread {
     location: PeerLocation,
     options: ExchangeOptions,
     rendezvous: Arc<Rendezvous>,
+    next_hop: NextHopLookup,
     listener: Option<Listener>,
     shared: Arc<Shared>,
+}
+
+/// A connection to a port of another program.
+struct RemotePeer {
+    lifeline: PeerConnection,
+    /// The local endpoint and the peer's endpoint of the first lane. The endpoints of the other lanes have the same
+    /// addresses.
+    first_lane: Option<(QueuePairEndpoint, QueuePairEndpoint)>,
 }
 
 impl ExchangeThread {
@@ -155,7 +175,7 @@ impl ExchangeThread {
                 PeerLocation::Listen(..) | PeerLocation::Connect(_) => self.exchange(&cancelled),
             };
             match connected {
-                Ok(lifeline) => self.monitor(lifeline.as_ref(), &cancelled),
+                Ok(peer) => self.monitor(peer.as_ref(), &cancelled),
                 Err(ConnectError::Cancelled) => {}
                 Err(error) => {
                     self.shared.log_error(format!("{}: {error}", self.port));
@@ -172,7 +192,7 @@ impl ExchangeThread {
     }
 
     /// Connects to a port of the same process.
-    fn join(&self, other: &Rendezvous, cancelled: &dyn Fn() -> bool) -> Result<Option<PeerConnection>, ConnectError> {
+    fn join(&self, other: &Rendezvous, cancelled: &dyn Fn() -> bool) -> Result<Option<RemotePeer>, ConnectError> {
         let own = self.rendezvous.gather_offers(cancelled).ok_or(ConnectError::Cancelled)?;
         let theirs = other.gather_offers(cancelled).ok_or(ConnectError::Cancelled)?;
         for (one, two) in own.iter().zip(&theirs) {
@@ -193,7 +213,7 @@ impl ExchangeThread {
     }
 
     /// Connects to a port of another program.
-    fn exchange(&self, cancelled: &dyn Fn() -> bool) -> Result<Option<PeerConnection>, ConnectError> {
+    fn exchange(&self, cancelled: &dyn Fn() -> bool) -> Result<Option<RemotePeer>, ConnectError> {
         let own = self.rendezvous.gather_offers(cancelled).ok_or(ConnectError::Cancelled)?;
         let offer = Offer { endpoints: &own, allow_self: self.options.allow_self };
         let limits =
@@ -208,22 +228,31 @@ impl ExchangeThread {
         if !(self.rendezvous.deliver_peers(&own, &exchanged.remotes) && self.rendezvous.all_ready(until, cancelled)) {
             return Err(ConnectError::Deadline { last: self.rendezvous.refusal() });
         }
+        let first_lane = own.first().copied().zip(exchanged.remotes.first().copied());
         let lifeline = exchanged.confirm(&limits)?;
         self.rendezvous.open();
-        Ok(Some(lifeline))
+        Ok(Some(RemotePeer { lifeline, first_lane }))
     }
 
-    /// Waits until a lane must connect again, or until the peer disconnects.
-    fn monitor(&self, lifeline: Option<&PeerConnection>, cancelled: &dyn Fn() -> bool) {
+    /// Waits until a lane must connect again, until the peer disconnects, or until the MAC address of the next hop
+    /// changes.
+    fn monitor(&self, peer: Option<&RemotePeer>, cancelled: &dyn Fn() -> bool) {
         tracing::info!("{}: connected", self.port);
+        let first_lane = peer.and_then(|peer| peer.first_lane);
+        let mut next_hop = first_lane.and_then(|(own, peer)| NextHopWatch::new(&self.next_hop, own, peer));
         while !cancelled() && self.all_rendezvous().all(Rendezvous::is_open) {
-            match lifeline {
-                Some(lifeline) if lifeline.is_closed(POLL_INTERVAL) => {
+            match peer {
+                Some(peer) if peer.lifeline.is_closed(POLL_INTERVAL) => {
                     tracing::warn!("{}: the peer has disconnected", self.port);
                     return;
                 }
                 Some(_) => {}
                 None => thread::sleep(POLL_INTERVAL),
+            }
+            if let Some((before, now)) = next_hop.as_mut().and_then(NextHopWatch::change) {
+                let port = &self.port;
+                tracing::warn!("{port}: the next hop to the peer has the MAC address {now} instead of {before}");
+                return;
             }
         }
     }
@@ -231,7 +260,86 @@ impl ExchangeThread {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv6Addr, TcpListener};
+    use std::sync::atomic::AtomicU8;
+
+    use super::super::next_hop::LOOKUP_INTERVAL;
     use super::*;
+    use dataplane_core::connect::VERSION;
+    use dataplane_core::header::MacAddr;
+    use dataplane_core::units::{Gid, QpNum};
+    use dataplane_core::verbs::{GidKind, LinkLayer, QpType};
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    fn wait_until(what: &str, mut is_done: impl FnMut() -> bool) {
+        let begin = Instant::now();
+        while !is_done() {
+            assert!(begin.elapsed() < DEADLINE, "{what}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn endpoint(transport: QpType, number: u32) -> QueuePairEndpoint {
+        QueuePairEndpoint {
+            version: VERSION,
+            transport,
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            gid: Gid(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, number as u16).octets()),
+            gid_kind: GidKind::RoceV2,
+            qpn: QpNum(number),
+            psn: 0,
+            path_mtu: 3,
+            max_dest_rd_atomic: 0,
+            max_message: 1024,
+            qkey: 0,
+            generation: 0,
+            queue: 0,
+            receive_depth: 64,
+            buffer: None,
+        }
+    }
+
+    /// The device of a connected datagram queue pair never updates the MAC address of the next hop, so the lane must
+    /// connect again. A reliable connection detects the loss of its packets.
+    #[test]
+    fn unreliable_lanes_connect_again_when_the_next_hop_has_another_mac_address() {
+        for (transport, connects_again) in [(QpType::Ud, true), (QpType::Uc, true), (QpType::Rc, false)] {
+            let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+            let mac = Arc::new(AtomicU8::new(1));
+            let options = ExchangeOptions { deadline: DEADLINE, step: DEADLINE, allow_self: false };
+            let ports = [PeerLocation::Listen(address, None), PeerLocation::Connect(address)].map(|location| {
+                let (rendezvous, mac) = (Arc::new(Rendezvous::new(1)), mac.clone());
+                let next_hop: NextHopLookup =
+                    Box::new(move |_, _| Some(MacAddr([2, 0, 0, 0, 0, mac.load(Ordering::Relaxed)])));
+                let parts = (rendezvous.clone(), next_hop);
+                let exchange = PeerExchange::start("port", location, options, parts, &RunStop::default()).unwrap();
+                (rendezvous, exchange)
+            });
+            let lanes = || ports.iter().map(|(rendezvous, _)| rendezvous).zip([2, 3]);
+            let connect = || {
+                lanes().for_each(|(lane, number)| lane.offer(0, endpoint(transport, number)));
+                // The listener answers its lane only after the lane of the other port is ready.
+                wait_until("connection", || {
+                    lanes().filter(|(lane, _)| lane.answer(0).is_some()).for_each(|(lane, _)| lane.ready(0));
+                    lanes().all(|(lane, _)| lane.is_live(0))
+                });
+            };
+            connect();
+            let is_stale = || lanes().all(|(lane, _)| lane.is_stale(0));
+            thread::sleep(LOOKUP_INTERVAL + LOOKUP_INTERVAL / 2);
+            assert!(!is_stale(), "{transport}: the next hop is the same");
+            mac.store(2, Ordering::Relaxed);
+            if connects_again {
+                wait_until("stale lanes", is_stale);
+                connect();
+            } else {
+                thread::sleep(LOOKUP_INTERVAL + LOOKUP_INTERVAL / 2);
+                assert!(!is_stale(), "{transport}");
+            }
+        }
+    }
 
     #[test]
     fn panic_of_the_exchange_thread_is_reported_and_stops_the_run() {

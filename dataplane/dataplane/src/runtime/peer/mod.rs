@@ -6,14 +6,17 @@
 //! in one message. The lanes then move their queue pairs to RTS, and both sides confirm.
 //!
 //! The TCP connection of the exchange stays open. When this TCP connection ends, the peer has disconnected or is
-//! connecting again. The lanes of the port then connect again too.
+//! connecting again. The lanes of the port then connect again too. Lanes of the types uc and ud also connect again when
+//! the next hop to the peer has another MAC address.
 
 mod exchange;
+mod next_hop;
 mod paths;
 mod rendezvous;
 mod wiring;
 
 pub(crate) use exchange::{ExchangeOptions, PeerExchange, PeerLocation};
+pub(crate) use next_hop::{NextHopLookup, kernel_lookup};
 pub(crate) use paths::PathCache;
 pub(crate) use rendezvous::Rendezvous;
 pub(crate) use wiring::PeerWiring;

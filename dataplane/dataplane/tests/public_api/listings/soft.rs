@@ -274,6 +274,14 @@ mod link {
         impl Default for GeneratorSpec {}
     }
     mod interface {
+        pub(super) mod netlink {
+            pub fn next_hop(
+                index: u32,
+                source: IpAddr,
+                destination: IpAddr,
+            ) -> Option<[u8; 6]> {}
+        }
+        pub use netlink::next_hop;
         pub fn mac_of(name: &str) -> Option<[u8; 6]> {}
     }
     mod loopback {
@@ -623,7 +631,7 @@ mod link {
     }
     pub use facts::InterfaceFacts;
     pub use generator::{FrameKind, GeneratorSpec};
-    pub use interface::mac_of;
+    pub use interface::{mac_of, next_hop};
     pub use loopback::LoopbackLink;
     pub use packet::PacketSpec;
     pub use pcap::{Capture, Pace, PcapSpec};

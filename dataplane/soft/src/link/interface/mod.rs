@@ -21,6 +21,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::sockopt::socket_error;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
+pub use netlink::next_hop;
 pub(crate) use request::{LONGEST_NAME, Request, is_name};
 
 use crate::status::Status;

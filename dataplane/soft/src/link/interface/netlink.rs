@@ -1,5 +1,7 @@
 //! Netlink requests to the kernel (`netlink(7)`). Each request has one reply.
 
+use std::net::IpAddr;
+
 use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
 use netlink_sys::{Socket, SocketAddr};
 
@@ -25,7 +27,47 @@ pub(in crate::link) fn link_attributes(index: u32) -> Option<Vec<u8>> {
     // `struct ifinfomsg`: the index alone selects the interface.
     let mut head = [0; 16];
     head[4..8].copy_from_slice(&index.to_ne_bytes());
-    netlink_request(&socket, (libc::RTM_GETLINK, libc::RTM_NEWLINK), &head, None)
+    netlink_request(&socket, (libc::RTM_GETLINK, libc::RTM_NEWLINK), &head, &[])
+}
+
+/// Returns the MAC address of the next hop of packets from `source` to `destination` over an interface, as the kernel
+/// knows it. `index` is the index of the interface. Returns `None` if the kernel does not know the MAC address. Sends
+/// nothing to the network.
+pub fn next_hop(index: u32, source: IpAddr, destination: IpAddr) -> Option<[u8; 6]> {
+    let socket = connect(NETLINK_ROUTE)?;
+    let (family, source, destination) = (family(destination), bytes(source), bytes(destination));
+    // `struct rtmsg`: the family, and the prefix lengths of the destination and the source.
+    let mut head = [0; 12];
+    head[0] = family;
+    head[1..3].copy_from_slice(&[destination.len() as u8 * 8, source.len() as u8 * 8]);
+    let wanted: [(u16, &[u8]); 3] =
+        [(libc::RTA_DST, &destination), (libc::RTA_SRC, &source), (libc::RTA_OIF, &index.to_ne_bytes())];
+    let route = netlink_request(&socket, (libc::RTM_GETROUTE, libc::RTM_NEWROUTE), &head, &wanted)?;
+    let interface = attribute(&route, libc::RTA_OIF)?;
+    let (family, hop) = match (attribute(&route, libc::RTA_VIA), attribute(&route, libc::RTA_GATEWAY)) {
+        // `struct rtvia`: the family and the address of a gateway of another family.
+        (Some(via), _) => (*via.first()?, via.get(2..)?),
+        (None, Some(gateway)) => (family, gateway),
+        (None, None) => (family, &destination[..]),
+    };
+    // `struct ndmsg`: the family and the index of the interface.
+    let mut head = [0; 12];
+    head[0] = family;
+    head[4..8].copy_from_slice(interface.get(..4)?);
+    let neighbor = netlink_request(&socket, (libc::RTM_GETNEIGH, libc::RTM_NEWNEIGH), &head, &[(libc::NDA_DST, hop)])?;
+    // The kernel leaves out the MAC address while the neighbour is not resolved.
+    attribute(&neighbor, libc::NDA_LLADDR)?.try_into().ok()
+}
+
+fn family(address: IpAddr) -> u8 {
+    if address.is_ipv4() { libc::AF_INET as u8 } else { libc::AF_INET6 as u8 }
+}
+
+fn bytes(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
 }
 
 fn connect(protocol: isize) -> Option<Socket> {
@@ -36,7 +78,7 @@ fn connect(protocol: isize) -> Option<Socket> {
 
 /// Sends a generic netlink request with one attribute. Returns the attributes of the reply.
 fn genl_request(socket: &Socket, family: u16, command: u8, attribute: u16, value: &[u8]) -> Option<Vec<u8>> {
-    netlink_request(socket, (family, family), &[command, 1, 0, 0], Some((attribute, value)))
+    netlink_request(socket, (family, family), &[command, 1, 0, 0], &[(attribute, value)])
 }
 
 /// Size of a netlink message header, in bytes.
@@ -44,15 +86,14 @@ const HEADER: usize = 16;
 
 /// Sends a netlink request (`netlink(7)`), and returns the attributes of the reply. `kinds` are the message types of
 /// the request and of the reply. `head` is the part of the request between the netlink header and the attributes. The
-/// reply has a head of the same size. `ask` is the number and the value of the attribute in the request, or `None` for
-/// a request without attributes.
-fn netlink_request(socket: &Socket, kinds: (u16, u16), head: &[u8], ask: Option<(u16, &[u8])>) -> Option<Vec<u8>> {
+/// reply has a head of the same size. `attributes` has the number and the value of each attribute in the request.
+fn netlink_request(socket: &Socket, kinds: (u16, u16), head: &[u8], attributes: &[(u16, &[u8])]) -> Option<Vec<u8>> {
     let mut message = vec![0; HEADER];
     message.extend(head);
-    if let Some((attribute, value)) = ask {
+    for (attribute, value) in attributes {
         message.extend((4 + value.len() as u16).to_ne_bytes());
         message.extend(attribute.to_ne_bytes());
-        message.extend(value);
+        message.extend(*value);
         message.resize(message.len().next_multiple_of(4), 0);
     }
     let length = (message.len() as u32).to_ne_bytes();
@@ -83,6 +124,40 @@ pub(in crate::link) fn attribute(mut all: &[u8], wanted: u16) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::interface::Interface;
+    use dataplane_testing::namespace::{in_namespace, ip};
+
+    #[test]
+    fn next_hop_has_the_current_mac_address_of_the_gateway_or_the_host() {
+        in_namespace(|| {
+            ip("link add a0 type veth peer name a1
+                link set a1 up
+                link set a0 up
+                addr add 192.0.2.1/24 dev a0
+                addr add 2001:db8::1/64 dev a0 nodad
+                route add 198.51.100.0/24 via 192.0.2.254 dev a0
+                route add 203.0.113.0/24 via inet6 2001:db8::fd dev a0
+                route add 2001:db8:1::/48 via 2001:db8::fe dev a0");
+            let index = Interface::find("a0").unwrap().unwrap().index;
+            let next_hop = |source: &str, destination: &str| {
+                super::next_hop(index, source.parse().unwrap(), destination.parse().unwrap())
+            };
+            for (source, destination, hop) in [
+                ("192.0.2.1", "192.0.2.9", "192.0.2.9"),
+                ("192.0.2.1", "198.51.100.7", "192.0.2.254"),
+                ("192.0.2.1", "203.0.113.7", "2001:db8::fd"),
+                ("2001:db8::1", "2001:db8::9", "2001:db8::9"),
+                ("2001:db8::1", "2001:db8:1::7", "2001:db8::fe"),
+            ] {
+                assert_eq!(next_hop(source, destination), None, "{destination}: the neighbour is unknown");
+                for last in [1, 2] {
+                    ip(&format!("neigh replace {hop} lladdr 02:00:00:00:00:0{last} dev a0"));
+                    assert_eq!(next_hop(source, destination), Some([2, 0, 0, 0, 0, last]), "{destination}");
+                }
+            }
+            assert_eq!(next_hop("2001:db8::1", "2001:db8:2::1"), None, "no route");
+        });
+    }
 
     #[test]
     fn attributes_are_found_until_a_malformed_attribute() {
