@@ -13,7 +13,8 @@ use dataplane_core::header::MacAddr;
 /// lower 14 bits of the key, XORed with a hash of the tag. So the bucket number and the tag identify the key. The hash
 /// is random for each table and strongly universal (Dietzfelbinger, "Universal hashing and k-wise independent random
 /// variables via integer arithmetic without primes", 1996). Any two addresses that a host chooses therefore share a
-/// bucket with a probability of 2^-14.
+/// bucket with a probability of about 2^-14. A few factors put many addresses with equal distances in few buckets. The
+/// table does not use these factors.
 ///
 /// One word holds a complete entry, so each load and store is atomic. After two concurrent stores, the entry is one of
 /// the two stored entries. The exact-match table of `dataplane-tables` is not used, because only one thread can change
@@ -57,13 +58,9 @@ impl std::fmt::Debug for Table {
 impl Table {
     pub(super) fn new() -> Self {
         let random = RandomState::new();
+        let factor = (0..).map(|seed| random.hash_one(seed)).find(|factor| spreads(*factor)).unwrap_or_default();
         let words = (0..WAYS << BUCKET_BITS).map(|_| AtomicU64::new(0)).collect();
-        Self {
-            words,
-            seeds: [0, 1].map(|seed| random.hash_one(seed)),
-            now: AtomicU64::new(0),
-            evicted: AtomicU64::new(0),
-        }
+        Self { words, seeds: [factor, random.hash_one("summand")], now: AtomicU64::new(0), evicted: AtomicU64::new(0) }
     }
 
     /// Returns the bucket of a MAC address, and the tag that identifies the address in the bucket.
@@ -80,9 +77,7 @@ impl Table {
     /// key. Both conversions XOR `bits` with the hash of the tag.
     #[inline]
     fn mix(&self, tag: u64, bits: u64) -> u64 {
-        let [factor, summand] = self.seeds;
-        let hash = tag.wrapping_mul(factor).wrapping_add(summand) >> (u64::BITS - BUCKET_BITS);
-        (bits ^ hash) & ((1 << BUCKET_BITS) - 1)
+        (bits ^ hash(tag, self.seeds)) & ((1 << BUCKET_BITS) - 1)
     }
 
     /// Returns the entry of the word with this index, if the word has an entry.
@@ -151,6 +146,35 @@ impl Table {
             }
         }
     }
+}
+
+/// Returns the number of the bucket of a tag, XORed with a constant.
+#[inline]
+fn hash(tag: u64, [factor, summand]: [u64; 2]) -> u64 {
+    tag.wrapping_mul(factor).wrapping_add(summand) >> (u64::BITS - BUCKET_BITS)
+}
+
+/// Whether a factor of the hash puts enough tags with equal distances in buckets that have room. About two thirds of all
+/// factors do. The distances are those of MAC addresses that differ in the last, the second last or the third last byte.
+fn spreads(factor: u64) -> bool {
+    const WORDS: u64 = (WAYS << BUCKET_BITS) as u64;
+    // With a random function, about 0.95, 0.80 and 0.98 of these numbers of tags find room.
+    let wanted = |tags: u64| match tags {
+        ..WORDS => tags / 8 * 7,
+        WORDS => WORDS / 4 * 3,
+        _ => WORDS / 16 * 15,
+    };
+    [1 << 0, 1 << 6, 1 << 14].into_iter().all(|distance: u64| {
+        let (mut used, mut stored) = (vec![0; 1 << BUCKET_BITS], 0);
+        (1..=2 * WORDS).all(|number| {
+            let used = &mut used[hash(number * distance, [factor, 0]) as usize];
+            if *used < WAYS {
+                *used += 1;
+                stored += 1;
+            }
+            !number.is_power_of_two() || number < 1 << BUCKET_BITS || stored >= wanted(number)
+        })
+    })
 }
 
 /// Returns the age of an entry in units of time.
