@@ -47,9 +47,9 @@ use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 /// - `storm_control` limits, for each ingress port, the rate of the frames that the bridge floods. The bridge drops
 ///   frames above the rate. The drop reason states the kind of the frame, such as `broadcast_storm`.
 /// - `loop_shut` enables loop detection. Each second, the bridge sends a probe through each port. A probe is a
-///   multicast frame of 60 bytes with the EtherType 0x88b5 and a random number. If a probe returns to the bridge, two
-///   ports are part of a loop: the port that sent the probe and the port that received the probe. Of these two ports,
-///   the bridge shuts the port that is later in the config. A shut port neither receives nor sends frames, except for
+///   multicast frame of 60 bytes with the EtherType 0x88b5 and a tag that nobody can forge. If a probe returns to the
+///   bridge by another port, two ports are part of a loop: the port that sent the probe and the port that received the
+///   probe. Of these two ports, the bridge shuts the port that is later in the config. A shut port neither receives nor sends frames, except for
 ///   probes. The port opens again when no probe has returned for the time `loop_shut`. The program logs each change,
 ///   and the counter `shut_PORT` counts how often a port was shut. On a port that is listed in `members`, the probes
 ///   belong to the lowest VLAN of the port. On all other ports, the probes are untagged. The bridge therefore does not

@@ -1,9 +1,12 @@
-//! Loop detection of the bridge. The bridge sends a probe frame from each port. If a probe comes back, two ports form a
-//! loop, and the bridge shuts one of these ports.
+//! Loop detection of the bridge. The bridge sends a probe frame from each port. If the probe of one port comes back by
+//! another port, the two ports form a loop, and the bridge shuts one of these ports.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use zerocopy::byteorder::network_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::vlan::{VlanTag, is_tag};
@@ -26,9 +29,9 @@ const PORTS: usize = 127;
 /// The state of loop detection that all workers share.
 #[derive(Debug)]
 pub(super) struct Loops {
-    /// The random number that is in the probes of each port. A host that sees the probes of one port cannot forge the
-    /// probes of another port.
-    numbers: [u64; PORTS],
+    /// The secret of the tags in the probes. A host cannot forge a probe, and a probe that a host has seen is valid only
+    /// for two rounds.
+    secret: RandomState,
     /// For each port, the time when a loop was last detected: nanoseconds since the start of the run, plus 1. 0 means
     /// never.
     detected: [AtomicU64; PORTS],
@@ -36,10 +39,25 @@ pub(super) struct Loops {
 
 impl Loops {
     pub(super) fn new() -> Self {
-        let random = RandomState::new();
-        let numbers = std::array::from_fn(|port| random.hash_one(port));
-        Self { numbers, detected: std::array::from_fn(|_| AtomicU64::new(0)) }
+        Self { secret: RandomState::new(), detected: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
+
+    /// Returns the probe of a port in a round.
+    fn probe(&self, port: u8, round: u64) -> Probe {
+        Probe { tag: U64::new(self.secret.hash_one((port, round))), round: U64::new(round), port }
+    }
+}
+
+/// The content of a probe, after the EtherType.
+#[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Probe {
+    /// A keyed hash of the other fields.
+    tag: U64,
+    /// The number of whole intervals since the start of the run.
+    round: U64,
+    /// The port that sent the probe.
+    port: u8,
 }
 
 /// A port with loop detection.
@@ -88,7 +106,6 @@ impl LoopGuard {
             }
             let at = frame.len();
             frame.extend(ETHER_TYPE.to_be_bytes());
-            frame.extend(loops.numbers.get(usize::from(*number))?.to_be_bytes());
             frame.resize(LEN, 0);
             Some(ProbedPort {
                 number: *number,
@@ -114,7 +131,12 @@ impl LoopGuard {
         if self.next_port >= self.ports.len() && now >= self.next_round {
             (self.next_port, self.next_round) = (0, now + INTERVAL);
         }
-        while let Some(port) = self.ports.get(self.next_port) {
+        while let Some(port) = self.ports.get_mut(self.next_port) {
+            let probe = self.loops.probe(port.number, now / INTERVAL);
+            let place = port.ether_type + 2..port.ether_type + 2 + size_of::<Probe>();
+            if let Some(place) = port.frame.get_mut(place) {
+                place.copy_from_slice(probe.as_bytes());
+            }
             // Without a free slot, the next call continues with this port.
             let Some(mut packet) = batch.generate(&port.frame) else { return };
             let meta = packet.meta_mut();
@@ -128,21 +150,21 @@ impl LoopGuard {
     }
 
     /// Returns `true` if the frame is a probe of this bridge. The port that sent the probe and the port that received
-    /// it then form a loop. Records the loop for the port with the higher number.
+    /// it then form a loop. Records the loop for the port with the higher number. Records nothing for an old probe, or
+    /// for a probe that came back by its own port, because any host behind the port can send such a frame.
     pub(super) fn receives(&self, packet: &Packet<'_>, now: u64) -> bool {
-        let Some(number) = probe_number(packet.data()) else { return false };
-        let Some(sender) = self.ports.iter().find(|port| self.number(port.number) == Some(number)) else {
+        let Some(probe) = probe(packet.data()) else { return false };
+        let (sender, round) = (probe.port, probe.round.get());
+        if probe != self.loops.probe(sender, round) {
             return false;
-        };
-        let looped = sender.number.max(packet.ingress());
-        if let Some(detected) = self.loops.detected.get(usize::from(looped)) {
+        }
+        // The clocks of two workers differ by less than an interval.
+        let is_recent = round.abs_diff(now / INTERVAL) <= 1;
+        let detected = self.loops.detected.get(usize::from(sender.max(packet.ingress())));
+        if let Some(detected) = detected.filter(|_| is_recent && sender != packet.ingress()) {
             detected.store(now + 1, Ordering::Relaxed);
         }
         true
-    }
-
-    fn number(&self, port: u8) -> Option<u64> {
-        self.loops.numbers.get(usize::from(port)).copied()
     }
 
     /// Whether a port must be shut at the time `now`.
@@ -172,8 +194,8 @@ impl LoopGuard {
     }
 }
 
-/// Returns the random number of a probe, or `None` if the frame is no probe.
-fn probe_number(frame: &[u8]) -> Option<u64> {
+/// Returns the content of a probe, or `None` if the frame is no probe.
+fn probe(frame: &[u8]) -> Option<Probe> {
     let (header, mut rest) = frame.split_at_checked(Ethernet::LEN)?;
     let link = Ethernet::view(header).ok()?;
     if link.destination != DESTINATION {
@@ -184,5 +206,5 @@ fn probe_number(frame: &[u8]) -> Option<u64> {
         kind = VlanTag::view(rest).ok()?.ether_type.get();
         rest = rest.get(VlanTag::LEN..)?;
     }
-    (kind == ETHER_TYPE).then(|| rest.first_chunk().map(|number| u64::from_be_bytes(*number)))?
+    (kind == ETHER_TYPE).then(|| Probe::read_from_prefix(rest).ok().map(|(probe, _)| probe))?
 }
