@@ -460,10 +460,8 @@ impl Stage for Neighbor {
         match (&live.known, &earlier.known) {
             // Held packets have the numbers of next hops in these tables.
             (NeighborSource::Kernel(now), NeighborSource::Kernel(before)) => Arc::ptr_eq(now.shared(), before.shared()),
-            // Held packets have the numbers of next hops in the config. A number can get another meaning.
-            (NeighborSource::Resolution(now), NeighborSource::Resolution(before)) => {
-                now.hops.iter().zip(&before.hops).all(|(now, before)| now == before)
-            }
+            // Held packets have the numbers of next hops in the config. Each number must keep its meaning.
+            (NeighborSource::Resolution(now), NeighborSource::Resolution(before)) => now.hops.starts_with(&before.hops),
             _ => false,
         }
     }

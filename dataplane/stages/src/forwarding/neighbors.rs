@@ -160,6 +160,17 @@ impl Neighbors {
         self.slots.get(slot).is_some_and(|slot| slot.word.fetch_and(!WATCHED, Ordering::AcqRel) & WATCHED != 0)
     }
 
+    /// Watches the entry in a slot again, because its use could not be reported. Changes nothing if the writer has
+    /// changed the entry since.
+    pub(super) fn watch(&self, slot: usize, hop: NextHop) {
+        let Some(cell) = self.slots.get(slot) else { return };
+        let word = cell.word.load(Ordering::Acquire);
+        if self.hop(slot) == Some(hop) {
+            // If this fails, the writer has written the entry, and has decided whether to watch it.
+            let _ = cell.word.compare_exchange(word, word | WATCHED, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
     /// Returns the neighbour in a slot.
     pub(super) fn hop(&self, slot: usize) -> Option<NextHop> {
         let cell = self.slots.get(slot)?;

@@ -348,3 +348,21 @@ fn neighbour_is_requested_once_until_requests_are_allowed_again() {
     }
     assert_eq!(shared.count(Count::Unasked), MAX_REQUESTS as u64);
 }
+
+#[test]
+fn use_of_a_neighbour_is_reported_later_if_the_queue_of_requests_was_full() {
+    let (shared, mut writer) = tables();
+    let reader = shared.join();
+    writer.set_route(0, "20.0.0.0/8".parse().unwrap(), &to(&[(0, 1)])).unwrap();
+    let path = find(&reader, 0, [20, 0, 0, 1].into(), 0).unwrap();
+    let hop = NextHop { address: gateway(1), port: 0 };
+    for resolved in [Resolved::Unknown, Resolved::At(MacAddr([2; 6]))] {
+        writer.set_neighbor(hop, resolved, Mark::Watched).unwrap();
+        let other = NextHop { address: gateway(2), port: 0 };
+        assert!((0..MAX_REQUESTS).all(|_| reader.ask(other)));
+        assert_eq!(reader.next_hop_state(path.next_hop), resolved);
+        assert_eq!(std::iter::from_fn(|| shared.next_request()).filter(|request| *request == hop).count(), 0);
+        assert_eq!(reader.next_hop_state(path.next_hop), resolved);
+        assert_eq!((shared.next_request(), shared.next_request()), (Some(hop), None));
+    }
+}

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rtrb::{Consumer, Producer};
 
-use crate::forwarding::{Forwarding, MAX_NEIGHBORS, Reader, Resolved, Writer};
+use crate::forwarding::{self, Forwarding, MAX_NEIGHBORS, Reader, Resolved, Writer};
 use crate::responder::is_host;
 use crate::rings::{FromWorkers, ToWorkers};
 use dataplane_core::error::Result;
@@ -42,8 +42,12 @@ const TIMEOUT_INTERVAL: u64 = 50;
 const ANNOUNCEMENTS: [u64; 2] = [0, 2000];
 /// Number of elements of each queue of a stage: the queues of received messages, and the queue of frames to send.
 const QUEUE: usize = 1024;
-/// Largest number of neighbour requests that the background thread handles at a time.
-const MAX_REQUESTS_PER_STEP: usize = 64;
+/// Largest number of neighbour requests that the background thread handles at a time. Each worker requests at most 1,000
+/// neighbours per second.
+const MAX_REQUESTS_PER_STEP: usize = 512;
+/// Interval at which all unresolved neighbours are watched again, in milliseconds. A request that was refused or lost is
+/// then repeated by the next packet.
+const RETRY_INTERVAL: u64 = 1000;
 /// Limit of unsolicited messages that a stage of a worker passes on: messages per second, and burst size.
 const HINT_LIMIT: (u64, u64) = (100, 64);
 /// Largest number of frames that a stage sends between two batches.
@@ -304,6 +308,7 @@ impl ResolutionClient {
             for (count, name) in Count::ALL {
                 report(name, open.counts[count as usize].load(Ordering::Relaxed));
             }
+            report("unasked", open.tables.count(forwarding::Count::Unasked));
         }
     }
 }
@@ -404,6 +409,8 @@ struct ResolverState {
     actions: Vec<Action>,
     /// Time of the last timeout check.
     last_timeout_check: u64,
+    /// The time at which all unresolved neighbours were last watched again.
+    last_retry: u64,
     /// For each port: when its link last changed, and how many announcements were sent since.
     announced: Vec<(u64, usize)>,
 }
@@ -420,12 +427,12 @@ impl ResolverState {
         let ports = 0..resolution.ports.len();
         let machines = ports.map(|port| StateMachine::new(open.settings, random.hash_one(port))).collect();
         let announced = vec![(0, ANNOUNCEMENTS.len()); resolution.ports.len()];
-        Some(Self { resolution, machines, actions: Vec::new(), last_timeout_check: 0, announced })
+        Some(Self { resolution, machines, actions: Vec::new(), last_timeout_check: 0, last_retry: 0, announced })
     }
 
     /// Runs one step of the resolver, `now` milliseconds after the start of the resolver.
     fn step(&mut self, now: u64) {
-        let Self { resolution, machines, actions, last_timeout_check, announced } = self;
+        let Self { resolution, machines, actions, last_timeout_check, last_retry, announced } = self;
         let Some(open) = resolution.open.get() else { return };
         let mut writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner);
         // Limit the number of messages per step, because messages may arrive faster than this loop handles them.
@@ -445,6 +452,10 @@ impl ResolverState {
         if now >= *last_timeout_check + TIMEOUT_INTERVAL {
             *last_timeout_check = now;
             machines.iter_mut().for_each(|machine| machine.check_timeouts(now, actions));
+        }
+        if now >= *last_retry + RETRY_INTERVAL {
+            *last_retry = now;
+            writer.watch_unresolved();
         }
         // The queues are only full if no worker empties them. Lost requests are sent again.
         let send = |frame: Frame| _ = open.frames.push(frame);

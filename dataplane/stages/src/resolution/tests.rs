@@ -899,6 +899,36 @@ fn held_packet_causes_the_request_that_the_rate_limit_refused() {
     }
 }
 
+/// The table is full while a gateway of the config is requested. The gateway is resolved when there is room again.
+#[test]
+fn refused_gateway_is_requested_again() {
+    let (mut harness, mut state) = bench("most = 16\nreachable = '1s'").unwrap();
+    state.step(0);
+    let open = state.resolution.open.get().unwrap();
+    let gateway = NextHop { address: [10, 0, 0, 99].into(), port: 1 };
+    open.number(gateway).unwrap();
+    let reader = open.tables.join();
+    let hosts = (2..=17).map(|last| NextHop { address: [10, 0, 0, last].into(), port: 1 });
+    for (now, hop) in (1..).zip(hosts) {
+        let machine = &mut state.machines[1];
+        machine.request(hop, true, now, &mut state.actions);
+        let answer = Received { hop, mac: Some(mac(1)), claim: Claim::Answer, overrides: true };
+        machine.receive(&answer, now, &mut state.actions);
+        state.step(now);
+    }
+    sent(&mut harness);
+    let asked = |state: &mut ResolverState, harness: &mut Harness, now| {
+        reader.neighbor(gateway).unwrap();
+        state.step(now);
+        sent(harness).iter().filter(|request| request[38..42] == [10, 0, 0, 99]).count()
+    };
+    assert_eq!(asked(&mut state, &mut harness, 100), 0);
+    assert_eq!(state.machines[1].refused, 1);
+    // The other neighbours become stale, so one of them makes room.
+    let requests: usize = (1..40).map(|turn| asked(&mut state, &mut harness, 100 + 100 * turn)).sum();
+    assert!(requests > 0);
+}
+
 /// The addresses differ only in bits that a simple hash ignores or that a sender could choose.
 #[test]
 fn addresses_of_a_pattern_share_no_queue_of_held_packets() {
