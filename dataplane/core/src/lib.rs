@@ -22,7 +22,7 @@
 //! | [`header`] | checked views of protocol headers | – |
 //! | [`verbs`] | the verbs contract as traits, which every provider implements | mem, header, clock |
 //! | [`connect`] | connects queue pairs: parameters, the handshake, the peer exchange | verbs |
-//! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim; sends and receives of messages, which apps can use without `unsafe` code | verbs, mem, clock |
+//! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim. With this module, apps can also send and receive messages without `unsafe` code | verbs, mem, clock |
 //! | [`pipeline`] | the `Stage` trait, the registry, the graph that moves packets from stage to stage | mem, header, clock, file, sync |
 //! | [`harness`] | runs one stage on packets without a device | pipeline, mem, header, clock |
 //! | [`telemetry`] | the ledger, histograms, snapshots, the report | clock |

@@ -23,7 +23,7 @@
 //! | `dataplane-stages` | the built-in stages; a thread that copies routes and neighbours from the kernel | core, tables |
 //! | `dataplane` | config, runtime, command line; the crate that apps depend on | control, core, tables, soft, ibverbs, stages |
 //! | `dataplane-bench` | the tester: streams of packets, their judgement, the search for the throughput of a device | dataplane |
-//! | `dataplane-testing` | support for tests; no other crate depends on it outside of tests | core |
+//! | `dataplane-testing` | support for tests. Other crates use this crate only in tests | core |
 //!
 //! # Modules of this crate
 //!
