@@ -263,7 +263,7 @@ pub mod forwarding {
         pub fn path(&self, group: u32, flow_hash: u32) -> Option<Path> {}
         pub fn next_hop_state(&self, next_hop: u32) -> Resolved {}
         pub fn neighbor(&self, hop: NextHop) -> Option<Resolved> {}
-        pub fn ask(&self, hop: NextHop) {}
+        pub fn ask(&self, hop: NextHop) -> bool {}
         pub fn mac(&self, port: u8) -> Option<MacAddr> {}
         pub fn mtu(&self, port: u8) -> Option<u32> {}
         pub fn address(&self, port: u8, v6: bool) -> Option<IpAddr> {}
