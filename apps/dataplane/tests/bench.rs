@@ -145,6 +145,146 @@ fn page_that_cannot_be_written_is_an_error_after_the_result() {
     assert!(err.contains("/dev/full") && err.contains("No space left on device"), "{err}");
 }
 
+/// Options with which the tests of RFC 2544 take a second.
+const SHORT: &str = "--quick --trial 100ms --latency-trial 50ms --burst 20ms --bursts 2 --overload 100ms --max 2kpps";
+
+#[test]
+fn rfc2544_runs_all_tests_for_all_sizes() {
+    let folder = cable();
+    let line = format!("rfc2544 lab.toml --json --sizes 64,1518 {SHORT} {PATIENT}");
+    let (status, out, err) = run(&mut bench(&folder, &line));
+    assert_eq!(status, 0, "{out}{err}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    for (size, bytes) in report["sizes"].as_array().unwrap().iter().zip([64, 1518]) {
+        assert_eq!((&size["size"], &size["highest_pps"]), (&bytes.into(), &4000.0.into()));
+        // A cable loses nothing at the highest rate.
+        assert_eq!(size["throughput"]["goal"]["lower"]["pps"], 4000.0, "{size}");
+        assert_eq!(
+            (&size["latency"]["latency_ns"]["count"], &size["latency"]["loss_ratio"]),
+            (&200.into(), &0.0.into())
+        );
+        let losses: Vec<_> = size["frame_loss"].as_array().unwrap().iter().map(|step| step["share"].as_f64()).collect();
+        assert_eq!(losses, [Some(1.0), Some(0.9)]);
+        let burst = &size["back_to_back"];
+        assert_eq!((&burst["packets"], &burst["is_lower_bound"]), (&80.0.into(), &true.into()));
+        assert_eq!((&size["recovery"]["recovery_s"], &size["recovery"]["lost_in_overload"]), (&0.0.into(), &0.into()));
+        assert!(size["reset"].is_null());
+    }
+    let deviations = report["deviations"].to_string();
+    assert!(deviations.contains("the duration of a trial is 100ms instead of 60 s"), "{deviations}");
+    folder.write("a.json", &out);
+    let (status, out, _) = run(&mut bench(&folder, "html a.json"));
+    assert!(status == 0 && out.contains("Throughput over size") && out.contains("Frame loss over the rate"), "{out}");
+    let (status, out, err) = run(&mut bench(&folder, "compare a.json a.json"));
+    assert!(status == 0 && out.contains("throughput of 1518 bytes: no difference shown"), "{out}{err}");
+    let line = format!("rfc2544 lab.toml --json --tests throughput --sizes 64 {SHORT} {PATIENT}");
+    folder.write("b.json", run(&mut bench(&folder, &line)).1);
+    let (status, _, err) = run(&mut bench(&folder, "compare a.json b.json"));
+    assert!(status == 2 && err.contains("the frame sizes differ: [64, 1518] and [64]"), "{err}");
+}
+
+#[test]
+fn reset_command_runs_during_the_trial() {
+    let folder = cable();
+    let mut command =
+        bench(&folder, &format!("rfc2544 lab.toml --sizes 128 {SHORT} {PATIENT} --tests throughput,reset"));
+    let (status, out, err) = run(command.args(["--reset-trial", "300ms", "--reset-command", "touch reset; exit 3"]));
+    assert_eq!(status, 0, "{out}{err}");
+    assert!(
+        out.contains(
+            "reset by `touch reset; exit 3`: no time without arrivals, 0 packets lost, and the command failed"
+        ),
+        "{out}"
+    );
+    assert!(out.contains("NOT RFC 2544: "), "{out}");
+    assert!(folder.file("reset").exists());
+}
+
+#[test]
+fn latency_is_measured_at_each_load() {
+    let folder = cable();
+    folder.write(
+        "slow.toml",
+        CABLE.replace("peer = \"left\" }", "peer = \"left\" }\nfaults = { delay = 1.0, delay_by = \"5ms\" }"),
+    );
+    let line = format!("latency slow.toml --max 2kpps --loads 50%,25% --for 100ms --json --html a.html {PATIENT}");
+    let (status, out, err) = run(&mut bench(&folder, &line));
+    assert_eq!(status, 0, "{out}{err}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    for (step, (share, sent)) in report["steps"].as_array().unwrap().iter().zip([(0.25, 50), (0.5, 100)]) {
+        let stream = &step["trial"]["streams"][0];
+        assert_eq!((&step["share"], &stream["sent"]), (&share.into(), &sent.into()));
+        assert!(stream["latency_ns"]["min"].as_u64().unwrap() >= 5_000_000, "{stream}");
+    }
+    assert!(fs::read_to_string(folder.file("a.html")).unwrap().contains("Latency over load"));
+}
+
+/// Returns the lines of the file of a long run.
+fn lines(folder: &Folder) -> Vec<Value> {
+    let text = fs::read_to_string(folder.file("soak")).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+#[test]
+fn soak_locates_losses_in_time() {
+    let folder = cable();
+    folder.write(
+        "lossy.toml",
+        CABLE.replace("peer = \"left\" }", "peer = \"left\" }\nfaults = { seed = 3, loss = 0.05 }"),
+    );
+    let line = "soak lossy.toml --rate 2kpps --for 500ms --interval 50ms --output soak --html a.html";
+    let (status, out, err) = run(&mut bench(&folder, &format!("{line} {PATIENT}")));
+    assert_eq!(status, 0, "{out}{err}");
+    let lines = lines(&folder);
+    let (start, end) = (lines.first().unwrap(), lines.last().unwrap());
+    assert_eq!((&start["line"], &start["interval_s"], &end["line"]), (&"start".into(), &0.05.into(), &"end".into()));
+    let lost = |line: &Value| line["streams"][0]["lost"].as_u64().unwrap();
+    let intervals: Vec<&Value> = lines.iter().filter(|line| line["line"] == "interval").collect();
+    assert!(intervals.len() >= 10 && lost(end) > 0, "{lines:?}");
+    assert_eq!(intervals.iter().map(|line| lost(line)).sum::<u64>(), lost(end));
+    assert!(out.contains("intervals have losses\n  at "), "{out}");
+    let (status, page, _) = run(&mut bench(&folder, "html soak"));
+    assert!(status == 0 && page.contains("Lost packets over time") && !page.contains("before its end"), "{page}");
+}
+
+#[test]
+fn killed_soak_keeps_the_intervals_that_were_over() {
+    let folder = cable();
+    let line = "soak lab.toml --rate 1kpps --for 90s --interval 50ms --output soak --settle 50ms --late 1ms";
+    let mut program = bench(&folder, line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("four lines are on the disk", || lines(&folder).len() >= 4);
+    program.kill().unwrap();
+    program.wait().unwrap();
+    assert!(lines(&folder).iter().all(|line| line["line"] != "end"));
+    let (status, page, err) = run(&mut bench(&folder, "html soak"));
+    assert!(status == 0 && page.contains("The result was stopped before its end"), "{page}{err}");
+}
+
+#[test]
+fn full_disk_is_an_error_that_keeps_the_soak_running() {
+    let folder = cable();
+    let line = "soak lab.toml --rate 1kpps --for 300ms --interval 50ms --output /dev/full";
+    let (status, out, err) = run(&mut bench(&folder, &format!("{line} {PATIENT}")));
+    assert!(status == 1 && out.contains("loss      0 % (0 of 600)"), "{out}{err}");
+    assert!(err.contains("No space left on device (os error 28); the run goes on"), "{err}");
+    assert_eq!(err.matches("the run goes on").count(), 1, "{err}");
+    assert!(err.contains("lines of the result were not written"), "{err}");
+}
+
+#[test]
+fn interrupted_soak_has_an_end_with_the_mark_stopped() {
+    let folder = cable();
+    let line = "soak lab.toml --rate 1kpps --for 1h --interval 50ms --output soak --settle 50ms --late 1ms";
+    let program = RunningProgram::start(bench(&folder, line).stdout(Stdio::piped()).stderr(Stdio::piped()));
+    wait_until("four lines are on the disk", || lines(&folder).len() >= 4);
+    program.signal("-INT");
+    let (status, out, err) = program.end();
+    assert!(status == 1 && out.contains("INCOMPLETE"), "{out}{err}");
+    let lines = lines(&folder);
+    let end = lines.last().unwrap();
+    assert_eq!((&end["line"], &end["stopped"]), (&"end".into(), &true.into()));
+}
+
 #[test]
 fn wrong_command_line_ends_with_status_2_and_a_fix() {
     let folder = cable();
@@ -157,6 +297,14 @@ fn wrong_command_line_ends_with_status_2_and_a_fix() {
         ("rate --rate 1kpps", "no ports; help: add --ports A,B"),
         ("ndr lab.toml --max 1kpps --min 2kpps", "help: set --min below --max"),
         ("pdr lab.toml --loss 0.1", "`0.1` is not a ratio below 100 %; help: write a number and %"),
+        ("rfc2544 lab.toml --sizes 64,9000", "`size` 8996 does not fit"),
+        ("rfc2544 lab.toml --tests latency", "help: add throughput to --tests"),
+        ("rfc2544 lab.toml --tests throughput,reset", "help: add --reset-command"),
+        ("latency lab.toml --loads 0%", "`0%` is not a load"),
+        (
+            "soak lab.toml --rate 1kpps --for 40h --output soak",
+            "--for 1day 16h is too long; help: use at most 1day 15h",
+        ),
         ("rate lab.toml --rate 1kpps --calibration lab.toml", "lab.toml is not a calibration"),
     ] {
         let (status, out, err) = run(&mut bench(&folder, line));

@@ -248,6 +248,16 @@ pub fn weigh_by_rates(streams: &mut [Stream], lines: &[Option<u64>]) {
     }
 }
 
+/// Returns the share of each stream of the load of all ports. All ports send the same number of packets.
+///
+/// # Errors
+/// Returns [`Error::Config`] if only some streams have a rate.
+pub fn shares(streams: &[Stream], lines: &[Option<u64>]) -> Result<Vec<f64>> {
+    let rates = rates(streams, Some(Rate::Packets(1.0)), lines)?;
+    let whole: f64 = rates.iter().flatten().sum();
+    Ok(rates.iter().map(|rate| rate.unwrap_or(0.0) / whole).collect())
+}
+
 /// Returns the rate of each stream in packets per second, or `None` for as many as possible. `total` is the rate of each
 /// port that sends. Without `total`, each stream has its own rate.
 ///

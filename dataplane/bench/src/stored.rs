@@ -6,7 +6,10 @@ use dataplane::{Error, Result};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::report::{CalibrationReport, Environment, RateReport, SearchReport};
+use crate::report::{
+    CalibrationReport, Environment, LatencyStep, LatencyStepsReport, RateReport, Rfc2544Report, SearchReport,
+    SoakReport,
+};
 
 /// A result that was read from a file.
 #[derive(Clone, Debug)]
@@ -17,6 +20,12 @@ pub enum Stored {
     Search(Box<SearchReport>),
     /// The result of `calibrate`.
     Calibration(Box<CalibrationReport>),
+    /// The result of `rfc2544`.
+    Rfc2544(Box<Rfc2544Report>),
+    /// The result of `latency`.
+    Latency(Box<LatencyStepsReport>),
+    /// The file of `soak`.
+    Soak(Box<SoakReport>),
 }
 
 impl Stored {
@@ -35,6 +44,9 @@ impl Stored {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
+        if text.starts_with("{\"line\":") {
+            return SoakReport::parse(text).map(Box::new).map(Self::Soak);
+        }
         let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         fn read<T: DeserializeOwned>(value: Value) -> Result<Box<T>, String> {
             serde_json::from_value(value).map(Box::new).map_err(|error| error.to_string())
@@ -42,6 +54,8 @@ impl Stored {
         match value.get("method").and_then(Value::as_str) {
             Some("rate") => read(value).map(Self::Rate),
             Some("ndr" | "pdr") => read(value).map(Self::Search),
+            Some("rfc2544") => read(value).map(Self::Rfc2544),
+            Some("latency") => read(value).map(Self::Latency),
             None if value.get("calibration").is_some() => read(value).map(Self::Calibration),
             None => Err("it has no key `method`".to_owned()),
             Some(other) => Err(format!("the method `{other}` is unknown")),
@@ -54,6 +68,9 @@ impl Stored {
             Self::Rate(report) => &report.method,
             Self::Search(report) => &report.method,
             Self::Calibration(_) => "calibrate",
+            Self::Rfc2544(_) => "rfc2544",
+            Self::Latency(_) => "latency",
+            Self::Soak(_) => "soak",
         }
     }
 
@@ -63,6 +80,9 @@ impl Stored {
             Self::Rate(report) => &report.environment,
             Self::Search(report) => &report.environment,
             Self::Calibration(report) => &report.max.environment,
+            Self::Rfc2544(report) => &report.environment,
+            Self::Latency(report) => &report.environment,
+            Self::Soak(report) => &report.start.environment,
         }
     }
 
@@ -72,6 +92,14 @@ impl Stored {
         let (stopped, unaccounted) = match self {
             Self::Rate(report) => (report.stopped, report.unaccounted),
             Self::Search(report) => (report.stopped, 0),
+            Self::Rfc2544(report) => (report.stopped, 0),
+            Self::Latency(report) => {
+                (report.stopped, report.steps.iter().map(|step| step.trial.unaccounted.abs()).sum())
+            }
+            Self::Soak(report) => match &report.end {
+                Some(end) => (end.stopped, end.unaccounted),
+                None => (true, 0),
+            },
             Self::Calibration(report) => (
                 report.max.stopped || report.half.stopped,
                 report.max.unaccounted.abs() + report.half.unaccounted.abs(),
@@ -107,6 +135,21 @@ impl Stored {
                 }
             }
             Self::Calibration(_) => Vec::new(),
+            Self::Rfc2544(report) => report.tester_limits.clone(),
+            Self::Latency(report) => {
+                let of = |step: &LatencyStep| {
+                    let notes = [&step.trial.tester.limits[..], &step.trial.tester.disturbances].concat();
+                    notes
+                        .into_iter()
+                        .map(|note| format!("at {:.0} % load: {note}", step.share * 100.0))
+                        .collect::<Vec<_>>()
+                };
+                report.steps.iter().flat_map(of).collect()
+            }
+            Self::Soak(report) => {
+                let end = report.end.iter();
+                end.flat_map(|end| [&end.tester.limits[..], &end.tester.disturbances].concat()).collect()
+            }
         }
     }
 }

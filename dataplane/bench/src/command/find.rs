@@ -8,12 +8,13 @@ use clap::Args;
 use dataplane::units::Period;
 use dataplane::{Error, Result};
 
-use super::opened::{Opened, TrafficArgs, verdict};
+use super::opened::{Opened, TrafficArgs};
 use super::output::{output, write_page};
 use super::ratios::{percent, width};
+use super::trials::{Ended, PortTrials};
 use crate::rate::Rate;
-use crate::report::{self, Nanoseconds, Pps, SearchReport, StreamSetup, TrialReport};
-use crate::search::{Goal, Measurement, Trials, is_ignored, search};
+use crate::report::{self, Pps, SearchReport, StreamSetup};
+use crate::search::{Goal, search};
 use crate::setup;
 use crate::stored::Stored;
 use crate::stream::Stream;
@@ -68,74 +69,13 @@ pub(super) struct PdrArgs {
     pub(super) exceed: f64,
 }
 
-/// Runs the trials of a search on the ports.
-struct PortTrials {
-    opened: Opened,
-    /// The share of each stream of the load.
-    shares: Vec<f64>,
-    reports: Vec<TrialReport>,
-    is_watched: bool,
-}
-
-/// The reason why a search ended early.
-enum Ended {
-    Stopped,
-    Failed(Error),
-}
-
-impl Trials for PortTrials {
-    type Error = Ended;
-
-    fn measure(&mut self, load: f64, duration: f64) -> Result<Measurement, Ended> {
-        let rates: Vec<_> = self.shares.iter().map(|share| Some(share * load)).collect();
-        let mut attempt = 0;
-        loop {
-            attempt += 1;
-            let outcome = self.opened.tester.trial(&rates, Duration::from_secs_f64(duration)).map_err(Ended::Failed)?;
-            if outcome.stopped {
-                return Err(Ended::Stopped);
-            }
-            let report = self.opened.report("search", &rates, &outcome);
-            if report.unaccounted != 0 {
-                return Err(Ended::Failed(verdict(&[&report]).err().unwrap_or(Error::Wire(String::new()))));
-            }
-            let total = &report.total;
-            // The device did not forward these packets in the trial, but stored them.
-            let held = total.held;
-            let lost = total.corrupted + total.late + total.lost + held;
-            let mut limits = report.tester.limits;
-            if total.missed > 0 && limits.is_empty() {
-                // Even few packets decide whether the loss ratio of a goal is exceeded.
-                limits.push(format!("the tester did not send {} packets in time", total.missed));
-            }
-            limits.extend(report.tester.disturbances);
-            let ignored = is_ignored(!limits.is_empty(), attempt);
-            // Packets that the tester could not send count as lost. The result is then too low, never too high.
-            let loss_ratio = (lost + total.missed) as f64 / (total.sent + total.missed).max(1) as f64;
-            if self.is_watched {
-                let number = self.reports.len() + 1;
-                let time = Nanoseconds(outcome.duration);
-                let note = if ignored { ", repeated because the tester was the limit or was disturbed" } else { "" };
-                eprintln!("trial {number}: {}, {time}: loss {:.4} %{note}", Pps(load), loss_ratio * 100.0);
-            }
-            let (sent, duration_s) = (total.sent, report.duration_s);
-            self.reports.push(TrialReport { pps: load, duration_s, sent, lost, held, loss_ratio, ignored, limits });
-            if !ignored {
-                return Ok(Measurement { duration: duration_s, loss_ratio });
-            }
-        }
-    }
-}
-
 pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio: f64) -> Result<()> {
     let traffic = &args.traffic;
     let highest = |streams: &[Stream], lines: &[Option<u64>]| setup::rates(streams, Some(args.max), lines);
     let mut opened = Opened::new(traffic, highest)?;
     let (streams, lines) = (opened.tester.streams().to_vec(), opened.lines.clone());
     let sum = |rates: &[Option<f64>]| rates.iter().copied().sum::<Option<f64>>();
-    let shares = setup::rates(&streams, Some(Rate::Packets(1.0)), &lines)?;
-    let whole = sum(&shares).unwrap_or(1.0);
-    let shares: Vec<f64> = shares.iter().map(|share| share.unwrap_or(0.0) / whole).collect();
+    let shares = setup::shares(&streams, &lines)?;
     let highest = match sum(&highest(&streams, &lines)?) {
         Some(highest) => highest,
         // Use the highest rate that the tester can send.
@@ -170,12 +110,23 @@ pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio
         .collect();
     let mean = streams.iter().zip(&shares).map(|(stream, share)| stream.mean_size * share).sum::<f64>();
     let is_watched = io::stderr().is_terminal();
-    let mut trials = PortTrials { opened, shares: shares.clone(), reports: Vec::new(), is_watched };
+    let mut show = |text: &str| {
+        if is_watched {
+            eprintln!("{text}");
+        }
+    };
+    let mut trials = PortTrials {
+        opened: &mut opened,
+        shares: shares.clone(),
+        reports: Vec::new(),
+        rest: Duration::ZERO,
+        show: &mut show,
+    };
     let (results, ended) = match search(&goals, (lowest, highest), &mut trials) {
         Ok(results) => (results, None),
         Err((ended, results)) => (results, Some(ended)),
     };
-    let PortTrials { opened, reports, .. } = trials;
+    let reports = trials.reports;
     let mut tester_limits: Vec<String> = Vec::new();
     for trial in reports.iter().filter(|trial| !trial.ignored) {
         tester_limits.extend(trial.limits.iter().map(|limit| format!("at {}: {limit}", Pps(trial.pps))));
@@ -206,7 +157,7 @@ pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio
 }
 
 /// Returns the streams of a search for its result.
-fn stream_setups(streams: &[Stream], shares: &[f64]) -> Vec<StreamSetup> {
+pub(super) fn stream_setups(streams: &[Stream], shares: &[f64]) -> Vec<StreamSetup> {
     let of = |(stream, share): (&Stream, &f64)| StreamSetup {
         name: stream.name.clone(),
         from: stream.from,

@@ -2,20 +2,31 @@
 
 mod compare;
 mod find;
+mod journal;
+mod latency;
 mod opened;
 mod output;
+mod progress;
 mod rate;
 mod ratios;
+mod reset;
+mod rfc2544;
+mod soak;
+mod threads;
+mod trials;
 
 use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 use dataplane::{Error, Result};
 
 use self::compare::{CompareArgs, HtmlArgs};
 use self::find::{NdrArgs, PdrArgs};
+use self::latency::LatencyArgs;
 use self::output::print_json;
 use self::rate::{CalibrateArgs, RateArgs};
+use self::rfc2544::Rfc2544Args;
+use self::soak::SoakArgs;
 use crate::compare::CompareReport;
-use crate::report::{CalibrationReport, RateReport, SearchReport};
+use crate::report::{CalibrationReport, LatencyStepsReport, RateReport, Rfc2544Report, SearchReport, SoakLine};
 
 /// Send streams of packets through a device under test, and judge the packets that return
 #[derive(Debug, Parser)]
@@ -37,6 +48,12 @@ enum Method {
     Pdr(PdrArgs),
     /// Measure the tester itself on two ports that are directly connected
     Calibrate(CalibrateArgs),
+    /// Run the tests of RFC 2544 for several frame sizes
+    Rfc2544(Rfc2544Args),
+    /// Measure the latency at several loads
+    Latency(LatencyArgs),
+    /// Send for hours, and locate each loss in time
+    Soak(SoakArgs),
     /// Compare two results: better, worse, or no difference shown
     Compare(CompareArgs),
     /// Print a stored result as an HTML page
@@ -59,6 +76,12 @@ enum SchemaOf {
     Search,
     /// The result of `calibrate`
     Calibrate,
+    /// The result of `rfc2544`
+    Rfc2544,
+    /// The result of `latency`
+    Latency,
+    /// A line of the file of `soak`
+    Soak,
     /// The result of `compare`
     Compare,
 }
@@ -79,12 +102,18 @@ pub fn run(matches: &clap::ArgMatches) -> Result<()> {
         Method::Ndr(NdrArgs { search, exceed }) => find::find("ndr", &search, &[0.0], exceed),
         Method::Pdr(PdrArgs { search, loss, exceed }) => find::find("pdr", &search, &loss, exceed),
         Method::Calibrate(args) => rate::calibrate(&args),
+        Method::Rfc2544(args) => rfc2544::rfc2544(&args),
+        Method::Latency(args) => latency::latency(&args),
+        Method::Soak(args) => soak::soak(&args),
         Method::Compare(args) => compare::compare(&args),
         Method::Html(args) => compare::html(&args),
         Method::Schema(args) => {
             let schema = match args.result {
                 SchemaOf::Rate => schemars::schema_for!(RateReport),
                 SchemaOf::Search => schemars::schema_for!(SearchReport),
+                SchemaOf::Rfc2544 => schemars::schema_for!(Rfc2544Report),
+                SchemaOf::Latency => schemars::schema_for!(LatencyStepsReport),
+                SchemaOf::Soak => schemars::schema_for!(SoakLine),
                 SchemaOf::Compare => schemars::schema_for!(CompareReport),
                 SchemaOf::Calibrate => schemars::schema_for!(CalibrationReport),
             };

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::Args;
 use dataplane::clock::HostClock;
@@ -14,6 +15,9 @@ use crate::report::{Calibration, CalibrationReport, RateReport, rate_report};
 use crate::setup::{self, Sources, StreamSet};
 use crate::stream::Stream;
 use crate::tester::{Outcome, Tester, TesterOptions};
+
+/// The default length of the intervals of the counts by time.
+pub(super) const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The ports, the streams and the limits of a trial.
 #[derive(Debug, Args)]
@@ -51,9 +55,9 @@ pub(super) struct TrafficArgs {
     /// Packets that the tester could not send for this time are skipped, instead of sent as a burst
     #[arg(long, value_name = "TIME", default_value = "1ms")]
     pub(super) catch_up: Period,
-    /// The length of the intervals of the counts by time
-    #[arg(long, value_name = "TIME", default_value = "100ms")]
-    pub(super) interval: Period,
+    /// The length of the intervals of the counts by time. Default: 100ms, or 1s for `soak`
+    #[arg(long, value_name = "TIME")]
+    interval: Option<Period>,
     /// Do not send a frame from the receiving ports before each trial. Bridges then flood the packets of a stream in one
     /// direction
     #[arg(long)]
@@ -67,6 +71,13 @@ pub(super) struct TrafficArgs {
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
+}
+
+impl TrafficArgs {
+    /// Returns the length of the intervals of the counts by time.
+    pub(super) fn interval(&self, default: Duration) -> Duration {
+        self.interval.map_or(default, |Period(interval)| interval)
+    }
 }
 
 fn setting(text: &str) -> Result<(String, String), String> {
@@ -84,8 +95,6 @@ pub(super) struct Opened {
     pub(super) core: Option<u32>,
     pub(super) stop: Arc<AtomicBool>,
     /// The configs of the streams, to build them again with other sizes.
-
-    #[expect(dead_code)]
     pub(super) set: StreamSet,
 }
 
@@ -120,7 +129,7 @@ impl Opened {
             gap: args.gap.0,
             settle: args.settle.0,
             catch_up: args.catch_up.0,
-            interval: args.interval.0,
+            interval: args.interval(INTERVAL),
             learn: !args.no_learn,
         };
         let tester = Tester::new(lanes, clock, streams, &fastest, options, stop.clone());

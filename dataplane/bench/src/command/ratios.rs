@@ -7,6 +7,15 @@ pub(super) fn percent(text: &str) -> Result<f64, String> {
     ratio.ok_or_else(|| format!("`{text}` is not a ratio below 100 %; help: write a number and %, such as 0.1%"))
 }
 
+/// Reads a load: a ratio above 0 and up to 100 %.
+pub(super) fn load(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
+    let ratio = number.map(|number| number / 100.0).filter(|ratio| *ratio > 0.0 && *ratio <= 1.0);
+    ratio.ok_or_else(|| {
+        format!("`{text}` is not a load; help: write a number above 0 and up to 100, and %, such as 50%")
+    })
+}
+
 /// Reads the width of a search: a ratio of at least 0.01 %. Rates that are closer cannot be told apart.
 pub(super) fn width(text: &str) -> Result<f64, String> {
     let ratio = percent(text)?;

@@ -51,6 +51,7 @@ pub fn compare(files: [&str; 2], a: &Stored, b: &Stored, tolerance: f64) -> Resu
     let tests = match (a, b) {
         (Stored::Rate(a), Stored::Rate(b)) => rate::tests(a, b, tolerance, &mut reasons),
         (Stored::Search(a), Stored::Search(b)) => search::tests(a, b, tolerance, &mut reasons),
+        (Stored::Rfc2544(a), Stored::Rfc2544(b)) => search::rfc2544_tests(a, b, tolerance, &mut reasons),
         _ => {
             reasons.push(format!("results of `{}` cannot be compared", a.method()));
             Vec::new()

@@ -9,7 +9,9 @@
 
 use super::metric::{MetricTest, compare_keys, differ};
 use super::statistics::fisher_greater;
-use crate::report::{BoundReport, GoalReport, Pps, SearchReport, StreamSetup, TrialReport};
+use crate::report::{
+    BoundReport, GoalReport, Pps, Rfc2544Report, SearchReport, StreamSetup, ThroughputReport, TrialReport,
+};
 use crate::search::CONFIDENCE;
 
 /// The share of the duration of a full-length trial from which a trial counts as a full-length trial.
@@ -25,6 +27,32 @@ pub(super) fn tests(a: &SearchReport, b: &SearchReport, tolerance: f64, reasons:
     }
     let pairs = a.goals.iter().zip(&b.goals);
     pairs.map(|(first, second)| test((first, &a.trials), (second, &b.trials), "", tolerance, reasons)).collect()
+}
+
+/// Returns the tests of the throughput of all frame sizes. Adds the reasons why the results cannot be compared.
+pub(super) fn rfc2544_tests(
+    a: &Rfc2544Report,
+    b: &Rfc2544Report,
+    tolerance: f64,
+    reasons: &mut Vec<String>,
+) -> Vec<MetricTest> {
+    compare_streams(&a.streams, &b.streams, reasons);
+    let sizes = |report: &Rfc2544Report| report.sizes.iter().map(|size| size.size).collect::<Vec<_>>();
+    if sizes(a) != sizes(b) {
+        reasons.push(format!("the frame sizes differ: {:?} and {:?}", sizes(a), sizes(b)));
+        return Vec::new();
+    }
+    let throughputs = |report: &Rfc2544Report| report.sizes.iter().filter_map(|size| size.throughput.clone()).count();
+    if throughputs(a) != a.sizes.len() || throughputs(b) != b.sizes.len() {
+        reasons.push("a result has no throughput".to_owned());
+        return Vec::new();
+    }
+    let pairs = a.sizes.iter().zip(&b.sizes);
+    let pairs = pairs.filter_map(|(a, b)| Some((a.size, a.throughput.as_ref()?, b.throughput.as_ref()?)));
+    let test = |(size, a, b): (u16, &ThroughputReport, &ThroughputReport)| {
+        test((&a.goal, &a.trials), (&b.goal, &b.trials), &format!(" of {size} bytes"), tolerance, reasons)
+    };
+    pairs.map(test).collect()
 }
 
 /// Adds the reasons why the streams of two searches cannot be compared.
@@ -129,7 +157,7 @@ fn evidence(
         Pps(low),
         Pps(middle),
         Pps(high),
-        if p_value > 1.0 - CONFIDENCE { " (help: measure again with a longer --sum)" } else { "" }
+        if p_value > 1.0 - CONFIDENCE { " (help: measure again with more trials)" } else { "" }
     );
     (text, p_value)
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::escape::escape;
-use crate::report::{Nanoseconds, Pps};
+use crate::report::{Bps, Nanoseconds, Pps};
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 300.0;
@@ -22,6 +22,7 @@ const MOST_MARKS: usize = 120;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     Pps,
+    Bps,
     Nanoseconds,
     Seconds,
     Ratio,
@@ -34,6 +35,7 @@ impl Unit {
     pub(super) fn show(self, value: f64) -> String {
         let text = match self {
             Self::Pps => Pps(value).to_string(),
+            Self::Bps => Bps(value).to_string(),
             Self::Nanoseconds => Nanoseconds(value.round() as u64).to_string(),
             Self::Seconds => format!("{} s", short(value)),
             Self::Ratio => format!("{} %", short(value * 100.0)),

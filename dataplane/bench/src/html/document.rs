@@ -15,11 +15,11 @@ const STYLE: &str = "
   --note: #fbbf24; --range: #451a1a; --c0: #60a5fa; --c1: #f87171; --c2: #34d399; --c3: #c084fc; --c4: #fbbf24;
   --c5: #22d3ee } }
 body { font: 15px/1.5 system-ui, 'DejaVu Sans', sans-serif; color: var(--text); background: var(--page);
-  max-width: 800px; margin: 2em auto; padding: 0 1em }
+  max-width: 860px; margin: 2em auto; padding: 0 1em }
 h1 { font-size: 1.6em; margin-bottom: 0.2em } h2 { font-size: 1.2em; margin: 1.8em 0 0.4em }
 .scroll { overflow-x: auto }
 table { margin: 0.6em 0; border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.92em }
-th, td { text-align: right; padding: 0.2em 0.8em; border-bottom: 1px solid var(--grid); white-space: nowrap }
+th, td { text-align: right; padding: 0.2em 0.7em; border-bottom: 1px solid var(--grid); white-space: nowrap }
 th:first-child, td:first-child { text-align: left; padding-left: 0 } th { color: var(--soft); font-weight: 600 }
 .mark { color: var(--note); margin: 0.2em 0 } .soft { color: var(--soft) }
 svg { width: 100%; height: auto; display: block } svg text { font-size: 11px; fill: var(--soft) }
@@ -57,10 +57,26 @@ impl Page {
         for defect in result.defects() {
             let _ = writeln!(text, "<p class=\"mark\">The result {}.</p>", escape(&defect));
         }
-        for doubt in result.doubts() {
-            let _ = writeln!(text, "<p class=\"mark\">Tester: {}.</p>", escape(&doubt));
+        let mut page = Self { text };
+        let doubts = result.doubts().into_iter().map(|doubt| format!("Tester: {doubt}."));
+        page.notes("mark", "limits and disturbances of the tester", &doubts.collect::<Vec<_>>());
+        page
+    }
+
+    /// Adds a line for each note. The reader must open a list of many notes, which has the name `what`.
+    pub(super) fn notes(&mut self, class: &str, what: &str, notes: &[String]) {
+        /// The maximum number of notes without a list.
+        const SHOWN: usize = 3;
+        let is_list = notes.len() > SHOWN;
+        if is_list {
+            let _ = writeln!(self.text, "<details><summary class=\"{class}\">{} {what}</summary>", notes.len());
         }
-        Self { text }
+        for note in notes {
+            let _ = writeln!(self.text, "<p class=\"{class}\">{}</p>", escape(note));
+        }
+        if is_list {
+            self.text.push_str("</details>\n");
+        }
     }
 
     pub(super) fn heading(&mut self, text: &str) {

@@ -3,8 +3,11 @@
 mod chart;
 mod document;
 mod escape;
+mod latency;
 mod rate;
+mod rfc2544;
 mod search;
+mod soak;
 
 use self::document::Page;
 use crate::stored::Stored;
@@ -15,6 +18,9 @@ pub fn page(name: &str, result: &Stored) -> String {
     match result {
         Stored::Rate(report) => rate::add(&mut page, report),
         Stored::Search(report) => search::add(&mut page, report),
+        Stored::Rfc2544(report) => rfc2544::add(&mut page, report),
+        Stored::Latency(report) => latency::add(&mut page, report),
+        Stored::Soak(report) => soak::add(&mut page, report),
         Stored::Calibration(report) => {
             page.text("The trial at the highest rate, and the trial at half of the highest rate.");
             page.heading("Highest rate");

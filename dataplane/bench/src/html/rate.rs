@@ -8,6 +8,21 @@ pub(super) const TIME: Axis = Axis { label: "time since the start", unit: Unit::
 pub(super) const LATENCY: Axis = Axis { label: "latency", unit: Unit::Nanoseconds, scale: Scale::Log };
 
 pub(super) fn add(page: &mut Page, report: &RateReport) {
+    tables(page, report);
+    let ranges = report.streams.iter().flat_map(|stream| stream.gaps.iter());
+    let ranges: Vec<_> = ranges.map(|gap| (gap.start_s, gap.start_s + gap.length_s)).collect();
+    let gaps = if ranges.is_empty() { "" } else { " (marked: times without arrivals)" };
+    let duration = report.duration_s;
+    page.chart(&format!("Packets over time{gaps}"), &packets_over_time(&report.streams, duration, ranges));
+    page.chart("Lost packets over time", &lost_over_time(&report.streams));
+    page.chart("Latency over time", &latency_over_time(&report.streams));
+    page.chart("Percentiles of the latency", &percentiles(&report.streams));
+    let streams: Vec<_> = report.streams.iter().map(|stream| (stream.name.as_str(), &stream.keys)).collect();
+    page.streams(&streams);
+}
+
+/// Adds the tables of the packets and of the latencies.
+pub(super) fn tables(page: &mut Page, report: &RateReport) {
     let total = &report.total;
     let requested = total.requested_pps.map_or_else(|| "the highest rate".to_owned(), |rate| Pps(rate).to_string());
     page.text(&format!(
@@ -34,16 +49,6 @@ pub(super) fn add(page: &mut Page, report: &RateReport) {
     page.table(&["stream", "sent", "received", "lost", "late", "corrupt", "duplicated", "reordered"], &rows);
     latency_table(page, "latency", &report.streams, |stream| &stream.latency_ns);
     latency_table(page, "jitter", &report.streams, |stream| &stream.jitter_ns);
-    let ranges = report.streams.iter().flat_map(|stream| stream.gaps.iter());
-    let ranges: Vec<_> = ranges.map(|gap| (gap.start_s, gap.start_s + gap.length_s)).collect();
-    let gaps = if ranges.is_empty() { "" } else { " (marked: times without arrivals)" };
-    let duration = report.duration_s;
-    page.chart(&format!("Packets over time{gaps}"), &packets_over_time(&report.streams, duration, ranges));
-    page.chart("Lost packets over time", &lost_over_time(&report.streams));
-    page.chart("Latency over time", &latency_over_time(&report.streams));
-    page.chart("Percentiles of the latency", &percentiles(&report.streams));
-    let streams: Vec<_> = report.streams.iter().map(|stream| (stream.name.as_str(), &stream.keys)).collect();
-    page.streams(&streams);
 }
 
 /// Adds a table of percentiles.

@@ -1,0 +1,88 @@
+//! A file that grows by whole lines of JSON. After an error, such as a full disk, the lines wait in memory and are written
+//! when the disk has room again.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use dataplane::{Error, Result};
+use serde::Serialize;
+
+/// The file and the lines that are not written yet.
+pub(super) struct Journal {
+    path: PathBuf,
+    file: File,
+    /// The length of the file up to the last whole line.
+    length: u64,
+    waiting: Vec<u8>,
+    /// Whether the last write failed.
+    is_failing: bool,
+}
+
+/// Whether all lines were written.
+pub(super) enum Written {
+    All,
+    /// The lines that were not written, and the reason.
+    Partly {
+        lines: usize,
+        error: io::Error,
+    },
+}
+
+impl Journal {
+    /// Creates the file.
+    pub(super) fn create(path: &Path) -> Result<Self> {
+        let file = File::create(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), file, length: 0, waiting: Vec::new(), is_failing: false })
+    }
+
+    /// Writes a line to the disk. Prints the first of several errors in a row to standard error.
+    pub(super) fn write(&mut self, line: &impl Serialize) {
+        // The types of the lines are always valid JSON.
+        let Ok(text) = serde_json::to_vec(line) else { return };
+        self.waiting.extend(text);
+        self.waiting.push(b'\n');
+        match self.flush() {
+            Ok(()) if self.is_failing => {
+                eprintln!("{}: writing works again", self.path.display());
+                self.is_failing = false;
+            }
+            Err(error) if !self.is_failing => {
+                let path = self.path.display();
+                eprintln!("error: {path}: {error}; the run goes on, and writes all lines when writing works again");
+                self.is_failing = true;
+            }
+            _ => {}
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let written = self.file.write_all(&self.waiting).and_then(|()| self.file.sync_data());
+        match written {
+            Ok(()) => {
+                self.length += self.waiting.len() as u64;
+                self.waiting.clear();
+                Ok(())
+            }
+            Err(error) => {
+                // Remove the part of a line that was written. A device such as a pipe has no length, and keeps the part.
+                let _ = self.file.set_len(self.length).and_then(|()| self.file.seek(SeekFrom::Start(self.length)));
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes the lines that wait.
+    pub(super) fn finish(mut self) -> Written {
+        if self.waiting.is_empty() {
+            return Written::All;
+        }
+        match self.flush() {
+            Ok(()) => Written::All,
+            Err(error) => {
+                let lines = self.waiting.iter().filter(|byte| **byte == b'\n').count();
+                Written::Partly { lines, error }
+            }
+        }
+    }
+}

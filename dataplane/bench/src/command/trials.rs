@@ -1,0 +1,87 @@
+//! Trials of a search on the open ports.
+
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dataplane::Error;
+
+use super::opened::{Opened, verdict};
+use crate::report::{Nanoseconds, Pps, TrialReport};
+use crate::search::{Measurement, Trials, is_ignored};
+
+/// The longest sleep between two looks at the flag that ends a run.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Runs the trials of a search on the ports.
+pub(super) struct PortTrials<'a> {
+    pub(super) opened: &'a mut Opened,
+    /// The share of each stream of the load.
+    pub(super) shares: Vec<f64>,
+    pub(super) reports: Vec<TrialReport>,
+    /// The time between two trials.
+    pub(super) rest: Duration,
+    /// Shows the progress.
+    pub(super) show: &'a mut dyn FnMut(&str),
+}
+
+/// The reason why a search ended early.
+pub(super) enum Ended {
+    Stopped,
+    Failed(Error),
+}
+
+impl Trials for PortTrials<'_> {
+    type Error = Ended;
+
+    fn measure(&mut self, load: f64, duration: f64) -> Result<Measurement, Ended> {
+        let rates: Vec<_> = self.shares.iter().map(|share| Some(share * load)).collect();
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let outcome = self.opened.tester.trial(&rates, Duration::from_secs_f64(duration)).map_err(Ended::Failed)?;
+            if outcome.stopped {
+                return Err(Ended::Stopped);
+            }
+            let report = self.opened.report("search", &rates, &outcome);
+            if report.unaccounted != 0 {
+                return Err(Ended::Failed(verdict(&[&report]).err().unwrap_or(Error::Wire(String::new()))));
+            }
+            let total = &report.total;
+            // The device did not forward these packets in the trial, but stored them.
+            let held = total.held;
+            let lost = total.corrupted + total.late + total.lost + held;
+            let mut limits = report.tester.limits;
+            if total.missed > 0 && limits.is_empty() {
+                // Even few packets decide whether the loss ratio of a goal is exceeded.
+                limits.push(format!("the tester did not send {} packets in time", total.missed));
+            }
+            limits.extend(report.tester.disturbances);
+            let ignored = is_ignored(!limits.is_empty(), attempt);
+            // Packets that the tester could not send count as lost. The result is then too low, never too high.
+            let loss_ratio = (lost + total.missed) as f64 / (total.sent + total.missed).max(1) as f64;
+            let number = self.reports.len() + 1;
+            let time = Nanoseconds(outcome.duration);
+            let note = if ignored { ", repeated because the tester was the limit or was disturbed" } else { "" };
+            (self.show)(&format!("trial {number}: {}, {time}: loss {:.4} %{note}", Pps(load), loss_ratio * 100.0));
+            let (sent, duration_s) = (total.sent, report.duration_s);
+            self.reports.push(TrialReport { pps: load, duration_s, sent, lost, held, loss_ratio, ignored, limits });
+            rest(self.opened, self.rest)?;
+            if !ignored {
+                return Ok(Measurement { duration: duration_s, loss_ratio });
+            }
+        }
+    }
+}
+
+/// Waits between two trials, so that the device recovers.
+pub(super) fn rest(opened: &Opened, time: Duration) -> Result<(), Ended> {
+    let end = Instant::now() + time;
+    while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+        if opened.stop.load(Ordering::Relaxed) {
+            return Err(Ended::Stopped);
+        }
+        thread::sleep(left.min(LOOK));
+    }
+    Ok(())
+}
