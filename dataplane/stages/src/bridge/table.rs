@@ -46,6 +46,9 @@ pub(super) const TIME: u64 = (1 << TIME_BITS) - 1;
 const PORT_BITS: u32 = 7;
 /// The length of one unit of time in seconds. The time in a word wraps after more than two hours.
 pub(super) const UNIT: u64 = 4;
+/// The largest difference between the clocks of two workers in units of time. Each worker reads the clock in its
+/// housekeeping.
+const AHEAD: u64 = 16;
 /// The number of buckets that one call of `sweep` searches.
 pub(super) const SWEPT: usize = 16;
 
@@ -69,25 +72,17 @@ impl Table {
         let [a, b, c, d, e, f] = mac.0;
         let key = u64::from_be_bytes([0, 0, a, b, c, d, e, f]) << 12 | u64::from(vlan & 0xfff);
         let tag = key >> BUCKET_BITS;
-        let bucket = self.mix(tag, key) as usize * WAYS;
+        let bucket = mix(tag, key, self.seeds) as usize * WAYS;
         (self.words.get(bucket..bucket + WAYS).unwrap_or_default(), tag)
-    }
-
-    /// Converts the low bits of a key to the number of its bucket, or the number of a bucket to the low bits of the
-    /// key. Both conversions XOR `bits` with the hash of the tag.
-    #[inline]
-    fn mix(&self, tag: u64, bits: u64) -> u64 {
-        (bits ^ hash(tag, self.seeds)) & ((1 << BUCKET_BITS) - 1)
     }
 
     /// Returns the entry of the word with this index, if the word has an entry.
     pub(super) fn entry(&self, index: usize, now: u64) -> Option<MacEntry> {
         let word = self.words.get(index)?.load(Ordering::Relaxed);
         let tag = word >> (PORT_BITS + TIME_BITS);
-        let key = tag << BUCKET_BITS | self.mix(tag, (index / WAYS) as u64);
+        let key = tag << BUCKET_BITS | mix(tag, (index / WAYS) as u64, self.seeds);
         let [_, _, mac @ ..] = (key >> 12).to_be_bytes();
-        // Another worker may have stored a later time than `now`.
-        let age = if now.wrapping_sub(word) & TIME > TIME / 2 { 0 } else { age(word, now) };
+        let age = age(word, now);
         let port = (word >> TIME_BITS & ((1 << PORT_BITS) - 1)) as u8;
         (word != 0).then(|| MacEntry { mac: MacAddr(mac), vlan: (key & 0xfff) as u16, port: port.wrapping_sub(1), age })
     }
@@ -98,7 +93,7 @@ impl Table {
         let (ways, tag) = self.place(mac, vlan);
         let words = ways.iter().map(|way| way.load(Ordering::Relaxed));
         let word = words.into_iter().find(|word| *word != 0 && word >> (PORT_BITS + TIME_BITS) == tag)?;
-        (age(word, now) <= ageing).then_some(((word >> TIME_BITS) as u8 & 0x7f) - 1)
+        is_fresh(word, now, ageing).then_some(((word >> TIME_BITS) as u8 & 0x7f) - 1)
     }
 
     /// Records the port and the time at which a MAC address was seen. Stores the word only if the word changes, so that
@@ -140,7 +135,7 @@ impl Table {
     pub(super) fn sweep(&self, from: usize, now: u64, ageing: u64) {
         for way in self.words.iter().skip(from * WAYS).take(SWEPT * WAYS) {
             let word = way.load(Ordering::Relaxed);
-            if word != 0 && age(word, now) > ageing {
+            if word != 0 && !is_fresh(word, now, ageing) {
                 // The exchange fails if another worker has just updated the entry.
                 let _ = way.compare_exchange(word, 0, Ordering::Relaxed, Ordering::Relaxed);
             }
@@ -148,37 +143,45 @@ impl Table {
     }
 }
 
-/// Returns the number of the bucket of a tag, XORed with a constant.
+/// Converts the low bits of a key to the number of its bucket, or the number of a bucket to the low bits of the key. Both
+/// conversions XOR `bits` with the hash of the tag.
 #[inline]
-fn hash(tag: u64, [factor, summand]: [u64; 2]) -> u64 {
-    tag.wrapping_mul(factor).wrapping_add(summand) >> (u64::BITS - BUCKET_BITS)
+fn mix(tag: u64, bits: u64, [factor, summand]: [u64; 2]) -> u64 {
+    let hash = tag.wrapping_mul(factor).wrapping_add(summand) >> (u64::BITS - BUCKET_BITS);
+    (bits ^ hash) & ((1 << BUCKET_BITS) - 1)
 }
 
-/// Whether a factor of the hash puts enough tags with equal distances in buckets that have room. About two thirds of all
-/// factors do. The distances are those of MAC addresses that differ in the last, the second last or the third last byte.
+/// Whether a factor of the hash puts enough MAC addresses with equal distances in buckets that have room. More than half
+/// of all factors do. The addresses differ in the last, the second last or the third last byte.
 fn spreads(factor: u64) -> bool {
     const WORDS: u64 = (WAYS << BUCKET_BITS) as u64;
-    // With a random function, about 0.95, 0.80 and 0.98 of these numbers of tags find room.
-    let wanted = |tags: u64| match tags {
-        ..WORDS => tags / 8 * 7,
+    // With a random function, about 0.95, 0.80 and 0.98 of these numbers of addresses find room.
+    let wanted = |addresses: u64| match addresses {
+        ..WORDS => addresses / 8 * 7,
         WORDS => WORDS / 4 * 3,
         _ => WORDS / 16 * 15,
     };
-    [1 << 0, 1 << 6, 1 << 14].into_iter().all(|distance: u64| {
+    [1 << 0, 1 << 8, 1 << 16].into_iter().all(|distance: u64| {
         let (mut used, mut stored) = (vec![0; 1 << BUCKET_BITS], 0);
         (1..=2 * WORDS).all(|number| {
-            let used = &mut used[hash(number * distance, [factor, 0]) as usize];
+            let key = (number * distance) << 12;
+            let used = &mut used[mix(key >> BUCKET_BITS, key, [factor, 0]) as usize];
             if *used < WAYS {
                 *used += 1;
                 stored += 1;
             }
-            !number.is_power_of_two() || number < 1 << BUCKET_BITS || stored >= wanted(number)
+            !number.is_power_of_two() || number < 1 << 10 || stored >= wanted(number)
         })
     })
 }
 
-/// Returns the age of an entry in units of time.
-#[inline]
+/// Returns the age of an entry in units of time. If another worker has stored a later time than `now`, the age is 0.
 fn age(word: u64, now: u64) -> u64 {
-    now.wrapping_sub(word & TIME) & TIME
+    (now.wrapping_add(AHEAD).wrapping_sub(word) & TIME).saturating_sub(AHEAD)
+}
+
+/// Whether the age of an entry is at most `ageing`.
+#[inline]
+fn is_fresh(word: u64, now: u64, ageing: u64) -> bool {
+    now.wrapping_add(AHEAD).wrapping_sub(word) & TIME <= ageing + AHEAD
 }
