@@ -50,16 +50,22 @@ impl Service {
         Self { is_stopping: false, watchdog, last }
     }
 
-    /// Reports the start of a reload.
+    /// Reports the start of a reload, unless the run stops.
     pub(super) fn reloading(&mut self) {
+        if self.is_stopping {
+            return;
+        }
         let mut states = vec![NotifyState::Reloading, NotifyState::Status("reloading")];
         // systemd 253 and newer need the time. The clock always exists.
         states.extend(NotifyState::monotonic_usec_now());
         notify(&states);
     }
 
-    /// Reports the end of a reload.
+    /// Reports the end of a reload, unless the run stops.
     pub(super) fn reloaded(&mut self) {
+        if self.is_stopping {
+            return;
+        }
         notify(&[NotifyState::Ready, NotifyState::Status("running")]);
     }
 
