@@ -789,6 +789,12 @@ fn stages_are_listed_and_described() {
             assert!(described.contains(row["key"].as_str().unwrap()), "{name}: {row}");
         }
     }
+    // The description has the built-in drop reasons that the stage uses.
+    let (_, described, _) = dataplane(&folder, "stages acl");
+    assert!(
+        described.ends_with("\ndrop reasons\n  denied  a rule, or the default action, denies the packet\n"),
+        "{described}"
+    );
     let (status, out, err) = dataplane(&folder, "stages prase");
     assert_eq!((status, out.as_str()), (2, ""));
     assert!(err.contains("did you mean `parse`?"), "{err}");

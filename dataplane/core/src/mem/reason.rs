@@ -3,16 +3,17 @@
 use std::fmt;
 
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+    ($($variant:ident = $name:literal: $meaning:literal,)*) => {
         /// The built-in reasons, in order. The discriminant of a variant is its reason code.
         #[repr(u8)]
         enum Code { $($variant,)* }
 
         #[allow(non_upper_case_globals, reason = "the constants are used like the variants of an enum")]
         impl Reason {
-            $($(#[$doc])* pub const $variant: Self = Self(Code::$variant as u8);)*
+            $(#[doc = concat!("`", $name, "`: ", $meaning, ".")] pub const $variant: Self = Self(Code::$variant as u8);)*
 
             const NAMES: &'static [&'static str] = &[$($name,)*];
+            const MEANINGS: &'static [&'static str] = &[$($meaning,)*];
         }
     };
 }
@@ -23,59 +24,36 @@ macro_rules! reasons {
 pub struct Reason(u8);
 
 reasons! {
-    /// The frame is shorter than the minimum that the stage accepts.
-    Runt = "runt",
-    /// A header, or the length in its length field, extends past the end of the frame.
-    Truncated = "truncated",
-    /// A version field does not match the protocol.
-    BadVersion = "bad_version",
-    /// A header length is below its minimum.
-    BadHeaderLength = "bad_header_length",
-    /// A length field contradicts the headers around it.
-    BadLength = "bad_length",
-    /// A checksum is wrong.
-    BadChecksum = "bad_checksum",
-    /// The packet has more nested headers (VLAN tags, IPv6 extension headers) than the stage follows.
-    TooManyHeaders = "too_many_headers",
-    /// The stage does not handle the protocol.
-    Unsupported = "unsupported",
-    /// TTL or hop limit has expired.
-    TtlExpired = "ttl_expired",
-    /// No route to the destination.
-    NoRoute = "no_route",
-    /// The link-layer address of the next hop is unknown.
-    NoNeighbor = "no_neighbor",
-    /// A rule denies the packet.
-    Denied = "denied",
-    /// The packet exceeds the configured rate.
-    RateExceeded = "rate_exceeded",
-    /// A required VLAN tag is missing, or the VLAN is not in the list of allowed VLANs.
-    VlanMismatch = "vlan_mismatch",
-    /// The headroom is too small for a new header.
-    NoHeadroom = "no_headroom",
-    /// The packet is longer than the outgoing port accepts.
-    TooLong = "too_long",
-    /// No stage chose an outgoing port.
-    NoPort = "no_port",
-    /// The config sends the packet to `drop`.
-    Requested = "requested",
-    /// The send queue was full.
-    TxFull = "tx_full",
-    /// The device refused to send the packet, or failed while sending.
-    TxError = "tx_error",
-    /// The outgoing port is currently not connected to its peer.
-    NotConnected = "not_connected",
-    /// The stage chose an output that it does not declare.
-    Undeclared = "undeclared_output",
-    /// The stage already holds its maximum number of packets.
-    QueueFull = "queue_full",
-    /// A stage held the packet when the worker stopped, when a change removed the stage, or when a change replaced the
-    /// stage by a stage that holds no packets.
-    Stopped = "stopped",
-    /// The stage panicked while it processed the batch of this packet.
-    Panicked = "panicked",
-    /// The stage is quarantined after a panic.
-    Quarantined = "quarantined",
+    Runt = "runt": "the frame is shorter than the minimum that the stage accepts",
+    Truncated = "truncated": "a header, or the length in its length field, extends past the end of the frame",
+    BadVersion = "bad_version": "a version field does not match the protocol",
+    BadHeaderLength = "bad_header_length": "a header length is below its minimum",
+    BadLength = "bad_length": "a length field contradicts the headers around it",
+    BadChecksum = "bad_checksum": "a checksum is wrong",
+    TooManyHeaders = "too_many_headers":
+        "the packet has more nested headers (VLAN tags, IPv6 extension headers) than the stage follows",
+    Unsupported = "unsupported": "the stage does not handle the protocol",
+    TtlExpired = "ttl_expired": "the TTL or hop limit has expired",
+    NoRoute = "no_route": "there is no route to the destination",
+    NoNeighbor = "no_neighbor": "the link-layer address of the next hop is unknown",
+    Denied = "denied": "a rule, or the default action, denies the packet",
+    RateExceeded = "rate_exceeded": "the packet exceeds the configured rate",
+    VlanMismatch = "vlan_mismatch":
+        "a required VLAN tag is missing, or the VLAN is not in the list of allowed VLANs",
+    NoHeadroom = "no_headroom": "the headroom is too small for a new header",
+    TooLong = "too_long": "the packet is longer than the outgoing port accepts",
+    NoPort = "no_port": "no stage chose an outgoing port",
+    Requested = "requested": "the config sends the packet to `drop`",
+    TxFull = "tx_full": "the send queue was full",
+    TxError = "tx_error": "the device refused to send the packet, or failed while sending",
+    NotConnected = "not_connected": "the outgoing port is currently not connected to its peer",
+    Undeclared = "undeclared_output": "the stage chose an output that it does not declare",
+    QueueFull = "queue_full": "the stage already holds its maximum number of packets",
+    Stopped = "stopped":
+        "a stage or a port held the packet when the worker stopped, when a change removed the stage, or when a change \
+         replaced the stage by a stage that holds no packets",
+    Panicked = "panicked": "the stage panicked while it processed the batch of this packet",
+    Quarantined = "quarantined": "the stage is quarantined after a panic",
 }
 
 impl Reason {
@@ -111,6 +89,14 @@ impl Reason {
             Some(name) => (*name).to_owned(),
             None => format!("reason_{}", self.0),
         }
+    }
+}
+
+impl Reason {
+    /// Returns the meaning of the built-in reason with this name. Returns `None` if there is no such reason.
+    pub fn meaning(name: &str) -> Option<&'static str> {
+        let at = Self::NAMES.iter().position(|known| *known == name)?;
+        Self::MEANINGS.get(at).copied()
     }
 }
 

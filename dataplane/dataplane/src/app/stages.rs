@@ -1,5 +1,6 @@
 //! `stages`: lists and describes the kinds of stages.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -8,6 +9,7 @@ use serde::Serialize;
 use super::args;
 use super::console::{self, CommandError};
 use crate::config::{Row, schema_table, suggest};
+use dataplane_core::mem::Reason;
 use dataplane_core::pipeline::{Registry, StageKind};
 
 /// The description of a kind of stage, for JSON output.
@@ -19,7 +21,7 @@ struct Description<'a> {
     /// `None` if the stage has no schema.
     parameters: Option<Vec<Row>>,
     outputs: BTreeMap<&'a str, &'a str>,
-    reasons: BTreeMap<&'a str, &'a str>,
+    reasons: BTreeMap<Cow<'static, str>, &'a str>,
 }
 
 impl<'a> Description<'a> {
@@ -30,9 +32,20 @@ impl<'a> Description<'a> {
             terminal: kind.info.terminal,
             parameters: kind.schema.as_ref().map(schema_table),
             outputs: kind.info.outputs.iter().copied().collect(),
-            reasons: kind.info.reasons.iter().copied().collect(),
+            reasons: reasons(kind).into_iter().collect(),
         }
     }
+}
+
+/// Returns the names and meanings of the drop reasons that the stage defines, and of the built-in reasons that the stage
+/// uses.
+fn reasons(kind: &StageKind) -> Vec<(Cow<'static, str>, &'static str)> {
+    let own = kind.info.reasons.iter().map(|(name, meaning)| (Cow::Borrowed(*name), *meaning));
+    let built_in = kind.info.drops.iter().filter_map(|reason| {
+        let name = reason.to_string();
+        Reason::meaning(&name).map(|meaning| (Cow::Owned(name), meaning))
+    });
+    own.chain(built_in).collect()
 }
 
 pub(super) fn stages(registry: &Registry, args: &args::Stages) -> Result<(), CommandError> {
@@ -73,9 +86,8 @@ fn describe(kind: &StageKind) -> String {
     if kind.info.terminal {
         text.push_str("\npackets end here\n");
     }
-    for (title, rows) in
-        [("outputs, in addition to the next stage", kind.info.outputs), ("drop reasons", kind.info.reasons)]
-    {
+    let outputs = kind.info.outputs.iter().map(|(name, meaning)| (Cow::Borrowed(*name), *meaning)).collect();
+    for (title, rows) in [("outputs, in addition to the next stage", outputs), ("drop reasons", reasons(kind))] {
         if !rows.is_empty() {
             let _ = writeln!(text, "\n{title}");
             let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);

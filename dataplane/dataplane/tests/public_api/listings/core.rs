@@ -1861,16 +1861,41 @@ pub mod mem {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub struct Reason(_);
         reasons! {
-            Runt = "runt", Truncated = "truncated", BadVersion = "bad_version",
-            BadHeaderLength = "bad_header_length", BadLength = "bad_length", BadChecksum
-            = "bad_checksum", TooManyHeaders = "too_many_headers", Unsupported =
-            "unsupported", TtlExpired = "ttl_expired", NoRoute = "no_route", NoNeighbor =
-            "no_neighbor", Denied = "denied", RateExceeded = "rate_exceeded",
-            VlanMismatch = "vlan_mismatch", NoHeadroom = "no_headroom", TooLong =
-            "too_long", NoPort = "no_port", Requested = "requested", TxFull = "tx_full",
-            TxError = "tx_error", NotConnected = "not_connected", Undeclared =
-            "undeclared_output", QueueFull = "queue_full", Stopped = "stopped", Panicked
-            = "panicked", Quarantined = "quarantined",
+            Runt = "runt" :
+            "the frame is shorter than the minimum that the stage accepts", Truncated =
+            "truncated" :
+            "a header, or the length in its length field, extends past the end of the frame",
+            BadVersion = "bad_version" : "a version field does not match the protocol",
+            BadHeaderLength = "bad_header_length" :
+            "a header length is below its minimum", BadLength = "bad_length" :
+            "a length field contradicts the headers around it", BadChecksum =
+            "bad_checksum" : "a checksum is wrong", TooManyHeaders = "too_many_headers" :
+            "the packet has more nested headers (VLAN tags, IPv6 extension headers) than the stage follows",
+            Unsupported = "unsupported" : "the stage does not handle the protocol",
+            TtlExpired = "ttl_expired" : "the TTL or hop limit has expired", NoRoute =
+            "no_route" : "there is no route to the destination", NoNeighbor =
+            "no_neighbor" : "the link-layer address of the next hop is unknown", Denied =
+            "denied" : "a rule, or the default action, denies the packet", RateExceeded =
+            "rate_exceeded" : "the packet exceeds the configured rate", VlanMismatch =
+            "vlan_mismatch" :
+            "a required VLAN tag is missing, or the VLAN is not in the list of allowed VLANs",
+            NoHeadroom = "no_headroom" : "the headroom is too small for a new header",
+            TooLong = "too_long" : "the packet is longer than the outgoing port accepts",
+            NoPort = "no_port" : "no stage chose an outgoing port", Requested =
+            "requested" : "the config sends the packet to `drop`", TxFull = "tx_full" :
+            "the send queue was full", TxError = "tx_error" :
+            "the device refused to send the packet, or failed while sending",
+            NotConnected = "not_connected" :
+            "the outgoing port is currently not connected to its peer", Undeclared =
+            "undeclared_output" : "the stage chose an output that it does not declare",
+            QueueFull = "queue_full" :
+            "the stage already holds its maximum number of packets", Stopped = "stopped"
+            :
+            "a stage or a port held the packet when the worker stopped, when a change removed the stage, or when a change \
+         replaced the stage by a stage that holds no packets",
+            Panicked = "panicked" :
+            "the stage panicked while it processed the batch of this packet", Quarantined
+            = "quarantined" : "the stage is quarantined after a panic",
         }
         impl Reason {
             pub const CODES: usize = _;
@@ -1879,6 +1904,9 @@ pub mod mem {
             pub const fn code(self) -> u8 {}
             pub const fn from_code(code: u8) -> Self {}
             pub fn name(self, own: &[&'static str]) -> String {}
+        }
+        impl Reason {
+            pub fn meaning(name: &str) -> Option<&'static str> {}
         }
         impl fmt::Display for Reason {}
     }
