@@ -47,6 +47,10 @@ pub struct TracePackets {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub packets: Option<u64>,
+    /// A drop, as `STAGE.REASON`. The program then traces only packets that end with this drop. The program examines
+    /// only a few packets of each batch, so the trace may miss rare drops. Default: all packets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<String>,
 }
 
 impl TracePackets {

@@ -8,7 +8,7 @@ use dataplane_control::observe::{TracePackets, Traced};
 
 pub(super) fn trace(args: &args::Trace) -> Result<(), CommandError> {
     let filter = compile(args.filter.as_deref())?;
-    let call = Call::Trace(TracePackets { filter, packets: Some(args.packets) });
+    let call = Call::Trace(TracePackets { filter, packets: Some(args.packets), dropped: None });
     let mut client = start(&args.target, &call, "dataplane trace --process PROCESS")?;
     let mut number = 0;
     each_answer(&mut client, |traced: Traced| {

@@ -39,7 +39,7 @@ pub(crate) struct Observation {
 
 enum ObservationKind {
     Capture { request: Capture, left: u64, lost: u64, workers: Vec<ObservedWorker<CaptureOutlet>> },
-    Trace { left: u64, workers: Vec<ObservedWorker<Consumer<(u64, TracedPacket)>>> },
+    Trace { dropped: Option<Arc<str>>, left: u64, workers: Vec<ObservedWorker<Consumer<(u64, TracedPacket)>>> },
 }
 
 /// The packets of one worker.
@@ -131,7 +131,8 @@ impl Observation {
             let help = format!("trace 1 to {} packets", TracePackets::MAX);
             return Err(Refusal::new(ErrorCode::BadField, message, help));
         }
-        Self::start(state, ObservationKind::Trace { left, workers: Vec::new() }, filter)
+        let dropped = request.dropped.as_deref().map(Arc::from);
+        Self::start(state, ObservationKind::Trace { dropped, left, workers: Vec::new() }, filter)
     }
 
     fn start(state: &Arc<RunState>, kind: ObservationKind, filter: Option<PacketFilter>) -> Result<Self, Refusal> {
@@ -160,8 +161,8 @@ impl Observation {
                 }
                 observer
             }
-            ObservationKind::Trace { left, workers } => {
-                let (observer, outlet) = PacketObserver::trace(&info, filter, *left as usize);
+            ObservationKind::Trace { dropped, left, workers } => {
+                let (observer, outlet) = PacketObserver::trace(&info, filter, *left as usize, dropped.clone());
                 place(workers, worker, ObservedWorker { info, outlet });
                 observer
             }
@@ -217,7 +218,7 @@ impl Observation {
 
     /// Returns the packets that were traced since the last call.
     pub(crate) fn traced(&mut self) -> Traced {
-        let ObservationKind::Trace { left, workers } = &mut self.kind else { return Traced::default() };
+        let ObservationKind::Trace { left, workers, .. } = &mut self.kind else { return Traced::default() };
         let take = |number, worker: &mut ObservedWorker<Consumer<(u64, TracedPacket)>>| {
             let (time_ns, packet) = worker.outlet.pop().ok()?;
             let bytes = packet.frame.len() * (1 + packet.traces.len());

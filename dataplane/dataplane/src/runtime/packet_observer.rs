@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use crate::runtime::trace::{PathRecorder, PipelineNames, TracedPacket};
+use crate::runtime::trace::{End, PathRecorder, PipelineNames, TracedPacket};
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::{ClockSource, Stamp};
 use dataplane_core::mem::{Batch, Packet, Reason};
@@ -164,8 +164,51 @@ struct CaptureObserver {
 struct TraceObserver {
     /// The number of packets to trace.
     left: usize,
+    /// The drop, as `STAGE.REASON`, with which the traced packets must end.
+    dropped: Option<DropSample>,
     recorder: PathRecorder,
     traced: Producer<(u64, TracedPacket)>,
+}
+
+/// The maximum number of packets of a batch whose paths are recorded to find a drop. Recording a path takes much longer
+/// than the path itself.
+const DROP_SAMPLES: usize = 8;
+
+/// Selects the packets whose paths are recorded to find a drop.
+struct DropSample {
+    /// The drop, as `STAGE.REASON`.
+    name: Arc<str>,
+    /// The number of batches so far. Each batch starts with another packet, so that regular traffic does not hide the
+    /// drop.
+    batches: usize,
+    /// The position of the next packet in the batch.
+    at: usize,
+    /// The distance between two selected packets of the batch.
+    stride: usize,
+}
+
+impl DropSample {
+    fn new(name: Arc<str>) -> Self {
+        Self { name, batches: 0, at: 0, stride: 1 }
+    }
+
+    /// Prepares the selection from a batch with `packets` packets.
+    fn begin(&mut self, packets: usize) {
+        self.stride = packets.div_ceil(DROP_SAMPLES).max(1);
+        self.at = self.batches % self.stride;
+        self.batches = self.batches.wrapping_add(1);
+    }
+
+    /// Returns `true` if the path of the next packet of the batch is recorded.
+    fn selects(&mut self) -> bool {
+        let is_selected = self.at == 0;
+        self.at = if is_selected { self.stride - 1 } else { self.at - 1 };
+        is_selected
+    }
+
+    fn matches(&self, packet: &TracedPacket) -> bool {
+        packet.traces.iter().any(|trace| matches!(&trace.end, End::Dropped(name) if **name == *self.name))
+    }
 }
 
 impl PacketObserver {
@@ -182,14 +225,17 @@ impl PacketObserver {
     }
 
     /// Creates an observer that traces `packets` packets. The ring has each packet, with its receive time in
-    /// nanoseconds since 1970.
+    /// nanoseconds since 1970. With `dropped`, the observer traces only packets that end with this drop, written as
+    /// `STAGE.REASON`.
     pub(crate) fn trace(
         info: &Arc<WorkerInfo>,
         filter: Option<PacketFilter>,
         packets: usize,
+        dropped: Option<Arc<str>>,
     ) -> (Box<Self>, Consumer<(u64, TracedPacket)>) {
         let (traced, outlet) = RingBuffer::new(packets);
-        let kind = ObserverKind::Trace(TraceObserver { left: packets, recorder: PathRecorder::default(), traced });
+        let (recorder, dropped) = (PathRecorder::default(), dropped.map(DropSample::new));
+        let kind = ObserverKind::Trace(TraceObserver { left: packets, dropped, recorder, traced });
         (Self::new(info, filter, kind), outlet)
     }
 
@@ -213,7 +259,8 @@ impl PacketObserver {
         self.is_release = false;
         if let ObserverKind::Trace(trace) = &mut self.kind {
             // After a panic of a stage, the recorder has paths without an end. Trace other packets instead.
-            trace.left += trace.recorder.forget();
+            let forgotten = trace.recorder.forget();
+            trace.left += if trace.dropped.is_none() { forgotten } else { 0 };
         }
         self.is_valid = info.is_some_and(|info| Arc::ptr_eq(info, &self.info));
     }
@@ -229,6 +276,12 @@ impl PacketObserver {
         self.is_release = false;
         let ObserverKind::Trace(trace) = &mut self.kind else { return };
         for packet in trace.recorder.take() {
+            if let Some(dropped) = &trace.dropped {
+                if trace.left == 0 || !dropped.matches(&packet) {
+                    continue;
+                }
+                trace.left -= 1;
+            }
             // The ring has room for all packets of the trace.
             let _ = trace.traced.push((wall_time(&self.ctx, packet.stamp), packet));
         }
@@ -325,12 +378,18 @@ impl Observer for PacketObserver {
                     capture.put(ctx, filter.as_ref(), &packet, event);
                 }
             }
-            ObserverKind::Trace(TraceObserver { left, recorder, .. }) => {
+            ObserverKind::Trace(TraceObserver { left, dropped, recorder, .. }) => {
                 let names = PipelineNames { stages: &info.stages_info, ports: &info.ports };
+                if let Some(dropped) = dropped.as_mut().filter(|_| node == 0) {
+                    dropped.begin(batch.len());
+                }
                 recorder.before(names, node, stage, batch, |packet| {
-                    let is_wanted = filter.as_ref().is_none_or(|filter| filter(packet.data()));
-                    let is_taken = !is_release && *left > 0 && is_wanted;
-                    *left -= usize::from(is_taken);
+                    if is_release || *left == 0 || dropped.as_mut().is_some_and(|dropped| !dropped.selects()) {
+                        return false;
+                    }
+                    let is_taken = filter.as_ref().is_none_or(|filter| filter(packet.data()));
+                    // A path that must end with a drop counts only at its end.
+                    *left -= usize::from(is_taken && dropped.is_none());
                     is_taken
                 });
             }

@@ -470,7 +470,7 @@ mod tests {
     #[test]
     fn copies_belong_to_the_traced_packet_of_a_burst() {
         let (mut tracer, info) = tracer();
-        let (mut observer, mut traced) = PacketObserver::trace(&info, filter(), 3);
+        let (mut observer, mut traced) = PacketObserver::trace(&info, filter(), 3, None);
         walk(&mut tracer, &mut observer, &info);
         let (time, found) = traced.pop().unwrap();
         assert_eq!((time, found.port, &found.frame), (1_000_001, 0, &packet(2000)));
@@ -494,7 +494,7 @@ mod tests {
         let second = "[[pipeline.stage]]\nuse = 'faulty'\n[[pipeline.stage]]\nuse = 'tx'\nport = 'a'\n";
         let config = MIRROR.replacen("[[pipeline.stage]]\nuse = 'tx'\nport = 'a'\n", second, 1);
         let (mut tracer, info) = tracer_of(&config);
-        let (mut observer, mut traced) = PacketObserver::trace(&info, filter(), 1);
+        let (mut observer, mut traced) = PacketObserver::trace(&info, filter(), 1, None);
         let first = catch_unwind(AssertUnwindSafe(|| walk(&mut tracer, &mut observer, &info)));
         assert_eq!(panic_message(&*first.unwrap_err()), "panic of the test");
         assert!(!observer.is_over() && traced.pop().is_err());
@@ -504,6 +504,24 @@ mod tests {
         let (_, found) = traced.pop().unwrap();
         let hop = &found.traces[0].hops[1];
         assert_eq!((hop.stage.as_str(), hop.hit.as_deref()), ("faulty", Some("panicked: no explanation")));
+        assert!(observer.is_over());
+    }
+
+    #[test]
+    fn only_packets_with_the_drop_are_traced() {
+        let drops = "[[pipeline.stage]]\nuse = 'filter'\nexpression = 'udp src port 1000 or udp src port 2000'\n\
+            outputs = { other = 'drop' }\n[[pipeline.stage]]\nuse = 'tx'\nport = 'a'\n";
+        let config = MIRROR.replacen("[[pipeline.stage]]\nuse = 'tx'\nport = 'a'\n", drops, 1);
+        let (mut tracer, info) = tracer_of(&config);
+        let (mut observer, mut traced) = PacketObserver::trace(&info, None, 2, Some("filter.other".into()));
+        for _ in 0..2 {
+            assert!(!observer.is_over());
+            walk(&mut tracer, &mut observer, &info);
+            let (_, found) = traced.pop().unwrap();
+            assert_eq!(found.frame, packet(3000));
+            assert_eq!(found.traces[0].end, End::Dropped("filter.other".to_owned()));
+            assert!(traced.pop().is_err());
+        }
         assert!(observer.is_over());
     }
 

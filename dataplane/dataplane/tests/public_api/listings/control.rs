@@ -137,6 +137,7 @@ pub mod observe {
     pub struct TracePackets {
         pub filter: Option<String>,
         pub packets: Option<u64>,
+        pub dropped: Option<String>,
     }
     impl TracePackets {
         pub const DEFAULT: u64 = _;
