@@ -10,3 +10,4 @@ mod service;
 mod show;
 mod stats;
 mod watch;
+mod why;

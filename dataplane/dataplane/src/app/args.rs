@@ -57,6 +57,9 @@ pub(super) enum Command {
     /// Show the path of live packets through the stages of a running program
     #[command(after_help = TRACE_HELP)]
     Trace(Trace),
+    /// Name the causes of the packets that a running program drops or loses, with examples and fixes
+    #[command(after_help = WHY_HELP)]
+    Why(Why),
     /// Show or set the level of log messages of a running program
     Log(Log),
     /// List the operations that would change a running program to another config, or compare two configs
@@ -212,6 +215,10 @@ const TRACE_HELP: &str = "Filters have the syntax of tcpdump (pcap-filter(7)) an
     the trace.\n\n\
     Exit status: 0 the trace has ended, 1 the program does not answer, 2 a wrong command line.";
 
+const WHY_HELP: &str = "The first cause has lost the most packets. The command counts for the time of --time, and then collects \
+    examples.\n\n\
+    Exit status: 0 the causes are printed, 1 the program does not answer, 2 a wrong command line.";
+
 const PLAN_HELP: &str = "Exit status: 0 a list of operations, which may be empty, 1 the program does not answer, 2 a wrong \
     command line or config.";
 
@@ -265,6 +272,21 @@ pub(super) struct Trace {
     /// Stop after this many packets
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(super) packets: u64,
+    #[command(flatten)]
+    pub(super) target: Target,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Why {
+    /// Count for this time, such as 10s
+    #[arg(long, value_name = "TIME", value_parser = interval, default_value = "2s")]
+    pub(super) time: Duration,
+    /// Count from the start of the program until now
+    #[arg(long, conflicts_with = "time")]
+    pub(super) total: bool,
+    /// Show this many packets of each cause
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=100))]
+    pub(super) examples: u64,
     #[command(flatten)]
     pub(super) target: Target,
 }

@@ -1,4 +1,4 @@
-//! The command line that every app has: `run`, `stats`, `top`, `show`, `capture`, `trace`, `log`, `plan`, `apply`,
+//! The command line that every app has: `run`, `stats`, `top`, `show`, `capture`, `trace`, `why`, `log`, `plan`, `apply`,
 //! `confirm`, `rollback`, `history`, `reload`, `save`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`,
 //! `doctor`, `schema`, `completions`.
 //!
@@ -52,6 +52,7 @@ mod stats;
 mod top;
 mod topology;
 mod trace;
+mod why;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use control::fuzz as fuzz_control;
@@ -178,6 +179,7 @@ impl App {
             Command::Show(args) => show::show(&args),
             Command::Capture(args) => capture::capture(&args),
             Command::Trace(args) => trace::trace(&args),
+            Command::Why(args) => why::why(&self.registry, &args),
             Command::Log(args) => log::log(&args),
             Command::Plan(args) => change::plan(&self.registry, &args),
             Command::Apply(args) => change::apply(&args),

@@ -1,0 +1,239 @@
+//! The causes of packets that are lost outside the ledger: before a worker receives the packets, or after the sending.
+
+use super::cause::{Cause, CauseKind};
+use super::fixes;
+use super::observe::Observed;
+use dataplane_core::telemetry::{Duration, PortReport, WorkerRates};
+
+/// The device counters of packets that found no place in a queue ([`PortReport::LOSSES`]), with their meanings and the
+/// names of the queues.
+const QUEUES: [(&str, &str, &str); 4] = [
+    ("rx_out_of_buffer", "the packets arrived while no receive buffer was posted", "receive queue"),
+    ("rx_missed", "the ring of the port's socket was full, or a queue pair was reset", "ring"),
+    (
+        "kernel_rx_dropped",
+        "the kernel found no posted receive buffer of the AF_XDP socket, or the frame was longer than a buffer",
+        "receive queue",
+    ),
+    ("kernel_rx_ring_full", "the receive ring of the AF_XDP socket was full", "receive queue"),
+];
+
+/// The device counters of packets that a port does not accept, with their meanings.
+const NOT_ACCEPTED: [(&str, &str); 4] = [
+    ("rx_too_long", "the frame was longer than a packet buffer"),
+    ("rx_unmatched", "no flow rule of the port matches the frame"),
+    ("qkey_violations", "the datagram has the wrong Q_Key"),
+    ("pkey_violations", "the packet has another partition key than the queue pair"),
+];
+
+/// The share of loops with packets above which a worker is saturated.
+const SATURATED: f64 = 0.95;
+
+/// The share of the time that a worker waits for its core above which other programs cause the loss.
+const PREEMPTED: f64 = 0.05;
+
+/// The maximum number of workers in the evidence.
+const SHOWN_WORKERS: usize = 4;
+
+/// Returns the causes of the losses of all ports.
+pub(super) fn losses(observed: &Observed) -> Vec<Cause> {
+    let mut causes: Vec<Cause> =
+        observed.after.report.ports.iter().flat_map(|port| port_losses(observed, port)).collect();
+    if !causes.iter().any(|cause| cause.kind == CauseKind::WorkerBlocked) {
+        causes.extend(blocked_workers(observed));
+    }
+    causes
+}
+
+/// Returns the causes of workers that do not answer. The device may not count the packets that such a worker loses.
+fn blocked_workers(observed: &Observed) -> impl Iterator<Item = Cause> {
+    observed.blocked().map(|(number, message)| {
+        let meaning = "the worker does not answer, so it receives and sends nothing";
+        let mut cause = Cause::new(format!("worker {number}"), CauseKind::WorkerBlocked, None, meaning);
+        cause.reason = Some(BLOCKED.to_owned());
+        cause.evidence.push(message.clone());
+        cause.fix = fixes::BLOCKED.to_owned();
+        cause
+    })
+}
+
+const BLOCKED: &str = "a stage of the worker waits or does not return";
+
+fn port_losses(observed: &Observed, port: &PortReport) -> Vec<Cause> {
+    let mut causes = Vec::new();
+    for (counter, meaning, queue) in QUEUES {
+        let packets = observed.device_growth(&port.name, counter);
+        if packets > 0 {
+            causes.push(queue_cause(observed, port, (counter, meaning, queue), packets));
+        }
+    }
+    for (counter, meaning) in NOT_ACCEPTED {
+        let packets = observed.device_growth(&port.name, counter);
+        if packets > 0 {
+            let mut cause = new(port, counter, CauseKind::NotAccepted, packets, meaning);
+            cause.evidence.push(increase(observed, port, counter));
+            cause.fix = fixes::of_port(&port.name, counter);
+            causes.push(cause);
+        }
+    }
+    causes.extend(interface_causes(observed, port));
+    let unwritten = observed.port_growth(&port.name, |port| port.tx_lost);
+    if unwritten > 0 {
+        let meaning = "the packets were sent, but writing the capture file of the port failed";
+        let mut cause = new(port, "tx_lost", CauseKind::File, unwritten, meaning);
+        cause.evidence = observed.failures().cloned().collect();
+        cause.fix = fixes::of_port(&port.name, "tx_lost");
+        causes.push(cause);
+    }
+    let sends_fail = observed.port_growth(&port.name, |port| port.tx_errors + port.tx_not_connected) > 0;
+    // If sends fail because the link is down, another cause has the number of these packets.
+    if port.link_up == Some(false) && !sends_fail {
+        let name = format!("{}.link_down", port.name);
+        let meaning = "the link is down, so the port receives and sends nothing";
+        let mut cause = Cause::new(name, CauseKind::LinkDown, None, meaning);
+        cause.port = Some(port.name.clone());
+        cause.evidence.push(format!("the link of port {} is down", port.name));
+        cause.fix = fixes::of_port(&port.name, "tx_link_down");
+        causes.push(cause);
+    }
+    causes
+}
+
+fn new(port: &PortReport, counter: &str, kind: CauseKind, packets: u64, meaning: &str) -> Cause {
+    let mut cause = Cause::new(format!("{}.{counter}", port.name), kind, Some(packets), meaning);
+    cause.port = Some(port.name.clone());
+    cause
+}
+
+/// Returns the values of a device counter before and after.
+fn increase(observed: &Observed, port: &PortReport, counter: &str) -> String {
+    let now = port.device_counters.get(counter).copied().unwrap_or(0);
+    let before = now.saturating_sub(observed.device_growth(&port.name, counter));
+    let seconds = Duration(observed.seconds * 1e9);
+    format!("{counter} of port {}: {before} → {now} in {seconds}", port.name)
+}
+
+/// Returns the cause of packets that found no place in a queue of the port.
+fn queue_cause(
+    observed: &Observed,
+    port: &PortReport,
+    (counter, meaning, queue): (&str, &str, &str),
+    packets: u64,
+) -> Cause {
+    let mut cause = new(port, counter, CauseKind::Bursts, packets, meaning);
+    cause.evidence.push(increase(observed, port, counter));
+    let restarts = observed.port_growth(&port.name, |port| port.recoveries + port.rebuilds);
+    if restarts > 0 {
+        cause.kind = CauseKind::Device;
+        cause.reason = Some("the queues of the port were reset after an error".to_owned());
+        cause.evidence.push(format!("queue resets of port {}: {restarts}", port.name));
+        cause.evidence.extend(port.first_error.iter().map(|error| format!("the first error of the port: {error}")));
+        cause.fix = fixes::DEVICE.to_owned();
+        return cause;
+    }
+    let report = &observed.after.report;
+    let blocked: Vec<_> = observed.blocked().collect();
+    if !blocked.is_empty() {
+        cause.kind = CauseKind::WorkerBlocked;
+        cause.reason = Some(BLOCKED.to_owned());
+        cause.evidence.extend(blocked.into_iter().map(|(_, message)| message.clone()));
+        cause.fix = fixes::BLOCKED.to_owned();
+        return cause;
+    }
+    let mut workers: Vec<(usize, &WorkerRates, f64)> = observed.workers().collect();
+    workers.sort_by(|a, b| b.2.total_cmp(&a.2));
+    let is_saturated = workers.iter().any(|(_, worker, busy)| worker.loops > 0 && *busy >= SATURATED);
+    let granted = report.workers.iter().find_map(|worker| worker.granted.get(&port.name));
+    cause.evidence.extend(granted.map(|granted| format!("queues of port {} on each worker: {granted}", port.name)));
+    for (number, worker, busy) in workers.iter().take(SHOWN_WORKERS) {
+        let bursts = worker.loops.saturating_sub(worker.idle_loops).max(1) as f64;
+        let burst = observed.received_by(*number) as f64 / bursts;
+        let share = busy * 100.0;
+        cause.evidence.push(format!(
+            "worker {number} on core {}: packets in {share:.1} % of {} loops, {burst:.1} packets in each of these \
+                 loops",
+            worker.core, worker.loops
+        ));
+    }
+    let preempted = observed.waits.iter().max_by_key(|(_, wait)| **wait);
+    let preempted = preempted.filter(|(_, wait)| wait.as_secs_f64() >= PREEMPTED * observed.seconds);
+    if let Some((number, wait)) = preempted {
+        let (wait, seconds) = (Duration(wait.as_nanos() as f64), Duration(observed.seconds * 1e9));
+        cause
+            .evidence
+            .push(format!("worker {number} waited {wait} of {seconds} for its core, which other threads used"));
+    }
+    if is_saturated {
+        cause.kind = CauseKind::WorkerSaturated;
+        let slowest = slowest(observed);
+        cause.reason = Some(match &slowest {
+            Some((part, _)) => format!("a worker cannot handle more packets, and `{part}` takes most of its time"),
+            None => "a worker cannot handle more packets".to_owned(),
+        });
+        cause.evidence.extend(slowest.as_ref().map(|(_, evidence)| evidence.clone()));
+        cause.fix = fixes::saturated(slowest.as_ref().map(|(part, _)| part.as_str()), preempted.is_some());
+    } else if preempted.is_some() {
+        cause.kind = CauseKind::WorkerPreempted;
+        cause.reason = Some(format!("the {queue} filled up while other threads used the core of the worker"));
+        cause.fix = fixes::preempted(&port.name, queue);
+    } else {
+        cause.reason = Some(format!("bursts exceed the {queue}, although the workers are idle between the bursts"));
+        cause.fix = fixes::bursts(&port.name, queue);
+    }
+    cause
+}
+
+/// Returns the part of the loop that takes most of the time, and its time as evidence.
+fn slowest(observed: &Observed) -> Option<(String, String)> {
+    // The workers measure only about one loop in a thousand.
+    let (recent, report) = (&observed.after.recent, &observed.after.report);
+    let costs = if recent.costs.is_empty() { report.costs.iter() } else { recent.costs.iter() };
+    let (total, parts): (Vec<_>, Vec<_>) = costs.partition(|cost| cost.part == "all" && !cost.is_stage);
+    let time = |cost: &dataplane_core::telemetry::CostReport| cost.ns * cost.burst * cost.bursts as f64;
+    let slowest = parts.into_iter().max_by(|a, b| time(a).total_cmp(&time(b)))?;
+    let share = time(slowest) * 100.0 / total.first().map_or(f64::INFINITY, |all| time(all).max(1.0));
+    let ns = Duration(slowest.ns);
+    Some((slowest.part.clone(), format!("`{}` takes {ns} per packet, {share:.0} % of the measured time", slowest.part)))
+}
+
+/// Returns the causes that the counters of the kernel's interface show.
+fn interface_causes(observed: &Observed, port: &PortReport) -> Vec<Cause> {
+    let Some((interface, counters)) = observed.interfaces.get(&port.name) else { return Vec::new() };
+    let growth = |counter: &str| observed.device_growth(&port.name, counter);
+    // Drivers also count the frames that an AF_XDP socket did not accept.
+    let in_socket = growth("kernel_rx_dropped") + growth("kernel_rx_ring_full");
+    let missed = counters.missed + counters.fifo;
+    let dropped = (counters.drops - counters.missed.min(counters.drops)).saturating_sub(in_socket);
+    let seconds = Duration(observed.seconds * 1e9);
+    let found = [
+        (
+            "interface_rx_missed",
+            CauseKind::NicRing,
+            missed,
+            "the NIC lost frames because its ring was full",
+            "rx_missed_errors and rx_fifo_errors",
+        ),
+        (
+            "interface_rx_dropped",
+            CauseKind::Kernel,
+            dropped,
+            "the kernel or the driver dropped frames before the port received them",
+            "rx_dropped",
+        ),
+        (
+            "interface_rx_errors",
+            CauseKind::LinkErrors,
+            counters.errors.saturating_sub(counters.fifo),
+            "the frames were damaged on the link",
+            "rx_errors",
+        ),
+    ];
+    let found = found.into_iter().filter(|(_, _, packets, ..)| *packets > 0);
+    let cause = |(name, kind, packets, meaning, counter): (&str, CauseKind, u64, &str, &str)| {
+        let mut cause = new(port, name, kind, packets, meaning);
+        cause.evidence.push(format!("{counter} of interface {interface} increased by {packets} in {seconds}"));
+        cause.fix = fixes::of_interface(interface, kind);
+        cause
+    };
+    found.map(cause).collect()
+}

@@ -1,0 +1,235 @@
+//! Tests with recorded statistics, and with stages that are slow, blocked or faulty.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::cause::CauseKind;
+use super::observe::InterfaceCounters;
+use super::*;
+use crate::app::App;
+use dataplane_core::mem::Batch;
+use dataplane_core::pipeline::{Ctx, Stage};
+use dataplane_core::telemetry::Live;
+use dataplane_testing::config::Config;
+use dataplane_testing::{Folder, wait_until};
+
+/// Returns an observation in which nothing was lost.
+fn observed() -> Observed {
+    let line = include_str!("../top/recorded.jsonl").lines().next().unwrap();
+    let mut before: Live = serde_json::from_str(line).unwrap();
+    before.recent.workers.iter_mut().for_each(|worker| (worker.loops, worker.idle_loops) = (1000, 800));
+    let mut after = before.clone();
+    after.report.duration_s += 2.0;
+    Observed { before: Some(before), after, seconds: 2.0, interfaces: Default::default(), waits: Default::default() }
+}
+
+impl Observed {
+    /// Increases a counter of the device of the port `lan`.
+    fn lose(&mut self, counter: &str, packets: u64) {
+        let counters = &mut self.after.report.ports[0].device_counters;
+        *counters.entry(counter.to_owned()).or_default() += packets;
+    }
+
+    fn drop(&mut self, name: &str, packets: u64) {
+        let ledger = &mut self.after.report.ledger;
+        *ledger.drops.entry(name.to_owned()).or_default() += packets;
+        ledger.dropped += packets;
+    }
+}
+
+/// Returns the first cause as `(name, kind, packets)`.
+fn first(observed: &Observed) -> (String, CauseKind, Option<u64>) {
+    let Diagnosis { mut causes, .. } = diagnose(&dataplane_stages::registry(), observed);
+    let first = causes.remove(0);
+    assert!(!first.meaning.is_empty() && !first.fix.is_empty(), "{first:?}");
+    (first.name, first.kind, first.packets)
+}
+
+#[test]
+fn cause_of_a_full_queue_depends_on_the_workers() {
+    assert!(diagnose(&dataplane_stages::registry(), &observed()).causes.is_empty());
+    for (kind, change) in [
+        (CauseKind::Bursts, (|_| {}) as fn(&mut Observed)),
+        (CauseKind::WorkerSaturated, |observed| observed.after.recent.workers[1].idle_loops = 40),
+        (CauseKind::WorkerPreempted, |observed| _ = observed.waits.insert(1, Duration::from_millis(150))),
+        // A worker that did not run for most of the time is not blocked.
+        (CauseKind::WorkerPreempted, |observed| {
+            let error = "worker 1 does not answer, so its statistics are from its last answer";
+            observed.after.report.errors.push(error.to_owned());
+            observed.after.recent.workers[1].loops = 0;
+            observed.waits.insert(1, Duration::from_millis(1900));
+        }),
+        (CauseKind::WorkerBlocked, |observed| {
+            let error = "worker 1 does not answer, so its statistics are from its last answer";
+            observed.after.report.errors.push(error.to_owned());
+            observed.after.recent.workers[1].loops = 0;
+        }),
+        (CauseKind::Device, |observed| observed.after.report.ports[0].recoveries += 1),
+    ] {
+        let mut observed = observed();
+        observed.lose("rx_missed", 70);
+        observed.drop("rules.denied", 69);
+        change(&mut observed);
+        assert_eq!(first(&observed), ("lan.rx_missed".to_owned(), kind, Some(70)));
+        // A larger number of drops is named first.
+        observed.drop("rules.denied", 2);
+        assert_eq!(first(&observed), ("rules.denied".to_owned(), CauseKind::Stage, Some(71)));
+    }
+}
+
+#[test]
+fn counters_of_ports_and_interfaces_are_named() {
+    for (name, kind, change) in [
+        ("lan.not_connected", CauseKind::Send, (|observed| observed.drop("lan.not_connected", 9)) as fn(&mut Observed)),
+        ("lan.too_long", CauseKind::Send, |observed| observed.drop("lan.too_long", 9)),
+        ("lan.tx_full", CauseKind::LinkDown, |observed| {
+            observed.after.report.ports[0].link_up = Some(false);
+            observed.drop("lan.tx_full", 9);
+        }),
+        ("lan.tx_error", CauseKind::Send, |observed| {
+            observed.lose("tx_queue_full", 8);
+            observed.lose("tx_link_down", 1);
+            observed.drop("lan.tx_error", 9);
+        }),
+        ("lan.rx_unmatched", CauseKind::NotAccepted, |observed| observed.lose("rx_unmatched", 9)),
+        ("lan.tx_lost", CauseKind::File, |observed| observed.after.report.ports[0].tx_lost += 9),
+        ("limit.copies_missed", CauseKind::Copies, |observed| observed.after.report.stages[2].copies_missed += 9),
+        ("gone.denied", CauseKind::Stage, |observed| observed.drop("gone.denied", 9)),
+        ("lan.interface_rx_missed", CauseKind::NicRing, |observed| {
+            let counters = InterfaceCounters { drops: 9, missed: 9, ..Default::default() };
+            observed.interfaces.insert("lan".to_owned(), ("eth1".to_owned(), counters));
+        }),
+        ("lan.interface_rx_dropped", CauseKind::Kernel, |observed| {
+            let counters = InterfaceCounters { drops: 11, missed: 2, ..Default::default() };
+            observed.interfaces.insert("lan".to_owned(), ("eth1".to_owned(), counters));
+        }),
+        ("lan.interface_rx_errors", CauseKind::LinkErrors, |observed| {
+            let counters = InterfaceCounters { errors: 10, fifo: 1, ..Default::default() };
+            observed.interfaces.insert("lan".to_owned(), ("eth1".to_owned(), counters));
+        }),
+    ] {
+        let mut observed = observed();
+        change(&mut observed);
+        assert_eq!(first(&observed), (name.to_owned(), kind, Some(9)));
+    }
+    // The driver also counts the frames that the AF_XDP socket did not accept.
+    let mut observed = observed();
+    let counters = InterfaceCounters { drops: 30, ..Default::default() };
+    observed.interfaces.insert("lan".to_owned(), ("eth1".to_owned(), counters));
+    observed.lose("kernel_rx_dropped", 30);
+    assert_eq!(diagnose(&dataplane_stages::registry(), &observed).causes.len(), 1);
+}
+
+#[test]
+fn stage_and_port_with_one_name_are_told_apart() {
+    let mut observed = observed();
+    observed.after.report.stages[1].name = "lan".to_owned();
+    observed.drop("lan.tx_full", 3);
+    assert_eq!(first(&observed), ("lan.tx_full".to_owned(), CauseKind::Send, Some(3)));
+    observed.after.report.stages[1].drops.insert("denied".to_owned(), 4);
+    observed.drop("lan.denied", 4);
+    assert_eq!(first(&observed), ("lan.denied".to_owned(), CauseKind::Stage, Some(4)));
+}
+
+#[test]
+fn guide_explains_every_kind_of_cause() {
+    use CauseKind as Kind;
+    let guide = include_str!("../../../../../docs/why.md");
+    let kinds = [
+        Kind::Stage,
+        Kind::Send,
+        Kind::LinkDown,
+        Kind::LinkErrors,
+        Kind::Device,
+        Kind::WorkerBlocked,
+        Kind::WorkerSaturated,
+        Kind::WorkerPreempted,
+        Kind::Bursts,
+        Kind::NicRing,
+        Kind::Kernel,
+        Kind::NotAccepted,
+        Kind::Copies,
+        Kind::File,
+    ];
+    for kind in kinds {
+        let name = serde_json::to_value(kind).unwrap();
+        let name = name.as_str().unwrap();
+        assert!(guide.contains(&format!("\n| `{name}` | ")), "docs/why.md has no row for `{name}`");
+    }
+    assert_eq!(
+        guide.lines().filter(|line| line.starts_with("| `") && line.matches(" | ").count() == 2).count(),
+        kinds.len()
+    );
+}
+
+/// A stage that is slow, blocks its worker, or panics.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Lame {
+    fault: String,
+}
+
+/// Set while a stage blocks its worker.
+static BLOCKS: AtomicBool = AtomicBool::new(false);
+static IS_OVER: AtomicBool = AtomicBool::new(false);
+
+impl Stage for Lame {
+    fn process(&mut self, _: &Ctx, batch: &mut Batch) {
+        match self.fault.as_str() {
+            "slow" => {
+                let end = Instant::now() + Duration::from_micros(10) * batch.len() as u32;
+                while Instant::now() < end {}
+            }
+            "blocks" => {
+                BLOCKS.store(true, Ordering::Release);
+                while !IS_OVER.load(Ordering::Acquire) {
+                    thread::park_timeout(Duration::from_millis(1));
+                }
+            }
+            _ => panic!("fault of the test"),
+        }
+    }
+}
+
+#[test]
+fn slow_blocked_and_faulty_stages_are_named() {
+    for (fault, rate, name, kind, part) in [
+        ("slow", "500kpps", "p.rx_out_of_buffer", CauseKind::WorkerSaturated, "lame"),
+        ("blocks", "2kpps", "worker 0", CauseKind::WorkerBlocked, "does not answer"),
+        ("panics", "2kpps", "lame.quarantined", CauseKind::Stage, "the stage is quarantined after a panic"),
+    ] {
+        let folder = Folder::new();
+        let socket = folder.file("control.sock");
+        let config = Config::new()
+            .runtime(&format!("control = '{}'", socket.display()))
+            .port_with("p", &format!("kind = 'generator', rate = '{rate}'"), "rx_depth = 64")
+            .stage("lame", &format!("fault = '{fault}'\non_panic = 'drop'"))
+            .stage("tx", "port = 'p'");
+        let path = folder.write("x.toml", config.to_string());
+        let app = App::new().stage::<Lame>("lame");
+        let run = thread::spawn(move || app.status(["dataplane", "run", path.to_str().unwrap(), "--for", "10s"]));
+        wait_until("the program listens", || socket.exists());
+        if fault == "blocks" {
+            wait_until("the stage blocks", || BLOCKS.load(Ordering::Acquire));
+        }
+        let target = args::Target { process: None, socket: Some(socket), json: true };
+        let args = args::Why { time: Duration::from_secs(1), total: false, examples: 0, target };
+        let mut found = None;
+        wait_until("packets are lost", || {
+            let observed = observe::observe(&args).unwrap();
+            let mut registry = dataplane_stages::registry();
+            registry.add::<Lame>("lame");
+            let diagnosis = diagnose(&registry, &observed);
+            // The program measures only some of the loops.
+            let is_found = diagnosis.to_string().contains(part);
+            found = Some(diagnosis);
+            is_found
+        });
+        IS_OVER.store(fault == "blocks", Ordering::Release);
+        let found = found.unwrap();
+        let first = &found.causes[0];
+        assert_eq!((first.name.as_str(), first.kind), (name, kind), "{found}");
+        run.join().unwrap();
+    }
+}
