@@ -40,7 +40,7 @@ pub struct Applied {
 pub struct Operation {
     /// The kind of the operation.
     pub operation: OperationKind,
-    /// The name of the stage or port, or the key of `[runtime]`.
+    /// The name of the stage or port, the number of the worker, or the key of `[runtime]`.
     pub name: String,
     /// The keys that change.
     pub keys: Vec<String>,
@@ -77,7 +77,9 @@ pub enum OperationKind {
     RemovePort,
     /// Changes a port.
     ChangePort,
-    /// Changes the number of workers, their cores, or the number of packet buffers.
+    /// Moves a worker to another core.
+    MoveWorker,
+    /// Changes the number of workers or of packet buffers.
     RestartWorkers,
     /// Changes a key of `[runtime]`.
     ChangeRuntime,
@@ -99,6 +101,7 @@ impl OperationKind {
             Self::AddPort => "add port",
             Self::RemovePort => "remove port",
             Self::ChangePort => "change port",
+            Self::MoveWorker => "move worker",
             Self::RestartWorkers => "restart workers",
             Self::ChangeRuntime => "change runtime",
             Self::Other => "other operation",

@@ -187,7 +187,7 @@ impl Harness {
         let stage: S = toml::from_str(parameters).map_err(|error| vec![Problem::at("", error.to_string())])?;
         let mut stage: Box<dyn Stage> = Box::new(stage);
         let (none, replaces, renews) = (BTreeSet::new(), BTreeSet::from([NAME.to_owned()]), BTreeSet::new());
-        let continuing = Continuing { keeps: &none, replaces: &replaces, renews: &renews, held: None };
+        let continuing = Continuing { keeps: &none, replaces: &replaces, renews: &renews, held: None, ports: None };
         let mut resources = self.objects.successor(&self.folder, continuing);
         resources.wanted = self.wanted;
         let mut problems = Setup::new(&mut resources, NAME, 0, 1).prepare(&mut *stage);

@@ -120,3 +120,37 @@ fn layout_whose_slot_size_overflows_is_refused() {
         assert!(error.contains("the slot size limit is 64K"), "{error}");
     }
 }
+
+/// A control thread opens a lane without slots, and closes the lane after the worker has used the lane.
+#[test]
+fn lane_moves_between_threads_with_a_detached_pool() {
+    let mut own = pool();
+    let memory = own.batch_memory();
+    let opened = std::thread::spawn(move || lane(&mut Pool::detached(&memory)));
+    let mut lane = opened.join().unwrap();
+    assert_eq!((lane.posted(), own.available()), (0, SLOTS));
+    lane.refill(&mut own).unwrap();
+    assert_eq!((lane.posted(), own.available()), (16, SLOTS - 16));
+    let mut batch = Batch::new(&own);
+    assert_eq!(lane.receive(&mut own, &mut batch, 4).unwrap(), 4);
+    lane.transmit(&mut own, &mut batch);
+    while lane.sending() > 0 {
+        lane.reap(&mut own, &mut NoSink).unwrap();
+    }
+    // Without the release, the queues belong to this thread.
+    lane.release();
+    let memory = own.batch_memory();
+    let closed = std::thread::spawn(move || {
+        let mut detached = Pool::detached(&memory);
+        lane.stop().unwrap();
+        while lane.drain(&mut detached).unwrap() > 0 {}
+        (detached, lane.counters().clone())
+    });
+    let (mut detached, counters) = closed.join().unwrap();
+    assert_eq!((counters.rx, counters.tx, counters.stale, detached.available()), (4, 4, 0, 12));
+    panics("the detached pool has the memory of another pool", || pool().absorb(&mut detached));
+    own.absorb(&mut detached);
+    assert_eq!((own.available(), detached.available()), (SLOTS, 0));
+    own.absorb(&mut detached);
+    assert_eq!(own.available(), SLOTS);
+}

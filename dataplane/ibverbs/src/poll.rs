@@ -459,6 +459,11 @@ unsafe impl CompletionQueue for VerbsCq {
         u32::try_from(unsafe { (*self.handle.raw()).cqe }).unwrap_or(0)
     }
 
+    fn release(&self) {
+        // The result is `false` if another thread owns the queue, and the owner stays.
+        let _ = self.handle.owner.release();
+    }
+
     fn start_poll(&mut self) -> Result<Option<VerbsCursor<'_>>, VerbError> {
         let some = !self.copied.is_empty() || self.fill()?;
         Ok(some.then_some(VerbsCursor(self)))

@@ -155,6 +155,12 @@ unsafe impl CompletionQueue for SoftCq {
         polled
     }
 
+    fn release(&self) {
+        // If another thread owns the queue, this thread has nothing to release.
+        let _ = self.0.core.with(Claim::Temporary, |core| core.release_queue_pairs());
+        self.0.core.release();
+    }
+
     fn arm(&mut self, solicited_only: bool) -> Result<(), VerbError> {
         let refused = |errno| VerbError::new("ibv_req_notify_cq", errno);
         if self.0.device.shared.is_gone() {

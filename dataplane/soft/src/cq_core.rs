@@ -288,6 +288,11 @@ impl CqCore {
         });
     }
 
+    /// Ends the claim of this thread on the attached queue pairs.
+    pub(super) fn release_queue_pairs(&self) {
+        self.attached.iter().filter_map(|attached| attached.core.as_ref()).for_each(|core| core.release());
+    }
+
     /// Reloads the list of attached queue pairs if it has changed.
     #[inline]
     fn refresh(&mut self) {

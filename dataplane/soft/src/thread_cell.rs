@@ -40,6 +40,12 @@ impl<T> ThreadCell<T> {
         let _guard = self.owner.claim(kind)?;
         self.value.try_borrow_mut().ok().map(|mut value| work(&mut value))
     }
+
+    /// Removes the owner if this thread is the owner, so that another thread can claim the cell.
+    pub(super) fn release(&self) {
+        // The result is `false` if another thread owns the cell, and the owner stays.
+        let _ = self.owner.release();
+    }
 }
 
 #[cfg(test)]

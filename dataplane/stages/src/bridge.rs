@@ -270,12 +270,11 @@ impl Stage for Bridge {
             check_period("loop_shut", time, Period::from_secs(1)..=Period::from_secs(3600))?;
             let ports: Vec<(u8, Option<u16>)> =
                 self.joined.iter().map(|port| (port.number, port.lowest_vlan())).collect();
-            setup.earlier::<Loops>().into_iter().for_each(|earlier| setup.share(earlier));
+            share_earlier::<Loops>(setup);
             let loops = setup.shared(|_| Ok(Loops::new()))?;
             self.guard = Some(LoopGuard::new(setup, loops, &ports, time));
         }
-        // The numbers of the ports do not change while the program runs, so learned addresses stay valid.
-        setup.earlier::<Table>().into_iter().for_each(|earlier| setup.share(earlier));
+        share_earlier::<Table>(setup);
         let table = setup.shared(|_| Ok(Table::new()))?;
         if setup.worker().0 == 0 {
             let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
@@ -304,7 +303,7 @@ impl Stage for Bridge {
 
     fn info() -> StageInfo {
         StageInfo::new()
-            .keeps("its learned MAC addresses and detected loops")
+            .keeps("its learned MAC addresses and detected loops, unless a port is removed or gets another number")
             .reasons(&[
                 ("alone", "the VLAN has no other port"),
                 ("reserved", "the destination is a reserved address that no bridge forwards"),
@@ -325,6 +324,14 @@ impl Stage for Bridge {
         // A flood goes to all ports except the ingress port. One of these ports sends the original frame, and the
         // others send copies.
         Contract::new().sets(Facts::EGRESS).splits(self.joined.len().saturating_sub(2))
+    }
+}
+
+/// Shares the object of the replaced bridge, unless the numbers of ports in the object are invalid. A bridge without the
+/// learned addresses floods, and loses no packets.
+fn share_earlier<T: Send + Sync + 'static>(setup: &mut Setup<'_>) {
+    if setup.has_earlier_port_numbers() {
+        setup.earlier::<T>().into_iter().for_each(|earlier| setup.share(earlier));
     }
 }
 

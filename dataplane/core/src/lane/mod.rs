@@ -125,6 +125,10 @@ pub trait Lane: Send {
     /// device keeps the slots.
     fn abandon(&mut self, pool: &mut Pool);
 
+    /// Hands the lane over: ends the claim of this thread on the queues, so that another thread can stop and drain the
+    /// lane. The other thread uses a detached pool ([`Pool::detached`]).
+    fn release(&mut self);
+
     /// Requests a wake-up at [`Lane::waker`] for the next receive completion. Completions that have already arrived
     /// cause no wake-up. Returns `false` if this lane does not support wake-ups.
     fn arm(&mut self) -> bool;

@@ -439,6 +439,28 @@ impl Batch {
         self.shorten(len - n);
     }
 
+    /// Moves the packet at `from` to the earlier index `to`. The caller must free or move the packet at `to` first.
+    #[cold]
+    pub(crate) fn move_within(&mut self, from: usize, to: usize) {
+        self.descs[to] = self.descs[from];
+        self.stamps[to] = self.stamps[from];
+        self.metas[to] = self.metas[from];
+        (self.bounds_known, self.starts_known) = (false, 0);
+    }
+
+    /// Removes the packets from index `len` on, without freeing their slots. The caller must free or move these slots.
+    #[cold]
+    pub(crate) fn forget_from(&mut self, len: usize) {
+        self.bounds_known = false;
+        self.shorten(len);
+    }
+
+    /// Sets the egress port in a packet's metadata.
+    #[cold]
+    pub(crate) fn set_egress(&mut self, index: usize, port: u8) {
+        self.metas[index].egress = port;
+    }
+
     /// Returns the egress port in a packet's metadata.
     #[inline]
     pub(crate) fn egress(&self, index: usize) -> u8 {

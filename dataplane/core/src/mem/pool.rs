@@ -158,8 +158,9 @@ pub struct Pool {
     pub(super) memory: SlotMemory,
     pub(super) free: Box<[u32]>,
     available: usize,
+    /// The state of each slot. `None` for a detached pool, which does not know the states of slots of other pools.
     #[cfg(debug_assertions)]
-    states: Box<[SlotState]>,
+    states: Option<Box<[SlotState]>>,
 }
 
 impl Pool {
@@ -182,8 +183,42 @@ impl Pool {
             free: (0..layout.count).rev().collect(),
             available: layout.count as usize,
             #[cfg(debug_assertions)]
-            states: vec![SlotState::Free; layout.count as usize].into(),
+            states: Some(vec![SlotState::Free; layout.count as usize].into()),
         })
+    }
+
+    /// Creates a detached pool: a pool with the memory of another pool, but without free slots. A thread that does not
+    /// own the other pool can open or close a lane of the other pool with the detached pool. A lane that is opened with
+    /// a detached pool posts no receives. A lane that is closed gives its slots to the detached pool, and the owner of
+    /// the other pool takes these slots with [`Pool::absorb`].
+    pub fn detached(memory: &BatchMemory) -> Self {
+        Self {
+            memory: memory.0.clone(),
+            free: vec![0; memory.0.layout.count as usize].into(),
+            available: 0,
+            #[cfg(debug_assertions)]
+            states: None,
+        }
+    }
+
+    /// Takes all free slots of a detached pool of this pool. Neither allocates nor frees memory.
+    ///
+    /// # Panics
+    /// Panics if `detached` is not a detached pool with the memory of this pool.
+    pub fn absorb(&mut self, detached: &mut Self) {
+        assert!(self.memory.is(&detached.memory), "the detached pool has the memory of another pool");
+        let slots = &detached.free[..detached.available];
+        assert!(slots.len() <= self.free.len() - self.available, "the slots belong to this pool");
+        #[cfg(debug_assertions)]
+        for &slot in slots {
+            if let Some(state) = self.states.as_mut().and_then(|states| states.get_mut(slot as usize)) {
+                assert_ne!(*state, SlotState::Free, "slot {slot} is free twice");
+                *state = SlotState::Free;
+            }
+        }
+        self.free[self.available..self.available + slots.len()].copy_from_slice(slots);
+        self.available += slots.len();
+        detached.available = 0;
     }
 
     /// Returns the region that contains the slots. This method is not public, because a caller could register the
@@ -256,10 +291,12 @@ impl Pool {
     #[inline]
     pub(crate) fn moved(&mut self, slots: &[u32], from: SlotState, to: SlotState) {
         #[cfg(debug_assertions)]
-        for &slot in slots {
-            let state = &mut self.states[slot as usize];
-            assert_eq!(*state, from, "slot {slot} is not in state {from:?} and cannot move to {to:?}");
-            *state = to;
+        if let Some(states) = &mut self.states {
+            for &slot in slots {
+                let state = &mut states[slot as usize];
+                assert_eq!(*state, from, "slot {slot} is not in state {from:?} and cannot move to {to:?}");
+                *state = to;
+            }
         }
         #[cfg(not(debug_assertions))]
         let _ = (slots, from, to);

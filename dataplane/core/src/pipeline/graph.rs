@@ -462,13 +462,21 @@ impl Graph {
     /// - Lets each replaced stage hand its state over to the new stage ([`Stage::adopt`]).
     /// - Moves the packets that these stages hold, unless a new stage refuses the packets
     ///   ([`Stage::accepts_held`]). Drops and counts all other held packets of `earlier`.
+    /// - If the numbers of the ports change, gives the moved packets the new numbers, and drops the packets of removed
+    ///   ports. `ports` has the new number of each earlier port, or `None` for a removed port.
     ///
     /// Each graph keeps its own counters, but the counts of held packets move with the packets. Before the call, the
     /// graphs must contain no packets except held packets. This method neither allocates nor frees memory.
     ///
     /// # Panics
     /// Panics if `pool` is not the pool that both graphs were created for.
-    pub fn take_over(&mut self, earlier: &mut Self, successions: &[Succession], pool: &mut Pool) {
+    pub fn take_over(
+        &mut self,
+        earlier: &mut Self,
+        successions: &[Succession],
+        ports: Option<&[Option<u8>]>,
+        pool: &mut Pool,
+    ) {
         self.check_pool(pool);
         earlier.check_pool(pool);
         // The worker continues with this graph.
@@ -499,6 +507,10 @@ impl Graph {
                 *counts += before.len() as u64;
                 *earlier -= before.len() as u64;
                 held.exchange(before);
+                if let Some(ports) = ports {
+                    let freed = held.renumber_ports(ports, pool);
+                    node.counters.drops[usize::from(Reason::Stopped.code())] += freed as u64;
+                }
             }
         }
         earlier.marker.leave();

@@ -5,6 +5,9 @@ use std::mem;
 use crate::mem::{BATCH, Batch, BatchMemory, Pool, Wait};
 use crate::units::Nanos;
 
+/// The egress port of packets whose egress port was removed. A config has at most 255 ports, so no port has this number.
+const NO_PORT: u8 = u8::MAX;
+
 /// Held packets. `since` has the time when the stage first held each packet.
 struct HeldBatch {
     batch: Box<Batch>,
@@ -105,6 +108,32 @@ impl Held {
     pub(super) fn exchange(&mut self, other: &mut Self) {
         mem::swap(self, other);
         mem::swap(&mut self.longest, &mut other.longest);
+    }
+
+    /// Gives the held packets the new numbers of their ports, and frees the packets whose ingress port does not exist any
+    /// more. `ports` has the new number of each earlier port. Returns the number of freed packets.
+    pub(super) fn renumber_ports(&mut self, ports: &[Option<u8>], pool: &mut Pool) -> usize {
+        let number = |port: u8| ports.get(usize::from(port)).copied().flatten();
+        let mut freed = 0;
+        for (held, first) in [(&mut self.leaving, self.next), (&mut self.waiting, 0)] {
+            let HeldBatch { batch, since, ingress } = &mut **held;
+            let mut kept = first;
+            for at in first..batch.len() {
+                let Some(port) = number(ingress[at]) else {
+                    batch.free_one(at, pool);
+                    freed += 1;
+                    continue;
+                };
+                // A later stage may still choose the egress port. Otherwise, no port has this number, and the packet is
+                // dropped and counted at its exit.
+                batch.set_egress(at, number(batch.egress(at)).unwrap_or(NO_PORT));
+                batch.move_within(at, kept);
+                (ingress[kept], since[kept]) = (port, since[at]);
+                kept += 1;
+            }
+            batch.forget_from(kept);
+        }
+        freed
     }
 
     /// Frees all held packets and returns their number.

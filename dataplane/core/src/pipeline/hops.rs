@@ -12,6 +12,10 @@ pub struct NextHop {
     pub port: u8,
 }
 
+/// The port number of next hops whose port does not exist any more. A config has at most 255 ports, so no port has this
+/// number.
+const REMOVED_PORT: u8 = u8::MAX;
+
 /// The numbers of next hops. A packet carries the four-byte number of its next hop instead of an address. All workers
 /// share the numbers, both in stages that choose next hops and in stages that resolve next hops.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +45,21 @@ impl NextHops {
         }
         self.numbers.insert(hop, number);
         number
+    }
+
+    /// Gives the next hops the new numbers of their ports. `ports` has the new number of each earlier port, or `None`
+    /// for a port that does not exist any more.
+    pub(super) fn renumber_ports(&mut self, ports: &[Option<u8>]) {
+        self.numbers.clear();
+        for (number, hop) in (1..).zip(&mut self.hops) {
+            match ports.get(usize::from(hop.port)).copied().flatten() {
+                Some(port) => {
+                    hop.port = port;
+                    self.numbers.insert(*hop, number);
+                }
+                None => hop.port = REMOVED_PORT,
+            }
+        }
     }
 
     /// Returns all next hops. The next hop with number n is at index n - 1. After a change of the pipeline, the list

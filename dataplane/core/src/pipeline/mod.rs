@@ -38,6 +38,7 @@ pub use registry::{Registry, StageKind, parameter_schema, summary};
 pub use rustix::thread::CapabilitySet;
 pub use setup::{
     Continuing, Files, HoldTime, Objects, PortChange, PortHandler, PortInfo, Resources, Services, Setup, StageMemory,
+    renumbered,
 };
 pub use table::{StageTable, Table, TableInfo, TablePage, TableQuery};
 pub use task::{Owner, RunStop, StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name};

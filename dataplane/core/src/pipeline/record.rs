@@ -16,6 +16,10 @@ use crate::pipeline::hops::NextHop;
 pub struct StageRecord {
     /// The facts in each call of [`Setup::wants`](super::Setup::wants), and the result of the call.
     pub(super) wanted: Vec<(Facts, bool)>,
+    /// The numbers that the stage requested for ports, by the name of the port.
+    pub(super) port_numbers: BTreeMap<String, u8>,
+    /// Whether the stage read the list of ports, or registered a function for port changes.
+    pub(super) uses_all_ports: bool,
     /// Whether the stage used the numbers of next hops.
     pub(super) uses_next_hops: bool,
     /// The numbers that the stage requested for its next hops.

@@ -1,6 +1,7 @@
 //! Information and shared objects for stages during preparation.
 
 use std::any::{Any, TypeId};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,6 +37,9 @@ pub struct PortInfo {
 /// the order of the pipeline.
 pub struct Setup<'a> {
     ports: &'a [PortInfo],
+    earlier_ports: Option<&'a [PortInfo]>,
+    /// The ports that the stage has used so far.
+    used_ports: RefCell<UsedPorts>,
     folder: &'a Path,
     next_hops: &'a mut NextHops,
     shared: &'a mut HashMap<ObjectKey, SharedObject>,
@@ -62,11 +66,20 @@ type SharedObject = Arc<dyn Any + Send + Sync>;
 /// that all stages share.
 type ObjectKey = (String, TypeId);
 
+/// The ports that a stage used during its preparation.
+#[derive(Default)]
+struct UsedPorts {
+    numbers: BTreeMap<String, u8>,
+    all: bool,
+}
+
 impl<'a> Setup<'a> {
     /// Creates the setup of one stage on one of `workers` workers.
     pub fn new(resources: &'a mut Resources, stage: &str, worker: usize, workers: usize) -> Self {
         Self {
             ports: &resources.ports,
+            earlier_ports: resources.earlier_ports.as_deref(),
+            used_ports: RefCell::default(),
             folder: &resources.folder,
             next_hops: &mut resources.next_hops,
             shared: &mut resources.shared,
@@ -110,16 +123,30 @@ impl<'a> Setup<'a> {
     /// Completes the record of the stage after its preparation.
     pub(super) fn complete(&mut self) {
         let requested = std::mem::take(&mut self.next_hops.requested);
-        self.record().requested_hops.extend(requested);
+        let UsedPorts { numbers, all } = self.used_ports.take();
+        let record = self.record();
+        record.requested_hops.extend(requested);
+        record.port_numbers.extend(numbers);
+        record.uses_all_ports |= all;
     }
 
     fn record(&mut self) -> &mut StageRecord {
         self.records.entry(self.stage.clone()).or_default()
     }
 
-    /// Returns the ports of the config.
+    /// Returns the ports of the config. If a change of the running pipeline adds, removes or renumbers a port, the
+    /// program prepares the stage again.
     pub fn ports(&self) -> &[PortInfo] {
+        self.used_ports.borrow_mut().all = true;
         self.ports
+    }
+
+    /// Returns `false` if a change of the running pipeline has removed a port, or has given a port another number. An
+    /// object of the replaced stage ([`Setup::earlier`]) that contains numbers of ports is then invalid.
+    pub fn has_earlier_port_numbers(&self) -> bool {
+        let is_same =
+            |(number, port): (usize, &PortInfo)| self.ports.get(number).is_some_and(|now| now.name == port.name);
+        self.earlier_ports.is_none_or(|ports| ports.iter().enumerate().all(is_same))
     }
 
     /// Returns the number of the port with this name.
@@ -128,7 +155,11 @@ impl<'a> Setup<'a> {
     /// Fails if there is no such port. The problem points to `key`.
     pub fn port(&self, name: &str, key: &str) -> Result<u8, Problem> {
         let place = self.ports.iter().position(|port| port.name == name);
-        place.and_then(|place| u8::try_from(place).ok()).ok_or_else(|| {
+        let number = place.and_then(|place| u8::try_from(place).ok());
+        if let Some(number) = number {
+            self.used_ports.borrow_mut().numbers.insert(name.to_owned(), number);
+        }
+        number.ok_or_else(|| {
             let names: Vec<&str> = self.ports.iter().map(|port| port.name.as_str()).collect();
             let short = shorten(name);
             let problem = Problem::at(key, format!("there is no port `{short}`"));
@@ -298,6 +329,7 @@ impl<'a> Setup<'a> {
     /// Registers a function that is called whenever a port changes, with the number of the port and the change. The
     /// function runs on the event thread of the port's device, never on a worker.
     pub fn on_port_change(&mut self, handler: impl Fn(u8, PortChange) + Send + Sync + 'static) {
+        self.used_ports.borrow_mut().all = true;
         self.services.port_handlers.push((self.owner.clone(), Arc::new(handler)));
     }
 
@@ -418,11 +450,15 @@ pub struct Continuing<'a> {
     /// If the change reverts a change, the objects of the pipeline before the reverted change. The stages use these
     /// objects again, so they need no files.
     pub held: Option<&'a Objects>,
+    /// The ports of the new pipeline. `None` if the ports stay the same.
+    pub ports: Option<&'a [PortInfo]>,
 }
 
 /// The objects that the stages of one run share during preparation.
 pub struct Resources {
     ports: Vec<PortInfo>,
+    /// For a change that changes the ports, the ports before the change.
+    earlier_ports: Option<Vec<PortInfo>>,
     folder: PathBuf,
     next_hops: NextHops,
     shared: HashMap<ObjectKey, SharedObject>,
@@ -512,6 +548,7 @@ impl Resources {
         let (next_hops, shared) = (NextHops::default(), HashMap::new());
         Self {
             ports,
+            earlier_ports: None,
             folder: folder.to_owned(),
             next_hops,
             shared,
@@ -591,13 +628,24 @@ impl Resources {
     }
 
     /// Returns `true` if a running stage with this record can continue in the new pipeline: the results of
-    /// [`Setup::wants`] and the number of next hops are as in the record, and no common object of the stage is in
-    /// `renews`. Does not check files. Call this method after the preparation of all stages before this stage.
+    /// [`Setup::wants`], the ports and the number of next hops are as in the record, and no common object of the stage
+    /// is in `renews`. Does not check files. Call this method after the preparation of all stages before this stage.
     pub fn suits(&self, record: &StageRecord, renews: &BTreeSet<TypeId>) -> bool {
-        record.wanted.iter().all(|(facts, wanted)| self.wanted.intersects(*facts) == *wanted)
+        let is_numbered = |(name, number): (&String, &u8)| {
+            self.ports.get(usize::from(*number)).is_some_and(|port| port.name == *name)
+        };
+        (self.earlier_ports.is_none() || !record.uses_all_ports)
+            && record.port_numbers.iter().all(is_numbered)
+            && record.wanted.iter().all(|(facts, wanted)| self.wanted.intersects(*facts) == *wanted)
             && (!record.uses_next_hops || record.next_hops.as_deref() == Some(&self.next_hops.hops))
             && record.commons.is_disjoint(renews)
     }
+}
+
+/// Returns the new number of each earlier port, or `None` for a port that does not exist any more. A port keeps its name.
+pub fn renumbered(earlier: &[PortInfo], now: &[PortInfo]) -> Vec<Option<u8>> {
+    let number = |port: &PortInfo| now.iter().position(|now| now.name == port.name);
+    earlier.iter().map(|port| number(port).and_then(|number| u8::try_from(number).ok())).collect()
 }
 
 /// Returns the names of the stages that use each common object.
@@ -615,7 +663,7 @@ impl Objects {
     /// Creates the objects for the preparation of the stages that a change adds or replaces. Relative paths are relative
     /// to `folder`.
     pub fn successor(&self, folder: &Path, continuing: Continuing<'_>) -> Resources {
-        let Continuing { keeps, replaces, renews, held } = continuing;
+        let Continuing { keeps, replaces, renews, held, ports } = continuing;
         let of = |objects: &Self, wanted: &dyn Fn(&str, TypeId) -> bool| {
             let entries = objects.shared.iter().filter(|((stage, kind), _)| wanted(stage, *kind));
             entries.map(|(key, object)| (key.clone(), object.clone())).collect::<HashMap<_, _>>()
@@ -639,13 +687,17 @@ impl Objects {
             let used: BTreeSet<u32> =
                 self.records.values().flat_map(|record| &record.requested_hops).copied().collect();
             next_hops.free = (1..=next_hops.hops.len() as u32).filter(|number| !used.contains(number)).collect();
+            if let Some(ports) = ports {
+                next_hops.renumber_ports(&renumbered(&self.ports, ports));
+            }
         }
         let stages = self.memory.iter().filter(|(stage, _)| keeps.contains(*stage));
         let stages: BTreeMap<String, u64> = stages.map(|(stage, bytes)| (stage.clone(), *bytes)).collect();
         let mut users = users(&self.records);
         users.retain(|kind, _| !renews.contains(kind));
         Resources {
-            ports: self.ports.clone(),
+            ports: ports.unwrap_or(&self.ports).to_vec(),
+            earlier_ports: ports.map(|_| self.ports.clone()),
             folder: folder.to_owned(),
             next_hops,
             shared,
@@ -659,6 +711,16 @@ impl Objects {
             wanted: Facts::all(),
             offline: false,
         }
+    }
+
+    /// Returns the ports that the stages see.
+    pub fn ports(&self) -> &[PortInfo] {
+        &self.ports
+    }
+
+    /// Returns the types of the common objects that the stages use.
+    pub fn commons(&self) -> BTreeSet<TypeId> {
+        users(&self.records).into_keys().collect()
     }
 
     /// Returns `true` if the instances of this stage share an object.
@@ -682,7 +744,7 @@ mod tests {
     /// Prepares one stage that uses these next hops, as a change of `before`. Returns the numbers of the next hops.
     fn prepared(before: Option<&Objects>, hops: &[u8]) -> (Objects, Vec<u32>) {
         let (none, renews) = (BTreeSet::new(), BTreeSet::new());
-        let continuing = Continuing { keeps: &none, replaces: &none, renews: &renews, held: None };
+        let continuing = Continuing { keeps: &none, replaces: &none, renews: &renews, held: None, ports: None };
         let mut resources = match before {
             Some(before) => before.successor(Path::new(""), continuing),
             None => Resources::new(Vec::new(), Path::new("")),
@@ -708,5 +770,68 @@ mod tests {
             objects = prepared(Some(&objects), &[last]).0;
         }
         assert!(objects.next_hops.all().len() <= 4, "{:?}", objects.next_hops);
+    }
+
+    fn port(name: &str) -> PortInfo {
+        let (interface, addresses) = (None, Vec::new());
+        PortInfo { name: name.to_owned(), mac: [2, 0, 0, 0, 0, 1], mtu: 1500, interface, addresses }
+    }
+
+    #[test]
+    fn stages_continue_unless_the_ports_that_they_use_change() {
+        let ports = ["a", "b"].map(port);
+        let mut resources = Resources::new(ports.to_vec(), Path::new(""));
+        let mut prepare = |stage: &str, work: &dyn Fn(&mut Setup<'_>)| {
+            let mut setup = Setup::new(&mut resources, stage, 0, 1);
+            work(&mut setup);
+            setup.complete();
+        };
+        prepare("none", &|_| {});
+        prepare("first", &|setup| _ = setup.port("a", "port"));
+        prepare("second", &|setup| _ = setup.port("b", "port"));
+        prepare("all", &|setup| _ = setup.ports().len());
+        prepare("handler", &|setup| setup.on_port_change(|_, _| {}));
+        resources.complete_records();
+        let objects = resources.into_parts().0;
+        let keeps: BTreeSet<String> = ["none", "first", "second", "all", "handler"].map(str::to_owned).into();
+        let none = BTreeSet::new();
+        let changed = |names: &[&str]| {
+            let ports: Vec<PortInfo> = names.iter().map(|name| port(name)).collect();
+            let renews = BTreeSet::new();
+            let continuing =
+                Continuing { keeps: &keeps, replaces: &none, renews: &renews, held: None, ports: Some(&ports) };
+            let mut resources = objects.successor(Path::new(""), continuing);
+            let records = resources.records.clone();
+            let suits: Vec<&str> = records
+                .iter()
+                .filter(|(_, record)| resources.suits(record, &renews))
+                .map(|(name, _)| &**name)
+                .collect();
+            let is_valid = Setup::new(&mut resources, "new", 0, 1).has_earlier_port_numbers();
+            (suits.join(" "), is_valid)
+        };
+        assert_eq!(changed(&["a", "b", "c"]), ("first none second".to_owned(), true));
+        assert_eq!(changed(&["a"]), ("first none".to_owned(), false));
+        assert_eq!(changed(&["b", "a"]), ("none".to_owned(), false));
+        assert_eq!(changed(&["a", "c", "b"]), ("first none".to_owned(), false));
+    }
+
+    #[test]
+    fn next_hops_follow_the_numbers_of_their_ports() {
+        let ports = ["a", "b"].map(port);
+        let mut resources = Resources::new(ports.to_vec(), Path::new(""));
+        let hop = |last, port| NextHop { address: IpAddr::from([192, 0, 2, last]), port };
+        let mut setup = Setup::new(&mut resources, "route", 0, 1);
+        assert_eq!([hop(1, 0), hop(2, 1)].map(|hop| setup.next_hops().number(hop)), [1, 2]);
+        setup.complete();
+        resources.complete_records();
+        let objects = resources.into_parts().0;
+        let (none, renews) = (BTreeSet::new(), BTreeSet::new());
+        let ports = ["b", "c"].map(port);
+        let continuing = Continuing { keeps: &none, replaces: &none, renews: &renews, held: None, ports: Some(&ports) };
+        let mut resources = objects.successor(Path::new(""), continuing);
+        let mut setup = Setup::new(&mut resources, "route", 0, 1);
+        // Port `b` has the number 0 now. The next hop on the removed port `a` is not a next hop on port `b`.
+        assert_eq!([hop(2, 0), hop(1, 0)].map(|hop| setup.next_hops().number(hop)), [2, 3]);
     }
 }

@@ -87,8 +87,10 @@ impl Recent {
                 rate_rx_gbps: rate(bytes_then.rx, bytes.rx, 1e9 / 8.0),
             }
         };
-        let ports = now.ports.iter().enumerate().map(|(at, port)| {
-            let was = earlier.and_then(|earlier| earlier.ports.get(at));
+        let ports = now.ports.iter().map(|port| {
+            // A change of the pipeline may have added, removed or moved ports.
+            let mut known = earlier.iter().flat_map(|earlier| earlier.ports.iter().chain(&earlier.removed_ports));
+            let was = known.find(|known| known.name == port.name);
             PortRates {
                 name: port.name.clone(),
                 rates: rates(was.map(|was| (was.packets, was.bytes)), (port.packets, port.bytes)),
@@ -180,7 +182,7 @@ impl fmt::Display for Live {
             writeln!(f, "{name:<names$}{packets:>11}")?;
         }
         write!(f, "\nsince start: {}", report.ledger)?;
-        super::report::lost(f, &report.ports)?;
+        super::report::lost(f, report.ports.iter().chain(&report.removed_ports))?;
         for error in &report.errors {
             writeln!(f, "error: {error}")?;
         }

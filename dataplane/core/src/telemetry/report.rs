@@ -226,6 +226,10 @@ pub struct Report {
     pub costs: Vec<CostReport>,
     /// The counters of each port.
     pub ports: Vec<PortReport>,
+    /// The counters of the ports that changes of the running pipeline have removed. The totals of the report include
+    /// these counters. If a change adds a port with the same name again, the counters continue in `ports`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removed_ports: Vec<PortReport>,
     /// The counters of each stage, in the order of the pipeline.
     pub stages: Vec<StageReport>,
     /// The counters of each worker.
@@ -261,10 +265,13 @@ impl fmt::Display for Report {
         )?;
         // The width of the longest name plus two spaces.
         let width = |names: &mut dyn Iterator<Item = &String>| names.map(|name| name.len() + 2).max().unwrap_or(0);
-        let names = width(&mut self.ports.iter().map(|port| &port.name)).max(16);
+        let ports = || self.ports.iter().chain(&self.removed_ports);
+        let names = width(&mut ports().map(|port| &port.name)).max(16);
         writeln!(f, "\n{:<names$}{:>14}{:>14}  device", "port", "received", "sent")?;
-        for port in &self.ports {
-            writeln!(f, "{:<names$}{:>14}{:>14}  {}", port.name, port.packets.rx, port.packets.tx, port.device)?;
+        for (at, port) in ports().enumerate() {
+            let removed = if at < self.ports.len() { "" } else { " (removed)" };
+            let (name, rx, tx, device) = (&port.name, port.packets.rx, port.packets.tx, &port.device);
+            writeln!(f, "{name:<names$}{rx:>14}{tx:>14}  {device}{removed}")?;
             let trouble = [
                 ("failed receives", port.rx_errors),
                 ("send queue full", port.tx_full),
@@ -340,7 +347,7 @@ impl fmt::Display for Report {
             }
         }
         write!(f, "\n{}", self.ledger)?;
-        lost(f, &self.ports)?;
+        lost(f, ports())?;
         if self.logs_lost > 0 {
             writeln!(f, "log messages lost because standard error was too slow: {}", self.logs_lost)?;
         }
@@ -378,11 +385,11 @@ pub(super) fn costs(f: &mut fmt::Formatter<'_>, costs: &[CostReport], names: usi
 }
 
 /// Writes the packets that are lost outside the ledger: before they were received, or after they were sent.
-pub(super) fn lost(f: &mut fmt::Formatter<'_>, ports: &[PortReport]) -> fmt::Result {
-    for PortReport { name, rx_lost, .. } in ports.iter().filter(|port| port.rx_lost > 0) {
+pub(super) fn lost<'r>(f: &mut fmt::Formatter<'_>, ports: impl Iterator<Item = &'r PortReport> + Clone) -> fmt::Result {
+    for PortReport { name, rx_lost, .. } in ports.clone().filter(|port| port.rx_lost > 0) {
         writeln!(f, "  lost    {rx_lost:>12}  before the pipeline, at port {name}")?;
     }
-    for PortReport { name, tx_lost, .. } in ports.iter().filter(|port| port.tx_lost > 0) {
+    for PortReport { name, tx_lost, .. } in ports.filter(|port| port.tx_lost > 0) {
         writeln!(f, "  lost    {tx_lost:>12}  sent, but missing from the file of port {name}")?;
     }
     Ok(())

@@ -405,6 +405,10 @@ pub unsafe trait CompletionQueue: Send {
     /// See [`CompletionQueue::start_poll`]; `run` is then empty.
     fn poll_run(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError>;
 
+    /// Ends the claim of this thread on the queue and on its queue pairs, so that another thread can use all of these
+    /// objects. Without this call, only the thread that polls the queue can use a queue without a lock.
+    fn release(&self);
+
     /// Arms the queue: `ibv_req_notify_cq(3)`. The next completion raises an event on the queue's channel. With
     /// `solicited_only`, only solicited receives and errors raise an event. Earlier completions raise no event, so poll
     /// once more after arming, before waiting.

@@ -15,12 +15,13 @@ const FCS: u32 = 4;
 /// The minimum space that a buffer must have after its headroom: one minimum-size frame, in bytes.
 const LEAST_ROOM: u32 = 64;
 
-/// Checks the size and number of buffers. Returns the number of buffers of each worker, and the layout of a buffer.
+/// Checks the size and number of buffers. Returns the number of buffers of each worker, the smallest possible number, and
+/// the layout of a buffer.
 pub(super) fn memory(
     loaded: &Loaded<'_>,
     ports: &[Option<PortPlan>],
     diagnostics: &mut Diagnostics,
-) -> Option<(u32, Buffers)> {
+) -> Option<(u32, u32, Buffers)> {
     let runtime = loaded.runtime.as_ref()?;
     let mut error = |path: &str, message: String, help: String| {
         diagnostics.push(Mistake::error(loaded.locate(path), message).help(help));
@@ -92,9 +93,9 @@ pub(super) fn memory(
             error("runtime.buffers", message, format!("set buffers to at least {least}, or remove the key"));
             None
         }
-        Some(count) => Some((count, buffers)),
+        Some(count) => Some((count, least, buffers)),
         // Add one eighth for packets that stages hold and copy.
-        None => Some((least.saturating_add(least / 8).next_multiple_of(64), buffers)),
+        None => Some((least.saturating_add(least / 8).next_multiple_of(64), least, buffers)),
     }
 }
 

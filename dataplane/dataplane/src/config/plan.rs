@@ -141,6 +141,9 @@ pub struct Plan {
     pub cores: Vec<CoreId>,
     /// The number of packet buffers of each worker.
     pub buffers: u32,
+    /// The number of packet buffers that the rings and one burst of a worker need.
+    #[serde(skip)]
+    pub least_buffers: u32,
     /// The ports, in the order of the config.
     pub ports: Vec<PortPlan>,
     /// The stages, in the order of the config. Packets enter at the first stage.

@@ -28,7 +28,7 @@ pub fn plan(
     if diagnostics.has_errors() {
         return None;
     }
-    let (buffers, cut) = memory?;
+    let (buffers, least_buffers, cut) = memory?;
     // Use the final buffer layout, which differs from the config if an AF_XDP link needs other sizes.
     let mut runtime = Runtime { buffer_size: cut.size, headroom: cut.headroom, ..loaded.runtime.clone()? };
     if let Control::Path(path) = &mut runtime.control {
@@ -40,5 +40,6 @@ pub fn plan(
     let ports = ports.into_iter().collect::<Option<Vec<_>>>()?;
     // The stages declare their memory when the runtime prepares them.
     let stage_memory = Default::default();
-    Some(Plan { runtime, cores: cores?, buffers, ports, nodes: graph.nodes, stage_memory, order: graph.order })
+    let (cores, nodes, order) = (cores?, graph.nodes, graph.order);
+    Some(Plan { runtime, cores, buffers, least_buffers, ports, nodes, stage_memory, order })
 }

@@ -117,8 +117,8 @@ pub fn assemble_offline(
     build(source, registry, topology, true, None, diagnostics)
 }
 
-/// Checks a config like [`assemble`], for a change of a running pipeline. If the ports and workers stay the same,
-/// prepares only the stages that the change adds or replaces. The programs of the result then have a placeholder
+/// Checks a config like [`assemble`], for a change of a running pipeline. If the change needs no restart, prepares only
+/// the stages that the change adds or replaces. The programs of the result then have a placeholder
 /// ([`StandIn`]) for each stage that continues.
 ///
 /// # Errors
@@ -146,17 +146,26 @@ fn build(
     if !offline {
         loaded.set_default_mtus(running.map(|running| running.plan));
     }
-    let plan = config::plan(&loaded, registry, &topology, diagnostics);
-    if let (Some(running), Some(plan)) = (running, &plan)
-        && difference::fixed_operations(running.plan, plan).is_empty()
-    {
-        return change(&loaded, plan, registry, topology, running, diagnostics);
+    let mut plan = config::plan(&loaded, registry, &topology, diagnostics);
+    if let (Some(running), Some(plan)) = (running, &mut plan) {
+        let (before, needed) = (running.plan, plan.least_buffers);
+        if plan.runtime.workers == before.runtime.workers {
+            // The program chose these cores at its start.
+            plan.cores.clone_from(&before.cores);
+        }
+        if plan.runtime.buffers == before.runtime.buffers && needed <= before.buffers {
+            // The workers keep their packet memory.
+            plan.buffers = before.buffers;
+        }
+        if difference::fixed_operations(before, plan).is_empty() {
+            return change(&loaded, plan, registry, topology, running, diagnostics);
+        }
     }
     let ports = ports(&loaded, offline);
     let mut resources = Resources::new(ports.clone(), source.folder());
     files(&loaded, source.path(), &mut resources.files, diagnostics);
     if !offline && running.is_none() {
-        captures(&loaded, diagnostics);
+        captures(&loaded, |_| true, diagnostics);
     }
     resources.offline = offline;
     if !offline {
@@ -229,6 +238,13 @@ fn change(
     running: RunningPipeline<'_>,
     diagnostics: &mut Diagnostics,
 ) -> Result<Option<Assembly>> {
+    let infos = changed_ports(loaded, plan, running);
+    if infos.is_some() {
+        captures(loaded, |name| running.plan.port(name).is_none(), diagnostics);
+    }
+    // The objects of a reverted change are useful only for the same ports.
+    let ports = infos.as_deref().unwrap_or(running.objects.ports());
+    let reverts = running.reverts.filter(|(objects, _)| objects.ports() == ports);
     let earlier = |index: usize| {
         let node = &plan.nodes[index];
         running.plan.nodes.iter().find(|earlier| earlier.name == node.name && earlier.kind == node.kind)
@@ -237,7 +253,7 @@ fn change(
     let renewal = |name: &str| {
         let record = running.objects.records.get(name);
         // The objects of a reverted change contain the content of the files at that time.
-        let record = record.filter(|_| running.reverts.is_none());
+        let record = record.filter(|_| reverts.is_none());
         let read = record.and_then(|record| match running.reads_all_files {
             true => record.read.keys().next().map(PathBuf::as_path),
             false => record.changed_file(),
@@ -250,7 +266,7 @@ fn change(
         |index: &&usize| earlier(**index).is_some_and(|earlier| earlier.parameters == plan.nodes[**index].parameters);
     let mut first = ContinuingStages::default();
     for name in plan.order.iter().filter(is_same).map(name) {
-        let why = match running.reverts {
+        let why = match reverts {
             Some((_, kept)) if !kept.contains(&name) => {
                 Some("the revert restores the files and shared objects of the stage".to_owned())
             }
@@ -262,13 +278,15 @@ fn change(
         }
     }
     let replaces: BTreeSet<String> = plan.order.iter().filter(|index| earlier(**index).is_some()).map(name).collect();
-    let mut renews = BTreeSet::new();
+    // Common objects, such as the table of resolved neighbours, depend on the ports.
+    let mut renews = if infos.is_some() { running.objects.commons() } else { BTreeSet::new() };
     let before_changes = diagnostics.clone();
     'renewed: loop {
         diagnostics.clone_from(&before_changes);
         let mut stages = first.clone();
-        let held = running.reverts.map(|(objects, _)| objects);
-        let continuing = Continuing { keeps: &stages.kept, replaces: &replaces, renews: &renews, held };
+        let held = reverts.map(|(objects, _)| objects);
+        let (keeps, replaces, renews_now) = (&stages.kept, &replaces, &renews);
+        let continuing = Continuing { keeps, replaces, renews: renews_now, held, ports: infos.as_deref() };
         let mut resources = running.objects.successor(loaded.source().folder(), continuing);
         files(loaded, running.config_file.unwrap_or(Path::new("-")), &mut resources.files, diagnostics);
         resources.register_kept_files();
@@ -320,6 +338,34 @@ fn change(
     }
 }
 
+/// Returns the properties of the ports after a change that adds, removes or moves ports. A port that stays keeps its
+/// properties. Returns `None` if the ports stay the same.
+fn changed_ports(loaded: &Loaded<'_>, plan: &Plan, running: RunningPipeline<'_>) -> Option<Vec<PortInfo>> {
+    if difference::has_same_ports(running.plan, plan) {
+        return None;
+    }
+    let mut infos = ports(loaded, false);
+    let known = |name: &str| running.objects.ports().iter().find(|info| info.name == name);
+    let mut used = BTreeSet::new();
+    for info in &mut infos {
+        if let Some(known) = known(&info.name) {
+            info.clone_from(known);
+            used.insert(info.mac);
+        }
+    }
+    for info in infos.iter_mut().filter(|info| known(&info.name).is_none()) {
+        // The default address of a port depends on the number of the port, and another port may have this number now.
+        let is_default = info.mac[..5] == [2, 0, 0, 0, 0];
+        let mut last = 0..=u8::MAX;
+        while is_default && used.contains(&info.mac) {
+            let Some(next) = last.next() else { break };
+            info.mac[5] = next;
+        }
+        used.insert(info.mac);
+    }
+    Some(infos)
+}
+
 /// The stages that continue after a change.
 struct Kept<'a> {
     stages: &'a mut ContinuingStages,
@@ -340,7 +386,7 @@ impl Kept<'_> {
         let stand_in = self.stand_ins.and_then(|stages| stages.get(name)).filter(|_| suits);
         if stand_in.is_none() {
             self.stages.kept.remove(name);
-            let why = "the next hops, shared objects or needed facts of the pipeline change";
+            let why = "the ports, next hops, shared objects or needed facts of the pipeline change";
             self.stages.renewed.insert(name.to_owned(), why.to_owned());
             resources.release(name);
         }
@@ -373,9 +419,9 @@ fn links<'l>(loaded: &'l Loaded<'_>) -> impl Iterator<Item = (usize, &'l str, &'
 }
 
 /// Checks that the input files of ports are captures, and that the output files can be written. Reads only the start of
-/// each input file.
-fn captures(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) {
-    for (index, _, link) in links(loaded) {
+/// each input file. `is_checked` selects the ports by name.
+fn captures(loaded: &Loaded<'_>, is_checked: impl Fn(&str) -> bool, diagnostics: &mut Diagnostics) {
+    for (index, _, link) in links(loaded).filter(|(_, name, _)| is_checked(name)) {
         let mut mistake = |key: &str, path: &Path, why: &str, help: &str| {
             let at = loaded.locate(&format!("port[{index}].link.{key}"));
             // If the path is empty, remove the separator at the start of the message.

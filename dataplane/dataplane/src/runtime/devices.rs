@@ -76,8 +76,8 @@ pub(crate) const fn kind(qp: Qp) -> QpType {
     }
 }
 
-/// Opens the device of every port. A panic of the event thread of a device, or of the thread that connects a port to
-/// its peer, sets `stop`.
+/// Opens the devices of the ports that `is_opened` selects by name. Returns each device with the index of its port. A
+/// panic of the event thread of a device, or of the thread that connects a port to its peer, sets `stop`.
 ///
 /// # Errors
 /// Returns an error if a device is not available or does not support the config of its port, or if a capture file
@@ -85,21 +85,23 @@ pub(crate) const fn kind(qp: Qp) -> QpType {
 pub(crate) fn open(
     plan: &Plan,
     infos: &[PortInfo],
+    is_opened: impl Fn(&str) -> bool,
     clock: &HostClock,
     stop: &RunStop,
-) -> Result<Vec<Arc<dyn PortDevice>>> {
+) -> Result<Vec<(usize, Arc<dyn PortDevice>)>> {
     let mut cables: BTreeMap<usize, LoopbackLink> = BTreeMap::new();
-    let mut devices: Vec<Arc<dyn PortDevice>> = Vec::new();
+    let mut devices: Vec<(usize, Arc<dyn PortDevice>)> = Vec::new();
     let (lanes, stamps) = (plan.cores.len(), stamping(plan));
     let stamped = stamps == Stamping::Wallclock;
     let rendezvous: Vec<Arc<Rendezvous>> = plan.ports.iter().map(|_| Arc::new(Rendezvous::new(lanes))).collect();
     #[cfg(feature = "ibverbs")]
     let mut open_devices = verbs::OpenDevices::default();
-    for (index, (port, info)) in plan.ports.iter().zip(infos).enumerate() {
+    for (index, (port, info)) in plan.ports.iter().zip(infos).enumerate().filter(|(_, (_, info))| is_opened(&info.name))
+    {
         let start_exchange = |connection: &Connection, next_hop| {
             start_exchange(plan, (port, index), (connection, next_hop), &rendezvous, stop)
         };
-        devices.push(if !port.config.is_verbs() {
+        let device: Arc<dyn PortDevice> = if !port.config.is_verbs() {
             let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
             // `raw::prepare` returns a device handle with the port's settings for raw packets. Only queue pairs that
             // are created with this handle have these settings.
@@ -136,7 +138,8 @@ pub(crate) fn open(
                 );
                 return Err(Error::Config(message));
             }
-        });
+        };
+        devices.push((index, device));
     }
     Ok(devices)
 }

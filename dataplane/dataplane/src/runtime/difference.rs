@@ -17,6 +17,10 @@ pub(crate) fn operations(
     renewed: &BTreeMap<String, String>,
 ) -> Vec<Operation> {
     let mut operations = fixed_operations(before, after);
+    if before.cores.len() == after.cores.len() {
+        operations.extend(core_operations(before, after));
+    }
+    operations.extend(port_operations(before, after));
     let is_same = |one: &NodePlan, other: &NodePlan| (&one.name, &one.kind) == (&other.name, &other.kind);
     for node in before.nodes.iter().filter(|node| !after.nodes.iter().any(|later| is_same(node, later))) {
         let why = "each worker switches to its new graph between two bursts";
@@ -60,7 +64,7 @@ pub(crate) fn operations(
     operations
 }
 
-/// Returns the operations that need a restart: changes of ports, workers and `[runtime]`.
+/// Returns the operations that need a restart: changes of the number of workers, of `[runtime]`, and of ports that stay.
 pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     let runtime = |plan: &Plan| {
@@ -72,45 +76,126 @@ pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
         let why = "the key applies at the start of the program";
         operations.push(restart(OperationKind::ChangeRuntime, &key, Vec::new(), why));
     }
-    if before.cores != after.cores {
-        let why = "workers and their memory are created at the start of the program";
-        operations.push(restart(OperationKind::RestartWorkers, "workers", Vec::new(), why));
-    } else if before.buffers != after.buffers {
-        let why = "packet memory is allocated at the start of the program";
-        operations.push(restart(OperationKind::RestartWorkers, "buffers", Vec::new(), why));
-    }
-    let find = |plan: &Plan, name: &str| plan.ports.iter().find(|port| port.config.name == name).cloned();
-    for port in &before.ports {
-        if find(after, &port.config.name).is_none() {
-            let why = "the devices are opened at the start of the program";
-            operations.push(restart(OperationKind::RemovePort, &port.config.name, Vec::new(), why));
-        }
+    if before.cores.len() != after.cores.len() {
+        let names: Vec<&str> = before.ports.iter().map(|port| port.config.name.as_str()).collect();
+        let why = format!(
+            "each worker has a queue on each port, and the program cannot change the number of queues of the open ports \
+             {} without loss",
+            names.join(", ")
+        );
+        operations.push(restart(OperationKind::RestartWorkers, "workers", Vec::new(), &why));
+    } else if before.runtime.buffers == after.runtime.buffers && after.least_buffers > before.buffers {
+        let (least, now) = (after.least_buffers, before.buffers);
+        let why = format!(
+            "the ports need {least} packet buffers of each worker, and each worker has {now}: reduce rx_depth and \
+             tx_depth of the added ports, or set buffers in [runtime] to at least {least} and restart the program"
+        );
+        operations.push(restart(OperationKind::RestartWorkers, "buffers", Vec::new(), &why));
     }
     for port in &after.ports {
-        let why = "the devices are opened at the start of the program";
-        match find(before, &port.config.name) {
-            None => operations.push(restart(OperationKind::AddPort, &port.config.name, Vec::new(), why)),
-            Some(earlier) => {
-                let keys = changed_keys(&port_keys(&earlier), &port_keys(port));
-                if !keys.is_empty() {
-                    operations.push(restart(OperationKind::ChangePort, &port.config.name, keys, why));
-                }
+        let name = &port.config.name;
+        if let Some(earlier) = find(before, name) {
+            let keys = changed_keys(&port_keys(before, earlier), &port_keys(after, port));
+            if !keys.is_empty() {
+                let why = "the program can add and remove a port, but cannot change the queues and the device of an \
+                           open port: remove the port with one change, and add the port with another change";
+                operations.push(restart(OperationKind::ChangePort, name, keys, why));
             }
+        } else if let Some((other, what)) = shared_with_removed(before, after, port) {
+            let why = format!(
+                "the removed port {other} uses {what} until the change is complete: remove {other} with one change, and \
+                 add {name} with another change"
+            );
+            operations.push(restart(OperationKind::AddPort, name, Vec::new(), &why));
         }
-    }
-    let names = |plan: &Plan| plan.ports.iter().map(|port| port.config.name.clone()).collect::<Vec<_>>();
-    if operations.is_empty() && names(before) != names(after) {
-        let why = "the order of the ports gives their numbers";
-        operations.push(restart(OperationKind::ChangePort, &names(after).join(", "), Vec::new(), why));
     }
     operations
 }
 
+/// Returns the operations that move workers to other cores.
+fn core_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
+    let moves = before.cores.iter().zip(&after.cores).enumerate().filter(|(_, (from, to))| from != to);
+    let operation = |(worker, (from, to))| {
+        let why = format!("the kernel moves the thread from core {from} to core {to}");
+        let state = Some("the worker keeps its packet memory and its queues".to_owned());
+        hitless(OperationKind::MoveWorker, &format!("{worker}"), Vec::new(), &why, state)
+    };
+    moves.map(operation).collect()
+}
+
+/// Returns the operation for a worker whose packet memory is not near its new core.
+pub(crate) fn far_core(worker: usize, why: &str) -> Operation {
+    restart(OperationKind::MoveWorker, &worker.to_string(), Vec::new(), why)
+}
+
+/// Returns the operations that add and remove ports, and that give ports other numbers.
+fn port_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
+    let mut operations = Vec::new();
+    for port in before.ports.iter().filter(|port| find(after, &port.config.name).is_none()) {
+        let why = "the workers stop to receive from the port, and the program closes the device after the packets in \
+                   flight are sent";
+        let state = Some("the report keeps its totals".to_owned());
+        operations.push(hitless(OperationKind::RemovePort, &port.config.name, Vec::new(), why, state));
+    }
+    for port in added_ports(before, after).filter(|port| shared_with_removed(before, after, port).is_none()) {
+        let why = "the program opens the device before the workers switch to their new graphs";
+        operations.push(hitless(OperationKind::AddPort, &port.config.name, Vec::new(), why, None));
+    }
+    let kept = |plan: &Plan, other: &Plan| -> Vec<String> {
+        let names = plan.ports.iter().map(|port| port.config.name.clone());
+        names.filter(|name| find(other, name).is_some()).collect()
+    };
+    let order = kept(after, before);
+    if order != kept(before, after) {
+        let why = "each worker switches to its new graph between two bursts";
+        let name = order.join(", ");
+        operations.push(hitless(OperationKind::ChangePort, &name, vec!["order".to_owned()], why, None));
+    }
+    operations
+}
+
+/// Returns the ports that only the plan `after` has.
+pub(crate) fn added_ports<'a>(before: &'a Plan, after: &'a Plan) -> impl Iterator<Item = &'a PortPlan> {
+    after.ports.iter().filter(|port| find(before, &port.config.name).is_none())
+}
+
+/// Returns `true` if two plans have the same ports, in the same order.
+pub(crate) fn has_same_ports(before: &Plan, after: &Plan) -> bool {
+    let names = |plan: &Plan| plan.ports.iter().map(|port| port.config.name.clone()).collect::<Vec<_>>();
+    names(before) == names(after)
+}
+
+fn find<'a>(plan: &'a Plan, name: &str) -> Option<&'a PortPlan> {
+    plan.ports.iter().find(|port| port.config.name == name)
+}
+
+/// Returns the removed port that uses the same interface, file or port of an RDMA device as an added port, and a
+/// description of the shared object.
+fn shared_with_removed(before: &Plan, after: &Plan, added: &PortPlan) -> Option<(String, String)> {
+    let objects = |port: &PortPlan| {
+        let config = &port.config;
+        let link = config.link.as_ref();
+        let interface = link.and_then(|link| link.interface()).map(|name| format!("the interface {name}"));
+        let output = link.and_then(|link| link.output()).map(|path| format!("the file {}", path.display()));
+        let device = config.is_verbs().then(|| format!("the device {} port {}", config.device, config.device_port));
+        [interface, output, device].into_iter().flatten().collect::<Vec<_>>()
+    };
+    let wanted = objects(added);
+    let removed = before.ports.iter().filter(|port| find(after, &port.config.name).is_none());
+    removed.into_iter().find_map(|port| {
+        let shared = objects(port).into_iter().find(|object| wanted.contains(object))?;
+        Some((port.config.name.clone(), shared))
+    })
+}
+
 /// Returns the keys of a port, and whether the port is in `input` of `[pipeline]`.
-fn port_keys(port: &PortPlan) -> Map<String, Value> {
+fn port_keys(plan: &Plan, port: &PortPlan) -> Map<String, Value> {
     let mut keys = to_json(port);
     // These values come from the stages, from the host, or from other ports.
     ["requests", "verifiers", "node", "peer"].iter().for_each(|key| _ = keys.remove(*key));
+    if let Some(peer) = port.peer.and_then(|peer| plan.ports.get(peer)) {
+        keys.insert("peer".to_owned(), Value::String(peer.config.name.clone()));
+    }
     keys
 }
 
@@ -165,9 +250,10 @@ fn restart(operation: OperationKind, name: &str, keys: Vec<String>, why: &str) -
     Operation { hitless: false, ..hitless(operation, name, keys, why, None) }
 }
 
-/// Returns the operation for a port that the running program cannot change.
-pub(crate) fn port_operation(port: &str, keys: Vec<String>, why: &str) -> Operation {
-    restart(OperationKind::ChangePort, port, keys, why)
+/// Returns the operation for a port that the running program cannot change, or cannot add.
+pub(crate) fn port_operation(exists: bool, port: &str, why: &str) -> Operation {
+    let operation = if exists { OperationKind::ChangePort } else { OperationKind::AddPort };
+    restart(operation, port, Vec::new(), why)
 }
 
 /// Returns the operation for a stage that the running program cannot replace. `hint` is the end of the reason:

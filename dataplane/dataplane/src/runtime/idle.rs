@@ -84,6 +84,11 @@ impl IdlePolicy {
         Self { kind, empty: 0, armed: false, adaptive }
     }
 
+    /// Treats all lanes as not armed, because the lanes of the worker have changed.
+    pub(crate) fn disarm(&mut self) {
+        self.armed = false;
+    }
+
     /// Applies the policy after an iteration. `inputs` are the indices of the lanes that receive packets. Returns
     /// `true` after a sleep. The caller must then do its housekeeping at once, because a sleep may take longer than the
     /// iterations between two rounds of housekeeping.

@@ -6,13 +6,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Assembly;
-use crate::config::{self, Plan};
+use crate::config::{self, Plan, PortPlan};
 use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::offload;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::lane::{Lane, LaneSpec};
-use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
+use dataplane_core::mem::{BatchMemory, PageKind, Pool, Region, RegionSpec, SlotLayout};
 use dataplane_core::pipeline::PortInfo;
 use dataplane_core::topology::pin_current_thread;
 use dataplane_core::units::{NumaNode, Period};
@@ -44,23 +44,48 @@ pub(super) fn open(
     }
     let pages = region.pages();
     let mut pool = Pool::new(region, layout)?;
-    if plan.ports.iter().any(|port| !offload::received(port).is_empty()) {
+    if keeps_received(plan) {
         pool = pool.keeping_received();
     }
     let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
     for (port, device) in plan.ports.iter().zip(ports) {
-        let spec = LaneSpec {
-            kind: devices::kind(port.config.qp),
-            queue: (place.0 as u16, place.1 as u16),
-            recv_depth: if port.input { port.config.rx_depth } else { 0 },
-            send_depth: port.config.tx_depth,
-            stamps: devices::stamping(plan),
-            received: offload::received(port),
-            sleeps: matches!(runtime.idle, config::Idle::Sleep | config::Idle::Adaptive),
-        };
-        lanes.push(device.open_lane(&mut pool, spec)?);
+        lanes.push(device.open_lane(&mut pool, lane_spec(plan, port, place))?);
     }
     Ok(OpenLanes { lanes, pool, pages })
+}
+
+/// Returns whether the packet buffers have room for receive information.
+pub(super) fn keeps_received(plan: &Plan) -> bool {
+    plan.ports.iter().any(|port| !offload::received(port).is_empty())
+}
+
+/// Opens the lanes of a worker on added ports, given as the index and the device of each port. The lanes post no receives
+/// before the worker uses the lanes. Returns each lane with the name of its port. Any thread can call this function.
+pub(super) fn open_added(
+    plan: &Plan,
+    devices: &[(usize, Arc<dyn PortDevice>)],
+    memory: &BatchMemory,
+    place: (usize, usize),
+) -> Result<Vec<(String, Box<dyn Lane>)>> {
+    let mut pool = Pool::detached(memory);
+    let ports = devices.iter().filter_map(|(at, device)| Some((plan.ports.get(*at)?, device)));
+    let mut open = |(port, device): (&PortPlan, &Arc<dyn PortDevice>)| {
+        Ok((port.config.name.clone(), device.open_lane(&mut pool, lane_spec(plan, port, place))?))
+    };
+    ports.map(&mut open).collect()
+}
+
+/// Returns the requested properties of the lane of a worker on a port.
+fn lane_spec(plan: &Plan, port: &PortPlan, place: (usize, usize)) -> LaneSpec {
+    LaneSpec {
+        kind: devices::kind(port.config.qp),
+        queue: (place.0 as u16, place.1 as u16),
+        recv_depth: if port.input { port.config.rx_depth } else { 0 },
+        send_depth: port.config.tx_depth,
+        stamps: devices::stamping(plan),
+        received: offload::received(port),
+        sleeps: matches!(plan.runtime.idle, config::Idle::Sleep | config::Idle::Adaptive),
+    }
 }
 
 /// Waits until every lane is connected. Raw-packet lanes need no peer. Other lanes exchange parameters with their peer
@@ -115,7 +140,8 @@ impl PortLanes {
     pub fn open(assembly: Assembly, clock: &HostClock, is_stopped: impl Fn() -> bool) -> Result<Self> {
         let Assembly { plan, ports: infos, topology, resources, .. } = assembly;
         let stop = resources.services.stop.clone();
-        let ports = devices::open(&plan, &infos, clock, &stop)?;
+        let ports = devices::open(&plan, &infos, |_| true, clock, &stop)?;
+        let ports: Vec<Arc<dyn PortDevice>> = ports.into_iter().map(|(_, device)| device).collect();
         let core = plan.cores.first().copied();
         if let Some(core) = core {
             pin_current_thread(core)?;

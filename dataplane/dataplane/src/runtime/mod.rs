@@ -13,12 +13,14 @@ mod follow;
 #[cfg(feature = "ibverbs")]
 mod hw_counters;
 mod idle;
+mod lane_swap;
 mod lanes;
 mod memory;
 mod observation;
 mod offload;
 mod packet_observer;
 mod peer;
+mod ports;
 mod raw;
 mod report;
 mod run;

@@ -19,15 +19,31 @@ use dataplane_core::units::Ticks;
 /// The results of one worker: the final results, or the results up to a snapshot.
 pub(crate) struct Outcome {
     pub(crate) report: WorkerReport,
-    pub(crate) lanes: Vec<LaneCounters>,
+    pub(crate) lanes: Vec<LaneOutcome>,
     pub(crate) stages: Vec<StageReport>,
-    /// Whether each lane is connected.
-    pub(crate) connected: Vec<bool>,
-    /// For each lane: the number of timestamps from each clock, and the number of rejected device timestamps.
-    pub(crate) stamps: Vec<(BTreeMap<ClockSource, u64>, u64)>,
     pub(crate) started: Ticks,
     pub(crate) ended: Ticks,
     pub(crate) errors: Vec<Error>,
+}
+
+/// The results of a lane of one worker.
+pub(crate) struct LaneOutcome {
+    /// The name of the port.
+    pub(crate) port: String,
+    counters: LaneCounters,
+    pub(crate) is_connected: bool,
+    /// The number of timestamps from each clock.
+    stamps: BTreeMap<ClockSource, u64>,
+    /// The number of rejected device timestamps.
+    implausible: u64,
+}
+
+impl LaneOutcome {
+    /// Creates the results of a lane that has retired.
+    fn retired(port: &str, counters: &LaneCounters) -> Self {
+        let (port, counters, stamps) = (port.to_owned(), counters.clone(), BTreeMap::new());
+        Self { port, counters, is_connected: true, stamps, implausible: 0 }
+    }
 }
 
 impl Outcome {
@@ -48,9 +64,11 @@ impl Outcome {
                 report.counters.insert(name.to_owned(), value);
             }
         }
-        let named: Vec<(&str, &LaneCounters)> = info.ports.iter().map(String::as_str).zip(&counters.lanes).collect();
+        let retiring = || counters.retiring.iter().map(|(port, counters)| (&**port, counters));
+        let named: Vec<(&str, &LaneCounters)> =
+            info.ports.iter().map(String::as_str).zip(&counters.lanes).chain(retiring()).collect();
         let ledger = ledger(&stages, &named, (counters.out - counters.posted.min(counters.out)) as u64);
-        let bytes = |of: fn(&LaneCounters) -> u64| counters.lanes.iter().map(of).sum();
+        let bytes = |of: fn(&LaneCounters) -> u64| named.iter().map(|(_, counters)| of(counters)).sum();
         let report = WorkerReport {
             core: info.core.0,
             loops: counters.counts.loops,
@@ -64,16 +82,14 @@ impl Outcome {
             granted: info.granted.clone(),
             error: None,
         };
-        Self {
-            report,
-            lanes: counters.lanes.clone(),
-            stages,
-            connected: counters.connected.clone(),
-            stamps: counters.stamps.iter().map(stamps).collect(),
-            started: counters.counts.started,
-            ended: counters.at,
-            errors: Vec::new(),
-        }
+        let lane = |(at, (port, counters_of)): (usize, (&String, &LaneCounters))| {
+            let (stamps, implausible) = counters.stamps.get(at).map(stamps).unwrap_or_default();
+            let is_connected = counters.connected.get(at).copied().unwrap_or(true);
+            LaneOutcome { port: port.clone(), counters: counters_of.clone(), is_connected, stamps, implausible }
+        };
+        let lanes = info.ports.iter().zip(&counters.lanes).enumerate().map(lane);
+        let lanes = lanes.chain(retiring().map(|(port, counters)| LaneOutcome::retired(port, counters))).collect();
+        Self { report, lanes, stages, started: counters.counts.started, ended: counters.at, errors: Vec::new() }
     }
 }
 
@@ -100,9 +116,23 @@ pub(crate) struct EarlierCounts {
     stages: Vec<StageReport>,
     /// The sum of the counts of removed stages above [`MAX_REMOVED`].
     removed: Ledger,
+    /// The counters of the lanes that have retired, by the name of the port.
+    lanes: BTreeMap<String, LaneCounters>,
 }
 
+/// The name of the sum of removed ports above [`MAX_REMOVED`].
+const OTHER_PORTS: &str = "(other ports)";
+
 impl EarlierCounts {
+    /// Adds the counters `later` of a lane that has retired. The counts of the lane include `before` already.
+    pub(crate) fn add_lane(&mut self, port: &str, before: &LaneCounters, later: &LaneCounters) {
+        let is_full = self.lanes.len() >= MAX_REMOVED && !self.lanes.contains_key(port);
+        let port = if is_full { OTHER_PORTS } else { port };
+        let sum = self.lanes.entry(port.to_owned()).or_default();
+        add_counters(sum, later, |sum, value| sum + value);
+        add_counters(sum, before, |sum, value| sum - value);
+    }
+
     /// Adds the counters of an earlier graph that the worker has handed back. `before` has the stages of the earlier
     /// graph, and `after` has the stages of the current graph.
     pub(crate) fn add(
@@ -141,8 +171,15 @@ impl Outcome {
                 add_stage(stage, before);
             }
         }
+        let lanes: Vec<(&str, &LaneCounters)> =
+            earlier.lanes.iter().map(|(port, counters)| (port.as_str(), counters)).collect();
+        for (port, counters) in &lanes {
+            self.report.bytes.rx += counters.rx_bytes;
+            self.report.bytes.tx += counters.tx_bytes;
+            self.lanes.push(LaneOutcome::retired(port, counters));
+        }
         let ledger = &mut self.report.ledger;
-        ledger.add(&self::ledger(&earlier.stages, &[], 0));
+        ledger.add(&self::ledger(&earlier.stages, &lanes, 0));
         ledger.add(&earlier.removed);
         ledger.balance();
     }
@@ -218,12 +255,13 @@ fn stamps(of: &[Stamps; 2]) -> (BTreeMap<ClockSource, u64>, u64) {
     (stamps, implausible)
 }
 
-/// Builds the report of the whole run. `times` has the latencies and loop costs of all workers. `ports` contains the
-/// name, the device and the device counters of each port.
+/// Builds the report of the whole run. `times` has the latencies and loop costs of all workers. `ports` and `removed`
+/// contain the name, the device and the device counters of each port and of each removed port.
 pub(crate) fn report(
     outcomes: Vec<Outcome>,
     times: &Times,
     ports: Vec<PortReport>,
+    removed: Vec<PortReport>,
     errors: Vec<String>,
     timebase: &Timebase,
 ) -> Report {
@@ -241,18 +279,27 @@ pub(crate) fn report(
         latency_ns: times.latency.report(),
         costs: Vec::new(),
         ports,
+        removed_ports: removed,
         stages: Vec::new(),
         workers: Vec::new(),
         errors,
         logs_lost: 0,
     };
     for outcome in outcomes {
-        for (port, lane) in report.ports.iter_mut().zip(&outcome.lanes) {
-            add_lane(port, lane);
-        }
-        for (port, (stamps, implausible)) in report.ports.iter_mut().zip(outcome.stamps) {
-            stamps.into_iter().for_each(|(source, count)| *port.stamps.entry(source).or_default() += count);
-            port.stamps_implausible += implausible;
+        for lane in outcome.lanes {
+            let mut known = report.ports.iter_mut().chain(&mut report.removed_ports);
+            let port = match known.position(|port| port.name == lane.port) {
+                Some(at) if at < report.ports.len() => &mut report.ports[at],
+                Some(at) => &mut report.removed_ports[at - report.ports.len()],
+                None => {
+                    report.removed_ports.push(PortReport { name: lane.port, ..PortReport::default() });
+                    let last = report.removed_ports.len() - 1;
+                    &mut report.removed_ports[last]
+                }
+            };
+            add_lane(port, &lane.counters);
+            lane.stamps.into_iter().for_each(|(source, count)| *port.stamps.entry(source).or_default() += count);
+            port.stamps_implausible += lane.implausible;
         }
         for stage in outcome.stages {
             match report.stages.iter_mut().find(|sum| (&sum.name, &sum.kind) == (&stage.name, &stage.kind)) {
@@ -265,7 +312,7 @@ pub(crate) fn report(
         report.errors.extend(outcome.report.error.clone());
         report.workers.push(outcome.report);
     }
-    for port in &report.ports {
+    for port in report.ports.iter().chain(&report.removed_ports) {
         report.packets.rx += port.packets.rx;
         report.packets.tx += port.packets.tx;
         report.bytes.rx += port.bytes.rx;
@@ -284,6 +331,42 @@ pub(crate) fn report(
 pub(crate) fn costs(costs: &Costs, stages: &[StageReport], timebase: &Timebase) -> Vec<CostReport> {
     let per_tick = timebase.nanos(Ticks(1_000_000_000)).0 as f64 / 1e9;
     costs.report(Stopwatch::parts(stages.iter().map(|stage| stage.name.as_str())), per_tick)
+}
+
+/// Combines each counter of `sum` with the counter of another lane.
+fn add_counters(sum: &mut LaneCounters, other: &LaneCounters, combine: fn(u64, u64) -> u64) {
+    let LaneCounters {
+        rx,
+        rx_bytes,
+        rx_errors,
+        tx,
+        tx_bytes,
+        tx_full,
+        tx_errors,
+        tx_too_long,
+        tx_not_connected,
+        stopped,
+        stale,
+        recoveries,
+        rebuilds,
+        abandoned,
+        first_error,
+    } = other;
+    sum.rx = combine(sum.rx, *rx);
+    sum.rx_bytes = combine(sum.rx_bytes, *rx_bytes);
+    sum.rx_errors = combine(sum.rx_errors, *rx_errors);
+    sum.tx = combine(sum.tx, *tx);
+    sum.tx_bytes = combine(sum.tx_bytes, *tx_bytes);
+    sum.tx_full = combine(sum.tx_full, *tx_full);
+    sum.tx_errors = combine(sum.tx_errors, *tx_errors);
+    sum.tx_too_long = combine(sum.tx_too_long, *tx_too_long);
+    sum.tx_not_connected = combine(sum.tx_not_connected, *tx_not_connected);
+    sum.stopped = combine(sum.stopped, *stopped);
+    sum.stale = combine(sum.stale, *stale);
+    sum.recoveries = combine(sum.recoveries, *recoveries);
+    sum.rebuilds = combine(sum.rebuilds, *rebuilds);
+    sum.abandoned = combine(sum.abandoned, *abandoned);
+    sum.first_error = sum.first_error.or(*first_error);
 }
 
 fn add_lane(port: &mut PortReport, lane: &LaneCounters) {

@@ -15,17 +15,18 @@ use crate::config::{self, Source};
 use crate::runtime::Assembly;
 use crate::runtime::change::{Changer, Changes, Generation, RunState, lock, start_tasks};
 use crate::runtime::control::RunControl;
-use crate::runtime::devices::{self, PortDevice};
+use crate::runtime::devices::PortDevice;
 use crate::runtime::idle::IdlePolicy;
 use crate::runtime::lanes::{self, OpenLanes};
 use crate::runtime::observation::Observation;
 use crate::runtime::packet_observer::PacketFilter;
+use crate::runtime::ports::{LivePort, OnPortChange, PortOpener};
 use crate::runtime::report::{self, Outcome};
 use crate::runtime::sample::{self, LoopCounters, Reply, Sample, Scope, Times};
 use crate::runtime::snapshot::{Polled, Sampler, Snapshot, SnapshotPort, SnapshotStage, WorkerState};
 use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::watchdog::{Watchdog, WatchdogEvent};
-use crate::runtime::worker::{LatencyRecorder, Worker};
+use crate::runtime::worker::{ClosingLanes, LatencyRecorder, Worker};
 use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
 use dataplane_control::Refusal;
 use dataplane_control::observe::{Capture, TracePackets};
@@ -94,8 +95,18 @@ impl Run {
         let written = resources.files.written().map(Path::to_owned).collect();
         let (objects, services) = resources.into_parts();
         let clock = HostClock::new();
-        let ports = devices::open(&plan, &port_infos, &clock, &services.stop)?;
-        let computes: Vec<bool> = ports.iter().map(|port| port.computes_checksums()).collect();
+        // Read the list of handlers at each port change, because a change of the pipeline replaces the handlers.
+        let handlers = Arc::new(Mutex::new(services.port_handlers));
+        let current_handlers = handlers.clone();
+        let on_port_change: OnPortChange = Arc::new(move |number, change| {
+            let handlers: Vec<_> = lock(&current_handlers).iter().map(|(_, handler)| handler.clone()).collect();
+            handlers.iter().for_each(|handler| handler(number, change));
+        });
+        let opener =
+            PortOpener { clock: &clock, topology: &topology, stop: &services.stop, on_change: &on_port_change };
+        let ports = opener.open_all(&plan, &port_infos)?;
+        let devices: Vec<Arc<dyn PortDevice>> = ports.iter().map(|port| port.device.clone()).collect();
+        let computes: Vec<bool> = devices.iter().map(|port| port.computes_checksums()).collect();
         let left: Vec<Vec<String>> = programs.iter_mut().map(|program| program.leave_checksums(&computes)).collect();
         // All workers have the same stages.
         if let Some(stages) = left.first().filter(|stages| !stages.is_empty()) {
@@ -104,19 +115,11 @@ impl Run {
                 stages.join(", ")
             );
         }
-        // Read the list of handlers at each port change, because a change of the pipeline replaces the handlers.
-        let handlers = Arc::new(Mutex::new(services.port_handlers));
-        for (number, port) in (0..=u8::MAX).zip(&ports) {
-            let handlers = handlers.clone();
-            port.on_change(Box::new(move |change| {
-                let handlers: Vec<_> = lock(&handlers).iter().map(|(_, handler)| handler.clone()).collect();
-                handlers.iter().for_each(|handler| handler(number, change));
-            }));
-        }
         services.starts.into_iter().for_each(|start| start());
         // Start the tasks before the workers, because tasks such as the kernel mirror fill tables that the first packet
         // needs.
         let tasks = start_tasks(services.tasks, &services.stop)?;
+        let stop = services.stop.clone();
         let control = Arc::new(RunControl::new(programs.len(), options.packets, services.stop));
         let plan = Arc::new(plan);
         let workers = programs.len();
@@ -134,7 +137,7 @@ impl Run {
                 node: topology.core(core).map(|core| core.node),
                 program,
                 plan: plan.clone(),
-                ports: ports.clone(),
+                ports: devices.clone(),
                 control: control.clone(),
                 clock: clock.clone(),
                 reply,
@@ -172,7 +175,7 @@ impl Run {
             let cancelled = || {
                 // The threads of the workers have ended, and with them all lanes.
                 let mut failures: Vec<String> = tasks.iter().flat_map(|(_, tasks)| tasks.failures()).collect();
-                failures.extend(ports.iter().flat_map(|port| port.finish()).map(|error| error.to_string()));
+                failures.extend(devices.iter().flat_map(|port| port.finish()).map(|error| error.to_string()));
                 match &failures[..] {
                     [] => Error::Topology("stopped before all workers were ready".to_owned()),
                     failures => Error::Topology(failures.join("\nerror: ")),
@@ -208,12 +211,16 @@ impl Run {
         let (path, watchdog) = (generation.source.path(), generation.plan.runtime.watchdog.0);
         let config_file = (path.as_os_str() != "-").then(|| std::path::absolute(path).ok()).flatten();
         let changes = Changes::new(&generation.source);
+        let keeps_received = lanes::keeps_received(&generation.plan);
         let state = RunState {
             control,
-            ports,
+            ports: Mutex::new(ports),
+            removed_ports: Mutex::default(),
+            on_port_change,
+            stop,
+            keeps_received,
             clock,
             topology,
-            port_infos,
             config_file,
             memories,
             handlers,
@@ -247,8 +254,8 @@ impl Run {
     }
 
     /// Returns the properties of the ports that stages can read.
-    pub fn port_infos(&self) -> &[PortInfo] {
-        &self.state.port_infos
+    pub fn port_infos(&self) -> Vec<PortInfo> {
+        self.state.current().objects.ports().to_vec()
     }
 
     /// Returns the tables that the stages registered, in the order of the pipeline.
@@ -320,7 +327,8 @@ impl Run {
         let Polled { outcomes, states: workers, mut errors, scope } = sampler.poll(scope)?;
         errors.extend(state.task_failures());
         errors.extend(state.control.failures());
-        errors.extend(state.ports.iter().filter_map(|port| port.error()).map(|error| error.to_string()));
+        let (current, open_ports) = state.current_ports();
+        errors.extend(open_ports.iter().filter_map(|port| port.device.error()).map(|error| error.to_string()));
         let info = sampler.info(0).cloned();
         let at_work = |(worker, late): (usize, &WorkerState)| {
             let control = &state.control;
@@ -329,23 +337,29 @@ impl Run {
         };
         let at_work = workers.iter().enumerate().map(at_work).collect();
         let stalls = (0..workers.len()).map(|at| state.control.thread(at).stalls.load(Ordering::Relaxed)).collect();
-        let (times, timebase, plan) = (sampler.times(), state.clock.timebase(), state.current().plan.clone());
+        let (times, timebase, plan) = (sampler.times(), state.clock.timebase(), current.plan.clone());
         drop(sampler);
         let sends = info.as_ref().map(|info| info.sends()).unwrap_or_default();
-        let port = |(at, (port, device)): (usize, (&config::PortPlan, &Arc<dyn PortDevice>))| SnapshotPort {
-            is_used: port.input || sends.get(at).copied().unwrap_or_default(),
-            is_required: port.config.required,
-            unconnected: outcomes.iter().filter(|worker| worker.connected.get(at) == Some(&false)).count() as u64,
-            counters: device.counter_names(),
+        let is_sent = |name: &str| {
+            let at = info.as_ref().and_then(|info| info.ports.iter().position(|port| port == name));
+            at.and_then(|at| sends.get(at)).copied().unwrap_or_default()
         };
-        let ports = plan.ports.iter().zip(&state.ports).enumerate().map(port).collect();
+        let lanes = || outcomes.iter().flat_map(|worker| &worker.lanes);
+        let port = |(port, live): (&config::PortPlan, &LivePort)| SnapshotPort {
+            is_used: port.input || is_sent(&live.name),
+            is_required: port.config.required,
+            unconnected: lanes().filter(|lane| !lane.is_connected && lane.port == live.name).count() as u64,
+            counters: live.device.counter_names(),
+        };
+        let ports = plan.ports.iter().zip(&open_ports).map(port).collect();
         let stage = |stage: &ReportedStage| SnapshotStage {
             drops: stage.drop_reasons(),
             outputs: stage.outputs.iter().filter(|(_, to)| *to != Target::Drop).map(|(name, _)| name.clone()).collect(),
         };
         let stages = info.iter().flat_map(|info| &info.stages_info).map(stage).collect();
         let stage_memory = plan.stage_memory.iter().map(|(stage, bytes)| (stage.clone(), *bytes)).collect();
-        let report = report::report(outcomes, &times, state.port_reports(), errors, &timebase);
+        let (reports, removed) = state.port_reports();
+        let report = report::report(outcomes, &times, reports, removed, errors, &timebase);
         Some((Snapshot { report, times, timebase, workers, at_work, stalls, ports, stages, stage_memory }, scope))
     }
 
@@ -399,9 +413,12 @@ impl Run {
     /// Returns the messages about devices that were added since the last call. Examples are links that went down and
     /// queues that failed.
     pub fn events(&self) -> Vec<String> {
-        let plan = self.plan();
-        let named = plan.ports.iter().map(|plan| &plan.config.name).zip(&self.state.ports);
-        named.flat_map(|(name, port)| port.events().into_iter().map(move |event| format!("{name}: {event}"))).collect()
+        let ports = lock(&self.state.ports).clone();
+        let events = |port: &LivePort| {
+            let name = port.name.clone();
+            port.device.events().into_iter().map(move |event| format!("{name}: {event}"))
+        };
+        ports.iter().flat_map(events).collect()
     }
 
     /// Waits for the workers to end and returns the report. The report contains the errors of workers and ports. If a
@@ -428,11 +445,12 @@ impl Run {
         state.stop_tasks();
         errors.extend(state.task_failures());
         errors.extend(state.control.failures());
-        errors.extend(state.ports.iter().flat_map(|port| port.finish()).map(|error| error.to_string()));
+        let ports = lock(&state.ports).clone();
+        errors.extend(ports.iter().flat_map(|port| port.device.finish()).map(|error| error.to_string()));
         if outcomes.is_empty() && !errors.is_empty() {
             return Err(Error::Topology(errors.join("\nerror: ")));
         }
-        let (ports, timebase) = (state.port_reports(), state.clock.timebase());
+        let ((ports, removed), timebase) = (state.port_reports(), state.clock.timebase());
         // If the run was stopped during a change, the workers may have different stages. The report has the stages of
         // the first worker first.
         let mut sampler = lock(&state.sampler);
@@ -446,7 +464,7 @@ impl Run {
             outcome
         };
         let outcomes = outcomes.into_iter().map(add).collect();
-        Ok(report::report(outcomes, &times, ports, errors, &timebase))
+        Ok(report::report(outcomes, &times, ports, removed, errors, &timebase))
     }
 }
 
@@ -537,6 +555,8 @@ impl WorkerBuilder {
             timed: stopwatch::FIRST,
             stopwatch: Some(Box::new(Stopwatch::new(&self.clock, graph.counters().count()))),
             inputs,
+            retiring: Vec::new(),
+            closing: ClosingLanes::default(),
             configured_burst: runtime.burst as usize,
             burst: (runtime.burst as usize).min(graph.burst()),
             dropped_before: 0,

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
+use crate::runtime::lane_swap::{LaneSwap, RetiredLane, ReturnedSlots};
 use crate::runtime::packet_observer::PacketObserver;
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::WorkerInfo;
@@ -99,6 +100,8 @@ pub(crate) struct Counters {
     pub(crate) at: Ticks,
     pub(crate) counts: LoopCounters,
     pub(crate) lanes: Vec<LaneCounters>,
+    /// The lanes of removed ports that have not closed yet, each with the name of the port.
+    pub(crate) retiring: Vec<(Arc<str>, LaneCounters)>,
     pub(crate) stamps: Vec<[Stamps; 2]>,
     pub(crate) nodes: Vec<NodeCounters>,
     pub(crate) stages: Vec<StageCounters>,
@@ -264,6 +267,7 @@ impl Sample {
             at: Ticks(0),
             counts: LoopCounters::default(),
             lanes: vec![LaneCounters::default(); lanes],
+            retiring: Vec::new(),
             stamps: vec![[Stamps::NONE; 2]; lanes],
             nodes: vec![NodeCounters::default(); stages],
             stages: vec![StageCounters::default(); stages],
@@ -307,6 +311,7 @@ impl Counters {
         }
         *self = Self {
             lanes: later.lanes.clone(),
+            retiring: later.retiring.clone(),
             stamps: later.stamps.clone(),
             nodes: later.nodes.clone(),
             stages,
@@ -327,6 +332,8 @@ pub(crate) struct Swap {
     pub(crate) info: Arc<WorkerInfo>,
     /// The stages of the graph that continue the work of stages of the earlier graph.
     pub(crate) successions: Vec<Succession>,
+    /// The new lanes of the worker. `None` if the ports stay the same.
+    pub(crate) lanes: Option<Box<LaneSwap>>,
     /// An empty sample for the new graph. The worker fills the sample after the switch.
     pub(crate) sample: Box<Sample>,
 }
@@ -343,12 +350,18 @@ pub(crate) enum Message {
     /// A new observer for the worker, or `None` to remove the observer. In the answer, the value contains the earlier
     /// observer.
     Observer(Option<Box<PacketObserver>>),
+    /// An empty list with room for the retired lanes of the worker. In the answer, the list contains the lanes whose sends
+    /// have completed.
+    Retired(Vec<RetiredLane>),
+    /// The buffers of a closed lane. In the answer, the value contains no buffers.
+    Slots(Box<ReturnedSlots>),
 }
 
 /// The capacity of each direction of the channel.
 const MESSAGES: usize = 8;
-/// The messages that are not observers. At most two of these messages are in progress: a sample and a new graph.
-const OTHER_MESSAGES: usize = 2;
+/// The messages that are not observers. At most four of these messages are in progress: a sample, a new graph, a list of
+/// retired lanes, and the buffers of a lane.
+const OTHER_MESSAGES: usize = 4;
 
 /// The worker's end of the channel.
 pub(crate) struct Reply {

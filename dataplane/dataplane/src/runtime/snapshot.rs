@@ -1,15 +1,17 @@
 //! Snapshots: the statistics of a run up to one point in time, collected from the workers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::runtime::lane_swap::{RetiredLane, ReturnedSlots};
 use crate::runtime::packet_observer::PacketObserver;
 use crate::runtime::report::{self, EarlierCounts, Outcome};
 use crate::runtime::sample::{Counters, Graphs, Message, Request, Sample, Scope, Swap, Times};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::Timebase;
+use dataplane_core::lane::LaneCounters;
 use dataplane_core::telemetry::{CostSum, Latency, Recent, Report};
 use dataplane_core::units::Ticks;
 
@@ -173,6 +175,25 @@ struct SampledWorker {
     queued: Option<Box<Swap>>,
     /// The earlier graphs that the worker has handed back.
     returned: Graphs,
+    retiring: RetiringLanes,
+}
+
+/// The lanes of a worker on removed ports.
+#[derive(Default)]
+struct RetiringLanes {
+    /// The number of lanes whose buffers have not returned to the worker yet.
+    open: usize,
+    /// Whether a request for retired lanes is in progress.
+    is_asked: bool,
+    /// The lanes that the worker has handed over, and that nobody has taken.
+    retired: Vec<RetiredLane>,
+    /// Whether the worker has a message with buffers.
+    is_returning: bool,
+    /// The buffers of closed lanes that the worker has not got yet.
+    returns: VecDeque<Box<ReturnedSlots>>,
+    /// The counts that the last sample of the worker does not include yet, because the worker has handed over or closed
+    /// a lane since: the name of the port, counters to subtract, and counters to add.
+    unsettled: Vec<(Arc<str>, LaneCounters, LaneCounters)>,
 }
 
 /// An exchange in progress: the worker has a message with a new graph, and switches at its next housekeeping. A worker
@@ -198,6 +219,7 @@ impl Sampler {
             sent: None,
             queued: None,
             returned: Graphs::new(),
+            retiring: RetiringLanes::default(),
         };
         Self { workers: workers.into_iter().map(asked).collect(), since: None, scope: Scope::All, exchanges: 0 }
     }
@@ -231,9 +253,11 @@ impl Sampler {
         Some(Polled { outcomes, states, errors, scope: self.scope })
     }
 
-    /// Returns the counts of the earlier graphs of a worker.
-    pub(crate) fn earlier(&self, worker: usize) -> Option<&EarlierCounts> {
-        self.workers.get(worker).map(|worker| &worker.earlier)
+    /// Returns the counts of the earlier graphs and lanes of a worker that has ended.
+    pub(crate) fn earlier(&mut self, worker: usize) -> Option<&EarlierCounts> {
+        let worker = self.workers.get_mut(worker)?;
+        worker.settle();
+        Some(&worker.earlier)
     }
 
     /// Returns the sum of the times of all samples so far, for the stages of the first worker.
@@ -305,6 +329,9 @@ impl Sampler {
     pub(crate) fn swap(&mut self, worker: usize, swap: Box<Swap>) {
         let Some(worker) = self.workers.get_mut(worker) else { return };
         worker.take();
+        if !worker.request.is_over() {
+            worker.retiring.open += swap.lanes.as_ref().map_or(0, |lanes| lanes.removed());
+        }
         match &worker.sent {
             _ if worker.request.is_over() => {}
             Some(_) => worker.queued = Some(swap),
@@ -327,6 +354,35 @@ impl Sampler {
     pub(crate) fn unfinished(&mut self) -> Option<usize> {
         self.pump();
         self.workers.iter().position(|worker| worker.sent.is_some() || !worker.returned.is_empty())
+    }
+
+    /// Asks a worker for the lanes on removed ports whose sends have completed. Returns the lanes of earlier answers, or
+    /// `None` if the worker has no lanes on removed ports any more.
+    pub(crate) fn retired(&mut self, worker: usize) -> Option<Vec<RetiredLane>> {
+        let worker = self.workers.get_mut(worker)?;
+        worker.take();
+        let RetiringLanes { open, is_asked, retired, .. } = &mut worker.retiring;
+        if *open == 0 {
+            return None;
+        }
+        if !*is_asked && worker.sent.is_none() && !worker.request.is_over() {
+            *is_asked = true;
+            worker.request.ask(Message::Retired(Vec::with_capacity(*open)));
+        }
+        Some(std::mem::take(retired))
+    }
+
+    /// Returns the number of lanes of a worker on removed ports that are not closed yet.
+    pub(crate) fn retiring(&self, worker: usize) -> usize {
+        self.workers.get(worker).map_or(0, |worker| worker.retiring.open)
+    }
+
+    /// Returns the buffers of a closed lane to the worker.
+    pub(crate) fn return_slots(&mut self, worker: usize, slots: Box<ReturnedSlots>) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.retiring.returns.push_back(slots);
+            worker.take();
+        }
     }
 
     /// Takes the earlier graphs that workers have handed back in an exchange.
@@ -361,6 +417,25 @@ impl SampledWorker {
                 Message::Swap(swap) => self.take_graph(swap),
                 // The worker frees no memory, so the earlier observer is freed here.
                 Message::Observer(observer) => drop(observer),
+                Message::Retired(lanes) => self.take_lanes(lanes),
+                Message::Slots(slots) => {
+                    self.retiring.is_returning = false;
+                    self.finish_lane(&slots);
+                }
+            }
+        }
+        if is_over {
+            // The worker has closed the lanes that it had not handed over.
+            self.retiring.open = self.retiring.retired.len();
+        }
+        if !self.retiring.is_returning
+            && let Some(slots) = self.retiring.returns.pop_front()
+        {
+            if is_over {
+                self.finish_lane(&slots);
+            } else {
+                self.retiring.is_returning = true;
+                self.request.ask(Message::Slots(slots));
             }
         }
         if is_over {
@@ -376,11 +451,13 @@ impl SampledWorker {
         if let Some(before) = &self.counters {
             swap.sample.expect(&swap.successions, before);
         }
+        swap.sample.counters.retiring.reserve(self.retiring.open);
         self.sent = Some(Sent { exchange: swap.exchange, info: swap.info.clone() });
         self.request.ask(Message::Swap(swap));
     }
 
     fn update(&mut self, mut sample: Box<Sample>) {
+        self.settle();
         self.times.add(&sample.times);
         sample.clear();
         match &mut self.counters {
@@ -388,6 +465,28 @@ impl SampledWorker {
             none => *none = Some(sample.counters.clone()),
         }
         self.empty = Some(sample);
+    }
+
+    /// Takes lanes on removed ports that the worker has handed over.
+    fn take_lanes(&mut self, lanes: Vec<RetiredLane>) {
+        self.retiring.is_asked = false;
+        let counts = |lane: &RetiredLane| (lane.name.clone(), LaneCounters::default(), lane.counters.clone());
+        self.retiring.unsettled.extend(lanes.iter().map(counts));
+        self.retiring.retired.extend(lanes);
+    }
+
+    /// Counts the packets of a closed lane.
+    fn finish_lane(&mut self, slots: &ReturnedSlots) {
+        self.retiring.open = self.retiring.open.saturating_sub(1);
+        self.retiring.unsettled.push((slots.name.clone(), slots.before.clone(), slots.last.clone()));
+    }
+
+    /// Adds the counts of retired lanes to the counts of earlier lanes. The next counters of the worker must not include
+    /// these lanes.
+    fn settle(&mut self) {
+        for (port, before, later) in self.retiring.unsettled.drain(..) {
+            self.earlier.add_lane(&port, &before, &later);
+        }
     }
 
     /// Takes the earlier graph of the worker, and adds its counters to the counts of earlier graphs.

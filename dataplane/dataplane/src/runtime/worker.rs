@@ -9,12 +9,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::runtime::control::RunControl;
 use crate::runtime::idle::IdlePolicy;
+use crate::runtime::lane_swap::{RetiredLane, RetiringLane, ReturnedSlots};
 use crate::runtime::packet_observer::PacketObserver;
 use crate::runtime::sample::{Counters, LaneError, LoopCounters, Message, Reply, Sample, Scope, Stamps, Swap, Times};
 use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::{HostClock, Stamp};
-use dataplane_core::lane::{Lane, LatencySink};
+use dataplane_core::lane::{Lane, LaneCounters, LatencySink};
 use dataplane_core::mem::Pool;
 use dataplane_core::pipeline::{Ctx, Graph, NoObserver, Observer, OnPanic, Part, Quarantined, panic_message};
 use dataplane_core::telemetry::{Latency, Progress};
@@ -59,6 +60,10 @@ pub(crate) struct Worker {
     pub(crate) lanes: Vec<Box<dyn Lane>>,
     /// The indices of the lanes that receive packets.
     pub(crate) inputs: Vec<usize>,
+    /// The lanes of removed ports whose sends are in progress.
+    pub(crate) retiring: Vec<RetiringLane>,
+    /// The lanes of removed ports that a control thread closes.
+    pub(crate) closing: ClosingLanes,
     pub(crate) graph: Graph,
     pub(crate) pool: Pool,
     /// The value of `runtime.burst` in the config.
@@ -81,6 +86,17 @@ pub(crate) struct Worker {
     pub(crate) reply: Reply,
     /// The observer of a client that captures or traces packets.
     pub(crate) observer: Option<Box<PacketObserver>>,
+}
+
+/// The lanes of removed ports that a control thread closes.
+#[derive(Debug, Default)]
+pub(crate) struct ClosingLanes {
+    /// The number of lanes whose buffers have not returned yet.
+    lanes: usize,
+    /// The number of buffers that these lanes had posted for receive.
+    posted: usize,
+    /// The packets of all lanes that have retired so far.
+    packets: Progress,
 }
 
 /// Records the time between two timestamps in a histogram.
@@ -273,6 +289,10 @@ impl Worker {
         for (port, lane) in self.lanes.iter_mut().enumerate() {
             lane.housekeep(&mut self.pool).map_err(|error| (port, error))?;
         }
+        // A control thread asks for the lanes whose sends have completed ([`Message::Retired`]).
+        for retiring in &mut self.retiring {
+            retiring.advance(&mut self.pool, &mut self.latency);
+        }
         Ok(())
     }
 
@@ -351,14 +371,24 @@ impl Worker {
                 std::hint::spin_loop();
             }
         };
-        let Self { lanes, pool, latency, .. } = self;
+        // The buffers of a closing lane return soon, because a control thread closes the lane.
+        before_deadline(&mut || {
+            if let Some(Message::Slots(mut slots)) = self.closing.asked(&mut self.reply) {
+                self.closing.take(&mut slots, &mut self.pool);
+                self.reply.give(Message::Slots(slots));
+            }
+            self.closing.lanes == 0
+        });
+        let Self { lanes, retiring, pool, latency, .. } = self;
+        let mut lanes: Vec<&mut Box<dyn Lane>> =
+            lanes.iter_mut().chain(retiring.iter_mut().map(|retiring| &mut retiring.lane)).collect();
         // Wait until all sends have completed. Poll every lane in each round, and treat a lane that cannot be polled as
         // finished.
         before_deadline(&mut || {
             lanes.iter_mut().fold(true, |done, lane| done & (lane.reap(pool, latency).is_err() || lane.sending() == 0))
         });
         // Move the queue pairs to the error state, so that the devices flush all posted buffers.
-        for lane in lanes.iter_mut() {
+        for lane in &mut lanes {
             // `stop` fails only if the queue pair is already stopped.
             let _ = lane.stop();
         }
@@ -412,6 +442,14 @@ impl Worker {
                 };
                 Ok(())
             }
+            Message::Retired(lanes) => {
+                self.retire_lanes(lanes);
+                Ok(())
+            }
+            Message::Slots(slots) => {
+                self.closing.take(slots, &mut self.pool);
+                Ok(())
+            }
         };
         // Answer also after a panic of a stage, because the requester waits for its message.
         self.reply.give(message);
@@ -423,7 +461,12 @@ impl Worker {
     /// Switches the worker to the graph in `swap`, and stores the earlier graph in `swap`. The requester frees the
     /// earlier graph.
     fn exchange_graph(&mut self, swap: &mut Swap) {
-        swap.graph.take_over(&mut self.graph, &swap.successions, &mut self.pool);
+        let numbers = swap.lanes.as_ref().map(|lanes| lanes.numbers());
+        swap.graph.take_over(&mut self.graph, &swap.successions, numbers, &mut self.pool);
+        if let Some(swap) = &mut swap.lanes {
+            swap.exchange(&mut self.lanes, &mut self.inputs, &mut self.retiring, self.drain_timeout);
+            self.idle.disarm();
+        }
         self.dropped_before += self.graph.dropped();
         std::mem::swap(&mut self.graph, &mut swap.graph);
         std::mem::swap(&mut self.stopwatch, &mut swap.stopwatch);
@@ -433,9 +476,25 @@ impl Worker {
         self.burst = self.configured_burst.min(self.graph.burst());
     }
 
+    /// Moves the retiring lanes whose sends have completed to `into`, as far as the list has room.
+    fn retire_lanes(&mut self, into: &mut Vec<RetiredLane>) {
+        let Self { retiring, pool, latency, closing, .. } = self;
+        let mut at = 0;
+        while at < retiring.len() && into.len() < into.capacity() {
+            if !retiring[at].advance(pool, latency) {
+                at += 1;
+                continue;
+            }
+            let retired = retiring.swap_remove(at).into_retired();
+            closing.add(&retired);
+            into.push(retired);
+        }
+    }
+
     /// Fills a sample, which must be empty.
     pub(crate) fn fill(&mut self, sample: &mut Sample, now: Ticks) {
-        let Counters { at, counts, lanes, stamps, nodes, stages, connected, out, posted } = &mut sample.counters;
+        let Counters { at, counts, lanes, retiring, stamps, nodes, stages, connected, out, posted } =
+            &mut sample.counters;
         (*at, *counts) = (now, self.counts);
         for (((lane, counters), stamps), connected) in self.lanes.iter().zip(lanes).zip(stamps).zip(connected) {
             counters.clone_from(lane.counters());
@@ -446,7 +505,11 @@ impl Worker {
             copy.clone_from(counters);
         }
         *out = self.pool.layout().count() as usize - self.pool.available();
-        *posted = self.lanes.iter().map(|lane| lane.posted()).sum();
+        let now_retiring = || self.retiring.iter().map(|retiring| (&retiring.name, &retiring.lane));
+        retiring.clear();
+        retiring.extend(now_retiring().map(|(name, lane)| (name.clone(), lane.counters().clone())));
+        *posted = self.lanes.iter().chain(now_retiring().map(|(_, lane)| lane)).map(|lane| lane.posted()).sum();
+        *posted += self.closing.posted;
         std::mem::swap(&mut sample.times.latency, &mut self.latency.0);
         if let Some(watch) = &mut self.stopwatch {
             std::mem::swap(&mut sample.times.costs, watch.costs());
@@ -463,15 +526,44 @@ impl Worker {
     }
 
     fn publish(&self) {
-        let mut progress = Progress { loops: self.counts.loops, ..Progress::default() };
-        for lane in &self.lanes {
-            let counters = lane.counters();
-            progress.rx += counters.rx;
-            progress.tx += counters.tx;
-            progress.dropped +=
-                counters.tx_full + counters.tx_errors + counters.tx_too_long + counters.tx_not_connected;
-        }
+        let mut progress = Progress { loops: self.counts.loops, ..self.closing.packets };
+        let retiring = self.retiring.iter().map(|retiring| &retiring.lane);
+        self.lanes.iter().chain(retiring).for_each(|lane| add_progress(&mut progress, lane.counters()));
         progress.dropped += self.dropped_before + self.graph.dropped();
         self.control.board(self.number).publish(progress);
     }
+}
+
+impl ClosingLanes {
+    /// Returns the next message to the worker, if a lane is closing.
+    fn asked(&self, reply: &mut Reply) -> Option<Message> {
+        if self.lanes > 0 { reply.asked() } else { None }
+    }
+
+    fn add(&mut self, retired: &RetiredLane) {
+        self.lanes += 1;
+        self.posted += retired.posted;
+        add_progress(&mut self.packets, &retired.counters);
+    }
+
+    /// Takes the buffers of a closed lane.
+    fn take(&mut self, slots: &mut ReturnedSlots, pool: &mut Pool) {
+        pool.absorb(&mut slots.pool);
+        self.lanes -= 1;
+        self.posted -= slots.posted;
+        // The packets that were not sent in time are dropped.
+        let mut now = Progress::default();
+        add_progress(&mut now, &slots.last);
+        let mut before = Progress::default();
+        add_progress(&mut before, &slots.before);
+        self.packets.tx += now.tx - before.tx;
+        self.packets.dropped += now.dropped - before.dropped;
+    }
+}
+
+/// Adds the packets of a lane.
+fn add_progress(progress: &mut Progress, counters: &LaneCounters) {
+    progress.rx += counters.rx;
+    progress.tx += counters.tx;
+    progress.dropped += counters.tx_full + counters.tx_errors + counters.tx_too_long + counters.tx_not_connected;
 }

@@ -15,6 +15,7 @@ mod metrics;
 mod nic;
 mod panics;
 mod peers;
+mod ports;
 mod reload;
 mod snapshot;
 mod tables;

@@ -141,10 +141,9 @@ impl OpenResolution {
 impl Resolution {
     /// Returns the shared state of the run.
     fn of(setup: &mut Setup<'_>) -> Arc<Self> {
-        let ports = setup.ports().to_vec();
-        setup.common(|_| {
+        setup.common(|setup| {
             Arc::new(Self {
-                ports,
+                ports: setup.ports().to_vec(),
                 listens: Default::default(),
                 host: AtomicBool::default(),
                 answers: FromWorkers::new(QUEUE),

@@ -185,6 +185,11 @@ impl<D: Device, const INFO: bool> Lane for QueueLane<D, INFO> {
         self.recovery.abandon(&mut self.data, pool);
     }
 
+    fn release(&mut self) {
+        self.data.queues.recv_cq.release();
+        self.data.queues.send_cq.release();
+    }
+
     fn arm(&mut self) -> bool {
         let Queues { recv_cq, channel, .. } = &mut self.data.queues;
         channel.is_some() && recv_cq.arm(false).is_ok()

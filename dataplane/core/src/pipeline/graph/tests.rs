@@ -523,7 +523,7 @@ fn later_graph_decides_what_a_quarantined_stage_does() {
         panics(|| before.walk(&ctx, &mut pool, &mut NoObserver));
         assert!(before.quarantine(&ctx, &mut pool).is_some());
         let mut after = graph(later, &pool);
-        after.take_over(&mut before, &successions, &mut pool);
+        after.take_over(&mut before, &successions, None, &mut pool);
         assert!(after.entry(0).push_bytes(b"n2", Stamp::NONE, &mut pool));
         after.walk(&ctx, &mut pool, &mut NoObserver);
         assert_eq!(after.outbox(0).len(), sent, "{first:?} {later:?}");
@@ -599,4 +599,60 @@ fn panic_outside_the_code_of_stages_quarantines_no_stage() {
     // The watchdog may still name the last stage.
     assert_eq!(marker.stage(), Some(0));
     assert!(graph.quarantine(&ctx, &mut pool).is_none());
+}
+
+/// A stage that holds each packet once, and sets the egress port from the second byte of the packet.
+struct HoldOnce;
+
+impl Stage for HoldOnce {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            let port = packet.data()[1] - b'0';
+            if packet.wait() == Wait::Fresh {
+                packet.meta_mut().egress = port;
+                packet.hold();
+            }
+        }
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::new().holds(Some(Nanos(1_000_000_000))).exit(crate::pipeline::Exit::Egress)
+    }
+}
+
+#[test]
+fn held_packets_get_the_new_numbers_of_their_ports() {
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let mut pool = pool();
+    let graph = |ports, pool: &Pool| {
+        let nodes = vec![node("holds", HoldOnce, Target::Drop, None)];
+        Graph::new(Program::new(nodes), ports, pool)
+    };
+    let mut before = graph(3, &pool);
+    // The first byte is the ingress port, and the second byte is the egress port.
+    for packet in ["00", "01", "10", "12", "21", "22"] {
+        let entry = before.entry(packet.as_bytes()[0] - b'0');
+        assert!(entry.push_bytes(packet.as_bytes(), Stamp::NONE, &mut pool));
+        before.walk(&ctx, &mut pool, &mut NoObserver);
+    }
+    // Port 1 is removed, and the other two ports swap their numbers.
+    let mut after = graph(2, &pool);
+    let numbers = [Some(1), None, Some(0)];
+    let successions = [Succession { earlier: 0, later: 0, moves: true }];
+    after.take_over(&mut before, &successions, Some(&numbers), &mut pool);
+    after.tick(&ctx);
+    let mut sent = vec![Vec::new(); 2];
+    while after.release(&ctx, &mut pool, &mut NoObserver) {
+        for (port, sent) in sent.iter_mut().enumerate() {
+            let ingress = after.outbox(port).ingress();
+            sent.extend(after.outbox(port).iter_mut().map(|packet| (ingress, packet.data().to_vec())));
+            after.outbox(port).free_into(&mut pool);
+        }
+    }
+    assert_eq!(sent, [vec![(0, b"22".to_vec())], vec![(1, b"00".to_vec())]]);
+    let (_, counters) = after.counters().next().unwrap();
+    // Port 1 received two packets, and two other packets wait for port 1.
+    assert_eq!(counters.drops[usize::from(Reason::Stopped.code())], 2);
+    assert_eq!(counters.drops[usize::from(Reason::NoPort.code())], 2);
+    assert_eq!(pool.available(), 64);
 }

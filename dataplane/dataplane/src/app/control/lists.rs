@@ -143,17 +143,22 @@ fn general(
             text: source.text().to_owned(),
         }),
         ("links", _) => {
+            let infos = run.port_infos();
+            let devices = plan.ports.iter().map(|port| (&port.config.name, port.config.device.as_str()));
+            let info = |name: &str| infos.iter().find(|info| info.name == name);
             let links: Vec<(&str, &PortInfo)> =
-                plan.ports.iter().map(|port| port.config.device.as_str()).zip(run.port_infos()).collect();
+                devices.filter_map(|(name, device)| Some((device, info(name)?))).collect();
             rows(&links, &query, link_row)
         }
         (_, None) => return Ok(None),
         ("memory", Some(report)) => rows(&memory(&plan, report), &query, Clone::clone),
         ("ports", Some(report)) => {
             let recent = earlier.map(|earlier| Recent::between(Some(earlier), report));
+            // `Recent` has the ports of the report, in the same order.
             let rates = |at: usize| Some(recent.as_ref()?.ports.get(at)?.rates);
-            let ports: Vec<_> = report.ports.iter().zip(&plan.ports).enumerate().collect();
-            rows(&ports, &query, |(at, (port, plan))| port_row(port, plan.input, rates(*at)))
+            let ports: Vec<_> = report.ports.iter().enumerate().collect();
+            let input = |name: &str| plan.port(name).is_some_and(|port| plan.ports[port].input);
+            rows(&ports, &query, |(at, port)| port_row(port, input(&port.name), rates(*at)))
         }
         ("stages", Some(report)) => rows(&report.stages, &query, |stage| stage_row(stage, report)),
         ("workers", Some(report)) => {

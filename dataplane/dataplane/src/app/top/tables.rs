@@ -113,18 +113,20 @@ pub(super) const DROPS: &[Column] = &[("drop", 20), ("now", 9), ("total", 20)];
 pub(super) const DETAILS: &[Column] = &[("name", 20), ("kind", 8), ("now", 11), ("total", 20)];
 
 pub(super) fn ports(model: &Model, live: &Live) -> Table {
-    let row = |(at, rates): (usize, &dataplane_core::telemetry::PortRates)| {
-        let port = live.report.ports.get(at);
+    let row = |rates: &dataplane_core::telemetry::PortRates| {
+        // Two reports may have different ports, because the config has changed.
+        let find = |report: &Report| report.ports.iter().find(|port| port.name == rates.name).cloned();
+        let port = find(&live.report);
         let link = match port.and_then(|port| port.link_up) {
             Some(true) => Cell::text("up"),
             Some(false) => Cell { is_bad: true, ..Cell::text("down") },
             None => Cell::text("–"),
         };
         let dropped = |report: &Report| {
-            let port = report.ports.get(at);
+            let port = find(report);
             port.map_or(0, |port| port.tx_full + port.tx_errors + port.tx_too_long + port.tx_not_connected)
         };
-        let lost = |report: &Report| report.ports.get(at).map_or(0, |port| port.rx_lost);
+        let lost = |report: &Report| find(report).map_or(0, |port| port.rx_lost);
         let of = &rates.rates;
         vec![
             Cell::text(&rates.name),
@@ -137,7 +139,7 @@ pub(super) fn ports(model: &Model, live: &Live) -> Table {
             Cell::loss(model.rate(dropped)),
         ]
     };
-    Table { columns: PORTS, rows: live.recent.ports.iter().enumerate().map(row).collect() }
+    Table { columns: PORTS, rows: live.recent.ports.iter().map(row).collect() }
 }
 
 pub(super) fn workers(model: &Model, live: &Live) -> Table {

@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 
 use super::refusal::{busy, ending, failed, silent};
 use super::state::{Generation, RunState, lock, start_tasks};
+use crate::config::Plan;
 use crate::runtime::Assembly;
+use crate::runtime::lane_swap::{LaneSource, LaneSwap};
+use crate::runtime::ports::{self, ChangedPorts, LivePort, NamedLanes};
 use crate::runtime::sample::{Graphs, Sample, Swap};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
@@ -27,7 +30,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The running pipeline of an exchange.
-#[derive(Clone, Copy)]
 pub(super) struct Exchange<'a> {
     pub(super) current: &'a Generation,
     /// For the revert of a change, the pipeline whose objects are used again.
@@ -38,6 +40,8 @@ pub(super) struct Exchange<'a> {
     /// A revert does not wait for a worker, because the change that is reverted may be the reason why the worker does
     /// not answer. A worker that has not switched yet then gets both graphs, one after the other.
     pub(super) must_answer: bool,
+    /// The operations of the change on ports, or `None` if the ports stay the same.
+    pub(super) ports: Option<&'a mut ChangedPorts>,
 }
 
 /// The result of an exchange.
@@ -70,18 +74,22 @@ impl RunState {
         assembly: Assembly,
         left: Vec<String>,
     ) -> Result<Exchanged, Refusal> {
-        let Exchange { current, held, kept, must_answer } = exchange;
+        let Exchange { current, held, kept, must_answer, mut ports } = exchange;
         if must_answer {
             self.check_workers()?;
         }
         let Assembly { plan, source, programs, stand_ins, resources, .. } = assembly;
+        let plan = Arc::new(plan);
         let (objects, services) = resources.into_parts();
         // Held packets of the earlier pipeline may stay held for the hold time of the earlier config.
         let holds = programs.iter().take(1).flat_map(Program::nodes).filter_map(|node| node.stage.contract().holds);
         let hold = holds.fold(0u64, |sum, hold| sum.saturating_add(hold.0));
         let number = lock(&self.sampler).begin_exchange();
         let swaps = programs.into_iter().enumerate();
-        let swaps = swaps.map(|(worker, program)| self.swap_of(number, worker, program, kept));
+        let swaps = swaps.map(|(worker, program)| {
+            let lanes = ports.as_mut().and_then(|ports| ports.lanes.get_mut(worker)).map(std::mem::take);
+            self.swap_of(number, worker, program, kept, (&plan, lanes))
+        });
         let swaps = swaps.collect::<Option<Graphs>>().ok_or_else(ending)?;
         let mut tasks = start_tasks(services.tasks, &services.stop).map_err(|error| failed(&error))?;
         if must_answer {
@@ -108,8 +116,7 @@ impl RunState {
         let place =
             |stage: &str| plan.order.iter().position(|&at| plan.nodes.get(at).is_some_and(|node| node.name == stage));
         tables.sort_by_key(|table: &Arc<StageTable>| place(table.stage()));
-        let next =
-            Arc::new(Generation { plan: Arc::new(plan), source, objects, tables, tasks, handlers, stand_ins, left });
+        let next = Arc::new(Generation { plan, source, objects, tables, tasks, handlers, stand_ins, left });
         {
             let changes = lock(&self.changes);
             if changes.is_over || self.control.is_stopped() {
@@ -117,7 +124,14 @@ impl RunState {
             }
             services.hold.set([Nanos(hold.max(services.hold.get().as_nanos() as u64))]);
             services.starts.into_iter().for_each(|start| start());
-            lock(&self.handlers).clone_from(&next.handlers);
+            {
+                let mut handlers = lock(&self.handlers);
+                handlers.clone_from(&next.handlers);
+                if let Some(ports) = ports {
+                    ports.removed.iter().for_each(LivePort::forget_number);
+                    ports::number(&ports.ports);
+                }
+            }
             let mut sampler = lock(&self.sampler);
             swaps.into_iter().enumerate().for_each(|(worker, swap)| sampler.swap(worker, swap));
         }
@@ -173,17 +187,45 @@ impl RunState {
         }
     }
 
-    /// Builds the new graph of a worker. Returns `None` if there is no such worker.
-    fn swap_of(&self, exchange: u64, worker: usize, program: Program, kept: &BTreeSet<String>) -> Option<Box<Swap>> {
-        let before = lock(&self.sampler).next_info(worker)?.clone();
-        let core = self.topology.core(before.core);
+    /// Builds the new graph of a worker. `lanes` has the lanes of added ports, or `None` if the ports stay the same.
+    /// Returns `None` if there is no such worker.
+    fn swap_of(
+        &self,
+        exchange: u64,
+        worker: usize,
+        program: Program,
+        kept: &BTreeSet<String>,
+        (plan, lanes): (&Plan, Option<NamedLanes>),
+    ) -> Option<Box<Swap>> {
+        let (before, retiring) = {
+            let sampler = lock(&self.sampler);
+            (sampler.next_info(worker)?.clone(), sampler.retiring(worker))
+        };
+        let new_core = plan.cores.get(worker).copied().unwrap_or(before.core);
+        let core = self.topology.core(new_core);
         let _near = core.filter(|_| self.topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
+        let (mut ports, mut granted) = (before.ports.clone(), before.granted.clone());
+        let lanes = lanes.map(|mut lanes| {
+            ports = plan.ports.iter().map(|port| port.config.name.clone()).collect();
+            granted.retain(|port, _| ports.contains(port));
+            granted.extend(lanes.iter().map(|(port, lane)| (port.clone(), lane.granted().to_string())));
+            let source = |port: &String| match before.ports.iter().position(|known| known == port) {
+                Some(kept) => LaneSource::Kept(kept),
+                None => {
+                    let at = lanes.iter().position(|(name, _)| name == port);
+                    LaneSource::Added(at.map(|at| lanes.swap_remove(at).1))
+                }
+            };
+            let sources = ports.iter().map(source).collect();
+            let inputs = plan.ports.iter().enumerate().filter(|(_, port)| port.input).map(|(at, _)| at).collect();
+            Box::new(LaneSwap::new(&before.ports, sources, inputs, retiring))
+        });
         let info = Arc::new(WorkerInfo {
-            core: before.core,
+            core: new_core,
             slots: before.slots,
             pages: before.pages,
-            granted: before.granted.clone(),
-            ports: before.ports.clone(),
+            granted,
+            ports,
             stages_info: ReportedStage::of(&program),
         });
         let successions = info.stages_info.iter().enumerate().filter_map(|(later, stage)| {
@@ -201,6 +243,7 @@ impl RunState {
             stopwatch: Some(Box::new(Stopwatch::new(&self.clock, stages))),
             info,
             successions,
+            lanes,
             sample,
         }))
     }

@@ -10,6 +10,7 @@
 //! The revert of a change is a change too. Until a change is confirmed, the program keeps the objects that the earlier
 //! stages share, such as tables. The stages of the revert use these objects again, so the revert reads no files.
 
+mod cores;
 mod exchange;
 mod history;
 mod prepare;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::refusal::{busy, failed, mistakes, wrong_config};
 use super::retire::POLL_INTERVAL;
 use super::state::{Generation, Retiring, RunState, lock};
-use crate::config::{Diagnostics, Offload, Plan, Source, StageOffload};
+use crate::config::{Diagnostics, Offload, OffloadRequest, Plan, PortPlan, Source, StageOffload};
 use crate::runtime::assemble::{ContinuingStages, RunningPipeline, assemble_change};
 use crate::runtime::{Assembly, difference, offload};
 use dataplane_control::Refusal;
@@ -26,8 +26,7 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) struct Prepared {
     pub(super) operations: Vec<Operation>,
     pub(super) warnings: Vec<ConfigMistake>,
-    /// The new pipeline, and the names of the stages that continue. `None` if the ports, the workers or `[runtime]`
-    /// change.
+    /// The new pipeline, and the names of the stages that continue. `None` if the change needs a restart.
     pub(super) assembly: Option<(Assembly, BTreeSet<String>)>,
     /// The stages that leave checksums to the devices.
     pub(super) left: Vec<String>,
@@ -51,7 +50,7 @@ impl RunState {
         reads_all_files: bool,
         reverts: Option<Reverts<'_>>,
     ) -> Result<Prepared, Refusal> {
-        let computes: Vec<bool> = self.ports.iter().map(|port| port.computes_checksums()).collect();
+        let (_, ports) = self.current_ports();
         let mut renewed = BTreeMap::new();
         loop {
             let mut diagnostics = Diagnostics::new(source);
@@ -77,7 +76,22 @@ impl RunState {
             let Some(ContinuingStages { kept, .. }) = continuing else {
                 return Ok(Prepared { operations, warnings, assembly: None, left: Vec::new() });
             };
-            operations.extend(self.offload_operations(&current.plan, &mut assembly, &computes));
+            // The program opens the devices of added ports later, so stages leave no checksums to these devices.
+            let computes = |port: &PortPlan| {
+                let known = ports.iter().find(|known| known.name == port.config.name);
+                known.is_some_and(|port| port.device.computes_checksums())
+            };
+            let computes: Vec<bool> = assembly.plan.ports.iter().map(computes).collect();
+            let mut restarts = self.offload_operations(&current.plan, &mut assembly, &computes);
+            restarts.extend(self.port_privilege_operations(&current.plan, &assembly.plan));
+            restarts.extend(self.core_operations(&current.plan, &assembly.plan));
+            let is_refused = |operation: &Operation| {
+                let is_same =
+                    |refused: &Operation| (refused.operation, &refused.name) == (operation.operation, &operation.name);
+                restarts.iter().any(is_same)
+            };
+            operations.retain(|operation| !is_refused(operation));
+            operations.extend(restarts);
             if reverts.is_none() {
                 operations.extend(self.privilege_operations(current, &assembly, &kept));
             }
@@ -111,7 +125,10 @@ impl RunState {
             with_checksums = program.ports_with_checksums(wanted.ports.len());
         }
         let mut operations = Vec::new();
-        for ((port, wanted), before) in assembly.plan.ports.iter_mut().zip(&wanted.ports).zip(&before.ports) {
+        for (port, wanted) in assembly.plan.ports.iter_mut().zip(&wanted.ports) {
+            let earlier = before.ports.iter().find(|earlier| earlier.config.name == port.config.name);
+            let of_added = || PortPlan { requests: self.possible_requests(wanted), ..wanted.clone() };
+            let before = earlier.cloned().unwrap_or_else(of_added);
             port.requests.clone_from(&before.requests);
             port.verifiers.clone_from(&before.verifiers);
             // Without these offloads, the information does not exist. Without checksum offloads, the stages compute and
@@ -119,11 +136,11 @@ impl RunState {
             let is_needed =
                 |offload| matches!(offload, StageOffload::VlanTag | StageOffload::FlowTag | StageOffload::RssHash);
             let lacks = |offload| {
-                is_needed(offload) && offload::is_requested(wanted, offload) && !offload::is_requested(before, offload)
+                is_needed(offload) && offload::is_requested(wanted, offload) && !offload::is_requested(&before, offload)
             };
             for request in wanted.requests.iter().filter(|request| lacks(request.offload)) {
                 let why = format!("the device must report {}, which is requested at the start", request.offload);
-                operations.push(difference::port_operation(&port.config.name, Vec::new(), &why));
+                operations.push(difference::port_operation(earlier.is_some(), &port.config.name, &why));
             }
         }
         // A device that computes checksums would give a packet with a wrong checksum a correct checksum.
@@ -132,10 +149,43 @@ impl RunState {
             if *computes && !is_configured && with_checksums == Some(false) {
                 let why = "the device computes the checksums of sent packets since the start, and would hide the wrong \
                            checksums of packets that pass no `checksum` stage";
-                operations.push(difference::port_operation(&port.config.name, Vec::new(), why));
+                operations.push(difference::port_operation(true, &port.config.name, why));
             }
         }
         operations
+    }
+
+    /// Returns the offloads that the program can request from the device of an added port. If the packet buffers have no
+    /// room for receive information, the device reports none.
+    fn possible_requests(&self, wanted: &PortPlan) -> Vec<OffloadRequest> {
+        let is_possible =
+            |request: &&OffloadRequest| self.keeps_received || request.offload == StageOffload::SendChecksum;
+        wanted.requests.iter().filter(is_possible).cloned().collect()
+    }
+
+    /// Returns an operation that needs a restart for each added port that needs a privilege which the program has given
+    /// up.
+    fn port_privilege_operations(&self, before: &Plan, after: &Plan) -> Vec<Operation> {
+        if !before.runtime.sandbox {
+            return Vec::new();
+        }
+        let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |held| held.effective);
+        let operation = |port: &PortPlan| {
+            let link = port.config.link.as_ref();
+            let rdma = port.config.is_verbs().then_some(CapabilitySet::NET_RAW);
+            let needed = link.map(|link| link.capabilities()).into_iter().chain(rdma).collect::<CapabilitySet>();
+            let output = link.and_then(|link| link.output()).filter(|path| !self.written.contains(*path));
+            let why = match output {
+                Some(file) => format!("the program has given up the right to write {}", file.display()),
+                None if !held.contains(needed) => {
+                    "the program has given up a capability that the port needs".to_owned()
+                }
+                None => return None,
+            };
+            let why = format!("{why}; restart the program{WITHOUT_SANDBOX}");
+            Some(difference::port_operation(false, &port.config.name, &why))
+        };
+        difference::added_ports(before, after).filter_map(operation).collect()
     }
 
     /// Returns an operation that needs a restart for each stage that writes a file in use, or needs a privilege that
@@ -180,7 +230,9 @@ impl RunState {
     /// Fails if a file is still in use after [`FILE_TIMEOUT`].
     pub(super) fn await_files(&self, assembly: &Assembly, kept: &BTreeSet<String>) -> Result<(), Refusal> {
         let records = assembly.resources.records.iter().filter(|(stage, _)| !kept.contains(*stage));
-        let new: Vec<&PathBuf> = records.flat_map(|(_, record)| &record.written).collect();
+        let outputs = assembly.plan.ports.iter().filter_map(|port| port.config.link.as_ref()?.output());
+        let new: Vec<&Path> =
+            records.flat_map(|(_, record)| &record.written).map(PathBuf::as_path).chain(outputs).collect();
         let in_use = || {
             let retiring = lock(&self.retiring);
             let is_active = |retiring: &&Retiring| !retiring.thread.is_finished();

@@ -3,6 +3,7 @@
 use crate::config::{Diagnostics, Level, Record};
 use dataplane_control::change::ConfigMistake;
 use dataplane_control::{ErrorCode, Refusal};
+use dataplane_core::units::CoreId;
 
 /// Returns the refusal of a config with mistakes.
 pub(super) fn wrong_config(diagnostics: &Diagnostics) -> Refusal {
@@ -28,6 +29,25 @@ pub(super) fn mistakes(diagnostics: &Diagnostics) -> Vec<ConfigMistake> {
 /// Returns the refusal of a change that this host cannot carry out.
 pub(super) fn failed(error: &dataplane_core::error::Error) -> Refusal {
     Refusal::new(ErrorCode::Failed, error.to_string(), "the program runs the same config as before")
+}
+
+/// Returns the refusal of a change whose added ports cannot be opened.
+pub(super) fn not_opened(error: &dataplane_core::error::Error) -> Refusal {
+    let error = error.to_string();
+    let unchanged = "the program runs the same config as before";
+    let (why, help) = match error.split_once("; help: ") {
+        Some((why, help)) => (why, format!("{help}; {unchanged}")),
+        None => (&*error, unchanged.to_owned()),
+    };
+    Refusal::new(ErrorCode::Failed, format!("an added port cannot be opened: {why}"), help)
+}
+
+/// Returns the refusal of a change because a worker cannot run on a core.
+pub(super) fn not_moved(worker: usize, core: CoreId, error: &dyn std::error::Error) -> Refusal {
+    let message = format!("worker {worker} cannot move to core {core}: {error}");
+    let help =
+        "the program runs the same config as before; name a core that is online and in the cpuset of the program";
+    Refusal::new(ErrorCode::Failed, message, help)
 }
 
 pub(super) fn busy(message: impl Into<String>, help: &str) -> Refusal {

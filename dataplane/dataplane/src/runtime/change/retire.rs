@@ -2,28 +2,52 @@
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use super::exchange::ReturnedGraphs;
+use super::state::port_report;
 use super::state::{Generation, Retiring, RunState, lock};
+use crate::config::{Plan, PortPlan};
+use crate::runtime::ports::LivePort;
 use crate::runtime::sample::Graphs;
 use dataplane_core::pipeline::{Owner, Tasks, panic_message};
+use dataplane_core::telemetry::PortReport;
 
 /// The wait between two checks whether the pipeline is still in use.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
+/// A port that a change has removed.
+pub(super) struct ClosingPort {
+    plan: PortPlan,
+    port: LivePort,
+    drain_timeout: Duration,
+}
+
+impl ClosingPort {
+    /// Returns the removed ports of a plan.
+    pub(super) fn of(plan: &Plan, removed: Vec<LivePort>) -> Vec<Self> {
+        let closing = |port: LivePort| {
+            let plan_of_port = plan.ports.iter().find(|known| known.config.name == port.name)?.clone();
+            Some(Self { plan: plan_of_port, port, drain_timeout: plan.runtime.drain_timeout.0 })
+        };
+        removed.into_iter().filter_map(closing).collect()
+    }
+}
+
 impl RunState {
     /// Frees an earlier pipeline on another thread, because large tables take long to free, and a file may take long to
     /// write. Ends the stages and tasks that do not continue in the pipeline `next`. If the change is unconfirmed, keeps
-    /// the shared objects and their tasks for a revert. The thread also waits for workers that have not switched yet.
+    /// the shared objects and their tasks for a revert. The thread also waits for workers that have not switched yet, and
+    /// closes the ports `closing`.
     pub(super) fn retire(
         self: &Arc<Self>,
         earlier: Arc<Generation>,
         next: &Arc<Generation>,
         graphs: ReturnedGraphs,
+        closing: Vec<ClosingPort>,
         is_unconfirmed: bool,
     ) {
         let ReturnedGraphs { graphs, late } = graphs;
@@ -37,7 +61,10 @@ impl RunState {
         let written = |generation: &Generation| -> BTreeSet<PathBuf> {
             generation.objects.records.values().flat_map(|record| record.written.iter().cloned()).collect()
         };
-        let written = written(&earlier).difference(&written(next)).cloned().collect();
+        let mut written: Vec<PathBuf> = written(&earlier).difference(&written(next)).cloned().collect();
+        let outputs = closing.iter().filter_map(|port| port.plan.config.link.as_ref()?.output());
+        written.extend(outputs.map(Path::to_owned));
+        let closes_ports = !closing.is_empty();
         let state = self.clone();
         let work = move || {
             state.end_stages(&earlier, graphs, is_unconfirmed);
@@ -48,6 +75,7 @@ impl RunState {
                 let graphs = lock(&state.sampler).returned(exchange);
                 state.end_stages(&earlier, graphs, is_unconfirmed);
             }
+            state.close_ports(closing);
             for tasks in ending {
                 tasks.stop();
                 lock(&state.failures).extend(tasks.failures());
@@ -62,8 +90,35 @@ impl RunState {
         let mut retiring = lock(&self.retiring);
         retiring.retain(|retiring| !retiring.thread.is_finished());
         match thread::Builder::new().name("change-end".to_owned()).spawn(work) {
-            Ok(thread) => retiring.push(Retiring { thread, written }),
+            Ok(thread) => retiring.push(Retiring { thread, written, closes_ports }),
             Err(error) => tracing::error!("cannot start the thread `change-end`: {error}"),
+        }
+    }
+
+    /// Closes the lanes of removed ports when their sends have completed, and then the devices of the ports.
+    fn close_ports(&self, ports: Vec<ClosingPort>) {
+        let Some(drain_timeout) = ports.first().map(|port| port.drain_timeout) else { return };
+        for ClosingPort { plan, port, .. } in &ports {
+            // The losses are complete when the device is closed.
+            self.add_removed_port(PortReport { rx_lost: 0, tx_lost: 0, ..port_report(plan, port) });
+        }
+        let mut is_open = true;
+        while std::mem::take(&mut is_open) {
+            for (worker, memory) in self.memories.iter().enumerate() {
+                let retired = lock(&self.sampler).retired(worker);
+                is_open |= retired.is_some();
+                for lane in retired.into_iter().flatten() {
+                    let slots = Box::new(lane.close(memory, drain_timeout));
+                    lock(&self.sampler).return_slots(worker, slots);
+                }
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        for ClosingPort { plan, port, .. } in ports {
+            let errors: Vec<String> = port.device.finish().iter().map(ToString::to_string).collect();
+            errors.iter().for_each(|error| tracing::error!("{error}"));
+            lock(&self.failures).extend(errors);
+            self.add_removed_port(port_report(&plan, &port));
         }
     }
 
@@ -77,7 +132,7 @@ impl RunState {
         let current = self.current();
         current.tasks.iter().for_each(|(_, tasks)| tasks.stop());
         if let Some(unconfirmed) = unconfirmed {
-            self.retire(unconfirmed.earlier, &current, ReturnedGraphs::default(), false);
+            self.retire(unconfirmed.earlier, &current, ReturnedGraphs::default(), Vec::new(), false);
         }
         // A thread that frees an earlier pipeline may still write a file.
         let retiring = std::mem::take(&mut *lock(&self.retiring));

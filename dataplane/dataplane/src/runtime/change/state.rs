@@ -10,13 +10,13 @@ use std::time::Instant;
 use super::history::ChangeHistory;
 use crate::config::{Plan, PortPlan, Qp, Source};
 use crate::runtime::control::RunControl;
-use crate::runtime::devices::PortDevice;
+use crate::runtime::ports::{LivePort, OnPortChange, PortOpener};
 use crate::runtime::snapshot::Sampler;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::Result;
 use dataplane_core::mem::BatchMemory;
 use dataplane_core::pipeline::{
-    CapabilitySet, Objects, Owner, PortHandler, PortInfo, RunStop, StageTable, StandIn, TaskSpec, Tasks,
+    CapabilitySet, Objects, Owner, PortHandler, RunStop, StageTable, StandIn, TaskSpec, Tasks,
 };
 use dataplane_core::telemetry::PortReport;
 use dataplane_core::topology::Topology;
@@ -61,10 +61,16 @@ pub(crate) struct Generation {
 /// The state of a run that the workers do not own.
 pub(crate) struct RunState {
     pub(crate) control: Arc<RunControl>,
-    pub(crate) ports: Vec<Arc<dyn PortDevice>>,
+    /// The open ports, in the order of the config.
+    pub(crate) ports: Mutex<Vec<LivePort>>,
+    /// The ports that changes have removed, by name.
+    pub(crate) removed_ports: Mutex<BTreeMap<String, PortReport>>,
+    pub(crate) on_port_change: OnPortChange,
+    pub(crate) stop: RunStop,
+    /// Whether the packet buffers have room for receive information.
+    pub(crate) keeps_received: bool,
     pub(crate) clock: HostClock,
     pub(crate) topology: Topology,
-    pub(crate) port_infos: Vec<PortInfo>,
     /// The absolute path of the config file with which the run started.
     pub(crate) config_file: Option<PathBuf>,
     /// The packet memory of each worker.
@@ -91,6 +97,8 @@ pub(crate) struct Retiring {
     pub(super) thread: JoinHandle<()>,
     /// The files that the earlier pipeline writes until the thread ends.
     pub(super) written: Vec<PathBuf>,
+    /// Whether the thread closes ports.
+    pub(super) closes_ports: bool,
 }
 
 /// The changes of a run.
@@ -135,10 +143,32 @@ impl RunState {
         lock(&self.current).clone()
     }
 
-    /// Makes a generation the current generation, and updates the changes at the same time.
-    pub(super) fn install<T>(&self, next: &Arc<Generation>, update: impl FnOnce(&mut Changes) -> T) -> T {
+    /// Returns the current generation and its open ports, in the order of the config.
+    pub(crate) fn current_ports(&self) -> (Arc<Generation>, Vec<LivePort>) {
+        let current = lock(&self.current);
+        (current.clone(), lock(&self.ports).clone())
+    }
+
+    /// Returns the objects that are necessary to open ports.
+    pub(crate) fn port_opener(&self) -> PortOpener<'_> {
+        let Self { clock, topology, stop, on_port_change: on_change, .. } = self;
+        PortOpener { clock, topology, stop, on_change }
+    }
+
+    /// Makes a generation the current generation, and updates the changes at the same time. `ports` has the ports of the
+    /// generation, if they have changed.
+    pub(super) fn install<T>(
+        &self,
+        next: &Arc<Generation>,
+        ports: Option<Vec<LivePort>>,
+        update: impl FnOnce(&mut Changes) -> T,
+    ) -> T {
         let mut changes = lock(&self.changes);
-        *lock(&self.current) = next.clone();
+        {
+            let mut current = lock(&self.current);
+            *current = next.clone();
+            ports.into_iter().for_each(|ports| *lock(&self.ports) = ports);
+        }
         if changes.is_over {
             next.tasks.iter().for_each(|(_, tasks)| tasks.stop());
         }
@@ -152,23 +182,52 @@ impl RunState {
         failures
     }
 
-    /// Returns the name, the device and the device counters of each port.
-    pub(crate) fn port_reports(&self) -> Vec<PortReport> {
-        let plan = self.current().plan.clone();
-        let report = |(plan, port): (&PortPlan, &Arc<dyn PortDevice>)| {
-            let device_counters = port.counters();
-            PortReport {
-                name: plan.config.name.clone(),
-                device: port.describe(),
-                link_up: port.is_link_up(),
-                rx_lost: rx_lost(plan, &device_counters),
-                tx_lost: device_counters.get("tx_lost").copied().unwrap_or_default(),
-                device_counters,
-                clocks: port.clocks(),
-                ..PortReport::default()
+    /// Returns the name, the device and the device counters of each port, and of each removed port.
+    pub(crate) fn port_reports(&self) -> (Vec<PortReport>, Vec<PortReport>) {
+        let (current, ports) = self.current_ports();
+        let mut reports: Vec<_> =
+            current.plan.ports.iter().zip(&ports).map(|(plan, port)| port_report(plan, port)).collect();
+        let mut removed = Vec::new();
+        for earlier in lock(&self.removed_ports).values() {
+            match reports.iter_mut().find(|port| port.name == earlier.name) {
+                // A change has added the port again.
+                Some(port) => {
+                    port.rx_lost += earlier.rx_lost;
+                    port.tx_lost += earlier.tx_lost;
+                }
+                None => removed.push(earlier.clone()),
             }
+        }
+        (reports, removed)
+    }
+
+    /// Adds a port to the removed ports. Packets that the port has lost before stay counted.
+    pub(super) fn add_removed_port(&self, report: PortReport) {
+        let mut removed = lock(&self.removed_ports);
+        let (rx_lost, tx_lost) = removed.get(&report.name).map_or((0, 0), |known| (known.rx_lost, known.tx_lost));
+        let report = PortReport {
+            rx_lost: report.rx_lost + rx_lost,
+            tx_lost: report.tx_lost + tx_lost,
+            link_up: None,
+            clocks: Vec::new(),
+            ..report
         };
-        plan.ports.iter().zip(&self.ports).map(report).collect()
+        removed.insert(report.name.clone(), report);
+    }
+}
+
+/// Returns the name, the device and the device counters of a port.
+pub(super) fn port_report(plan: &PortPlan, port: &LivePort) -> PortReport {
+    let device_counters = port.device.counters();
+    PortReport {
+        name: plan.config.name.clone(),
+        device: port.device.describe(),
+        link_up: port.device.is_link_up(),
+        rx_lost: rx_lost(plan, &device_counters),
+        tx_lost: device_counters.get("tx_lost").copied().unwrap_or_default(),
+        device_counters,
+        clocks: port.device.clocks(),
+        ..PortReport::default()
     }
 }
 

@@ -1,20 +1,27 @@
 //! Changes as transactions: apply, confirm, revert and roll back.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::exchange::{Exchange, Exchanged, ReturnedGraphs};
 use super::history::digest;
 use super::prepare::{Prepared, Reverts};
 use super::refusal;
-use super::state::{Changes, RunState, Unconfirmed, lock};
+use super::retire::{ClosingPort, POLL_INTERVAL};
+use super::state::{Changes, Generation, Retiring, RunState, Unconfirmed, lock};
 use crate::config::Source;
+use crate::runtime::ports::ChangedPorts;
+use crate::runtime::{Assembly, difference};
 use dataplane_control::change::{Applied, ChangePlan, ChangeState, ConfigMistake, History, Operation};
 use dataplane_control::{ErrorCode, Refusal};
 use dataplane_core::pipeline::Registry;
 
 /// The time after which the program tries again to revert a change.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The maximum time that a change waits for the ports that an earlier change removed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The options of a change.
 #[derive(Clone, Debug, Default)]
@@ -107,7 +114,7 @@ impl Changer {
             unconfirmed
         };
         let current = state.current();
-        state.retire(unconfirmed.earlier, &current, ReturnedGraphs::default(), false);
+        state.retire(unconfirmed.earlier, &current, ReturnedGraphs::default(), Vec::new(), false);
         Ok(applied(unconfirmed.number, &current.source))
     }
 
@@ -201,12 +208,19 @@ impl RunState {
         let Some((assembly, kept)) = assembly.filter(|_| restart.is_none()) else {
             return Err(needs_restart(operations));
         };
+        self.await_closed_ports(&current, &assembly)?;
         self.await_files(&assembly, &kept)?;
-        let Exchanged { next, graphs, late } =
-            self.exchange(Exchange { current: &current, held: None, kept: &kept, must_answer: true }, assembly, left)?;
+        let mut ports = self.open_ports(&current, &assembly)?;
+        let moved = self.move_workers(&assembly.plan)?;
+        let exchange =
+            Exchange { current: &current, held: None, kept: &kept, must_answer: true, ports: ports.as_mut() };
+        let Exchanged { next, graphs, late } = self.exchange(exchange, assembly, left)?;
+        moved.keep();
+        let (ports, removed) = ports.map(|ports| (ports.ports, ports.removed)).unzip();
+        let closing = ClosingPort::of(&current.plan, removed.unwrap_or_default());
         warnings.extend(late.iter().map(|worker| late_worker(*worker)));
         let deadline = options.confirm.map(|time| Instant::now().checked_add(time).unwrap_or_else(far));
-        let number = self.install(&next, |changes| {
+        let number = self.install(&next, ports, |changes| {
             let before = changes.history.number();
             let state = if deadline.is_some() { ChangeState::Unconfirmed } else { ChangeState::InForce };
             let number = changes.history.add(source, operations.len(), options.cause, state, restores);
@@ -216,9 +230,38 @@ impl RunState {
             });
             number
         });
-        self.retire(current, &next, graphs, deadline.is_some());
+        self.retire(current, &next, graphs, closing, deadline.is_some());
         let confirm_s = options.confirm.map(|time| time.as_secs());
         Ok(Applied { operations, confirm_s, warnings, ..applied(number, source) })
+    }
+
+    /// If a change changes the ports, waits until the ports that earlier changes removed are closed, because the change may
+    /// add these ports again.
+    fn await_closed_ports(&self, current: &Generation, assembly: &Assembly) -> Result<(), Refusal> {
+        if difference::has_same_ports(&current.plan, &assembly.plan) {
+            return Ok(());
+        }
+        let is_closing = |retiring: &Retiring| retiring.closes_ports && !retiring.thread.is_finished();
+        let begin = Instant::now();
+        while lock(&self.retiring).iter().any(is_closing) {
+            if begin.elapsed() >= CLOSE_TIMEOUT {
+                let message = "a port that an earlier change removed is still closing";
+                return Err(refusal::busy(message, "try again"));
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// Opens the ports that a change adds, and their lanes. Returns `None` if the ports stay the same.
+    fn open_ports(&self, current: &Generation, assembly: &Assembly) -> Result<Option<ChangedPorts>, Refusal> {
+        if difference::has_same_ports(&current.plan, &assembly.plan) {
+            return Ok(None);
+        }
+        let opener = self.port_opener();
+        let before = lock(&self.ports).clone();
+        let opened = opener.open_added(&assembly.plan, &assembly.ports, &before, &self.memories);
+        opened.map(Some).map_err(|error| refusal::not_opened(&error))
     }
 
     /// Reverts an unconfirmed change. If this fails, the change stays unconfirmed, and the program tries again later.
@@ -240,17 +283,24 @@ impl RunState {
         let Prepared { operations, warnings: _, assembly, left } =
             self.prepare(&current, registry, &earlier.source, false, Some(reverts))?;
         let Some((assembly, kept)) = assembly else { return Err(needs_restart(operations)) };
-        let exchange = Exchange { current: &current, held: Some(earlier), kept: &kept, must_answer: false };
+        self.await_closed_ports(&current, &assembly)?;
+        let mut ports = self.open_ports(&current, &assembly)?;
+        let moved = self.move_workers(&assembly.plan)?;
+        let exchange =
+            Exchange { current: &current, held: Some(earlier), kept: &kept, must_answer: false, ports: ports.as_mut() };
         let Exchanged { next, graphs, late } = self.exchange(exchange, assembly, left)?;
-        let number = self.install(&next, |changes| {
+        moved.keep();
+        let (ports, removed) = ports.map(|ports| (ports.ports, ports.removed)).unzip();
+        let closing = ClosingPort::of(&current.plan, removed.unwrap_or_default());
+        let number = self.install(&next, ports, |changes| {
             let (source, restores) = (&earlier.source, Some(unconfirmed.restores));
             let number = changes.history.add(source, operations.len(), "revert", ChangeState::InForce, restores);
             changes.history.set_state(unconfirmed.number, ChangeState::Reverted);
             number
         });
         let warnings = late.iter().map(|worker| late_worker(*worker)).collect();
-        self.retire(current, &next, graphs, false);
-        self.retire(earlier.clone(), &next, ReturnedGraphs::default(), false);
+        self.retire(current, &next, graphs, closing, false);
+        self.retire(earlier.clone(), &next, ReturnedGraphs::default(), Vec::new(), false);
         Ok(Applied { operations, warnings, ..applied(number, &earlier.source) })
     }
 }

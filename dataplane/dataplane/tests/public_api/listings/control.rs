@@ -35,6 +35,7 @@ pub mod change {
         AddPort,
         RemovePort,
         ChangePort,
+        MoveWorker,
         RestartWorkers,
         ChangeRuntime,
         Other,

@@ -1586,6 +1586,7 @@ pub mod lane {
         fn stop(&mut self) -> Result<(), VerbError>;
         fn drain(&mut self, pool: &mut Pool) -> Result<usize, VerbError>;
         fn abandon(&mut self, pool: &mut Pool);
+        fn release(&mut self);
         fn arm(&mut self) -> bool;
         fn waker(&self) -> Option<BorrowedFd<'_>>;
         fn clear_wakeups(&mut self);
@@ -1852,6 +1853,8 @@ pub mod mem {
         }
         impl Pool {
             pub fn new(region: Region, layout: SlotLayout) -> Result<Self> {}
+            pub fn detached(memory: &BatchMemory) -> Self {}
+            pub fn absorb(&mut self, detached: &mut Self) {}
             pub fn batch_memory(&self) -> BatchMemory {}
             pub fn layout(&self) -> SlotLayout {}
             pub fn available(&self) -> usize {}
@@ -2321,6 +2324,7 @@ pub mod pipeline {
                 &mut self,
                 earlier: &mut Self,
                 successions: &[Succession],
+                ports: Option<&[Option<u8>]>,
                 pool: &mut Pool,
             ) {}
             pub fn finish(&mut self, is_finished: impl Fn(&str) -> bool) -> Vec<Error> {}
@@ -2551,6 +2555,7 @@ pub mod pipeline {
             pub fn is_offline(&self) -> bool {}
             pub fn wants(&mut self, facts: Facts) -> bool {}
             pub fn ports(&self) -> &[PortInfo] {}
+            pub fn has_earlier_port_numbers(&self) -> bool {}
             pub fn port(&self, name: &str, key: &str) -> Result<u8, Problem> {}
             pub fn path(&self, path: &Path) -> PathBuf {}
             pub fn claim(&mut self, path: &Path, key: &str) -> Result<(), Problem> {}
@@ -2630,6 +2635,7 @@ pub mod pipeline {
             pub replaces: &'a BTreeSet<String>,
             pub renews: &'a BTreeSet<TypeId>,
             pub held: Option<&'a Objects>,
+            pub ports: Option<&'a [PortInfo]>,
         }
         pub struct Resources {
             pub renewed: BTreeSet<TypeId>,
@@ -2671,12 +2677,15 @@ pub mod pipeline {
                 renews: &BTreeSet<TypeId>,
             ) -> bool {}
         }
+        pub fn renumbered(earlier: &[PortInfo], now: &[PortInfo]) -> Vec<Option<u8>> {}
         impl Objects {
             pub fn successor(
                 &self,
                 folder: &Path,
                 continuing: Continuing<'_>,
             ) -> Resources {}
+            pub fn ports(&self) -> &[PortInfo] {}
+            pub fn commons(&self) -> BTreeSet<TypeId> {}
             pub fn has_shared(&self, stage: &str) -> bool {}
             pub fn continues(&self, earlier: &Self, stage: &str, kind: TypeId) -> bool {}
         }
@@ -2797,7 +2806,7 @@ pub mod pipeline {
     pub use rustix::thread::CapabilitySet;
     pub use setup::{
         Continuing, Files, HoldTime, Objects, PortChange, PortHandler, PortInfo,
-        Resources, Services, Setup, StageMemory,
+        Resources, Services, Setup, StageMemory, renumbered,
     };
     pub use table::{StageTable, Table, TableInfo, TablePage, TableQuery};
     pub use task::{
@@ -3152,6 +3161,7 @@ pub mod telemetry {
             pub latency_ns: LatencyReport,
             pub costs: Vec<CostReport>,
             pub ports: Vec<PortReport>,
+            pub removed_ports: Vec<PortReport>,
             pub stages: Vec<StageReport>,
             pub workers: Vec<WorkerReport>,
             pub errors: Vec<String>,
@@ -4442,6 +4452,7 @@ pub mod verbs {
             run: &mut Completions,
             limit: usize,
         ) -> Result<usize, VerbError>;
+        fn release(&self);
         fn arm(&mut self, solicited_only: bool) -> Result<(), VerbError>;
         fn resize(&mut self, depth: u32) -> Result<u32, VerbError>;
         fn moderate(&mut self, count: u16, period: u16) -> Result<(), VerbError> {}

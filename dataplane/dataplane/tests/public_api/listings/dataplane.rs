@@ -188,6 +188,7 @@ pub mod config {
             pub runtime: Runtime,
             pub cores: Vec<CoreId>,
             pub buffers: u32,
+            pub least_buffers: u32,
             pub ports: Vec<PortPlan>,
             pub nodes: Vec<NodePlan>,
             pub stage_memory: BTreeMap<String, u64>,
@@ -829,7 +830,7 @@ pub mod runtime {
             pub fn plan(&self) -> Arc<config::Plan> {}
             pub fn source(&self) -> Source {}
             pub fn config_file(&self) -> Option<&Path> {}
-            pub fn port_infos(&self) -> &[PortInfo] {}
+            pub fn port_infos(&self) -> Vec<PortInfo> {}
             pub fn tables(&self) -> Vec<Arc<StageTable>> {}
             pub fn changer(&self) -> Changer {}
             pub fn progress(&self) -> Progress {}

@@ -1,0 +1,120 @@
+//! The open ports of a run, and the ports and lanes that a change adds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::config::Plan;
+use crate::runtime::devices::{self, PortDevice};
+use crate::runtime::lanes;
+use dataplane_core::clock::HostClock;
+use dataplane_core::error::Result;
+use dataplane_core::lane::Lane;
+use dataplane_core::mem::{BatchMemory, Preference};
+use dataplane_core::pipeline::{PortChange, PortInfo, RunStop};
+use dataplane_core::topology::Topology;
+
+/// The number of a port that the pipeline does not have any more, or not yet.
+const NO_NUMBER: usize = usize::MAX;
+
+/// A function that is called with the number of a port, when the port changes.
+pub(crate) type OnPortChange = Arc<dyn Fn(u8, PortChange) + Send + Sync>;
+
+/// An open port of a run.
+#[derive(Clone)]
+pub(crate) struct LivePort {
+    /// The name of the port in the config.
+    pub(crate) name: String,
+    pub(crate) device: Arc<dyn PortDevice>,
+    /// The number of the port, which a change of the pipeline may change.
+    number: Arc<AtomicUsize>,
+}
+
+impl LivePort {
+    fn new(name: &str, device: Arc<dyn PortDevice>, on_change: &OnPortChange) -> Self {
+        let number = Arc::new(AtomicUsize::new(NO_NUMBER));
+        let (now, on_change) = (number.clone(), on_change.clone());
+        device.on_change(Box::new(move |change| {
+            if let Ok(number) = u8::try_from(now.load(Ordering::Acquire)) {
+                on_change(number, change);
+            }
+        }));
+        Self { name: name.to_owned(), device, number }
+    }
+
+    /// Removes the number of the port. The stages get no more changes of the port.
+    pub(crate) fn forget_number(&self) {
+        self.number.store(NO_NUMBER, Ordering::Release);
+    }
+}
+
+/// Gives the ports their numbers.
+pub(crate) fn number(ports: &[LivePort]) {
+    ports.iter().enumerate().for_each(|(number, port)| port.number.store(number, Ordering::Release));
+}
+
+/// The objects of a run that the ports and lanes of a change need.
+#[derive(Clone, Copy)]
+pub(crate) struct PortOpener<'a> {
+    pub(crate) clock: &'a HostClock,
+    pub(crate) topology: &'a Topology,
+    pub(crate) stop: &'a RunStop,
+    pub(crate) on_change: &'a OnPortChange,
+}
+
+/// Lanes of one worker, each with the name of its port.
+pub(crate) type NamedLanes = Vec<(String, Box<dyn Lane>)>;
+
+/// The ports of a run after a change, and the lanes of the added ports.
+pub(crate) struct ChangedPorts {
+    /// The ports, in the order of the new config.
+    pub(crate) ports: Vec<LivePort>,
+    pub(crate) removed: Vec<LivePort>,
+    /// For each worker, the lane of each added port, with the name of the port.
+    pub(crate) lanes: Vec<NamedLanes>,
+}
+
+impl PortOpener<'_> {
+    /// Opens all ports of a plan.
+    ///
+    /// # Errors
+    /// Returns the errors of [`devices::open`].
+    pub(crate) fn open_all(self, plan: &Plan, infos: &[PortInfo]) -> Result<Vec<LivePort>> {
+        let devices = devices::open(plan, infos, |_| true, self.clock, self.stop)?;
+        let ports: Vec<LivePort> =
+            devices.into_iter().map(|(at, device)| LivePort::new(&infos[at].name, device, self.on_change)).collect();
+        number(&ports);
+        Ok(ports)
+    }
+
+    /// Opens the ports of a plan that are not in `before`, and their lanes for each worker. `memories` has the packet
+    /// memory of each worker. The ports have no numbers yet.
+    ///
+    /// # Errors
+    /// Returns an error if a device or memory is not available. The ports in `before` are not affected.
+    pub(crate) fn open_added(
+        self,
+        plan: &Plan,
+        infos: &[PortInfo],
+        before: &[LivePort],
+        memories: &[BatchMemory],
+    ) -> Result<ChangedPorts> {
+        let known = |name: &str| before.iter().find(|port| port.name == name);
+        let devices = devices::open(plan, infos, |name| known(name).is_none(), self.clock, self.stop)?;
+        let mut lanes = Vec::new();
+        for (worker, memory) in memories.iter().enumerate() {
+            // The memory of the queues belongs on the node of the worker.
+            let core = plan.cores.get(worker).and_then(|core| self.topology.core(*core));
+            let _near = core.filter(|_| self.topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
+            lanes.push(lanes::open_added(plan, &devices, memory, (worker, memories.len()))?);
+        }
+        let mut added: Vec<LivePort> =
+            devices.into_iter().map(|(at, device)| LivePort::new(&infos[at].name, device, self.on_change)).collect();
+        let mut port = |info: &PortInfo| {
+            let at = added.iter().position(|port| port.name == info.name);
+            known(&info.name).cloned().or_else(|| Some(added.remove(at?)))
+        };
+        let ports = infos.iter().filter_map(&mut port).collect();
+        let is_removed = |port: &&LivePort| !infos.iter().any(|info| info.name == port.name);
+        Ok(ChangedPorts { ports, removed: before.iter().filter(is_removed).cloned().collect(), lanes })
+    }
+}
