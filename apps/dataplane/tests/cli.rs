@@ -823,6 +823,44 @@ fn devices_and_topology_describe_the_host() {
 }
 
 #[test]
+fn capacity_predicts_from_a_measurement_and_writes_no_capture() {
+    let folder = folder_with_config();
+    let quick = "--measure 100ms --rounds 1";
+    let (status, _, err) = dataplane(&folder, &format!("capacity @/x.toml --rate 10Gbps {quick}"));
+    assert!(status == 2 && err.contains("denied.pcapng; help: let the stage write to /dev/null"), "{err}");
+    let quick = &format!("{quick} --set pipeline.stage.denied.file=/dev/null");
+    let (status, out, err) = dataplane(&folder, &format!("capacity @/x.toml --rate 10Gbps {quick} --json"));
+    assert_eq!((status, err.as_str()), (0, ""));
+    let prediction = json(&out);
+    let number = |key: &str| prediction[key].as_f64().unwrap_or_else(|| panic!("{key}: {prediction}"));
+    // The cores carry the rate at the measured cost.
+    assert!(number("cores") * number("core_pps") >= number("target_pps"), "{prediction}");
+    assert!((number("core_pps") * number("ns_per_packet") / 1e9 - 1.0).abs() < 1e-6, "{prediction}");
+    let line_bits = (number("frame_bytes") + 24.0) * 8.0;
+    assert!((number("target_pps") * line_bits / 10e9 - 1.0).abs() < 1e-6, "{prediction}");
+    let shares = prediction["parts"].as_array().unwrap().iter().map(|part| part["share_percent"].as_f64().unwrap());
+    assert!((shares.sum::<f64>() - 100.0).abs() < 1.0, "{prediction}");
+    for output in ["wan.pcapng", "lan.pcapng", "denied.pcapng"] {
+        assert!(!folder.file(output).exists(), "{output} was written");
+    }
+
+    let (status, out, err) = dataplane(&folder, "capacity --rate 1kpps --size 128 --measure 100ms --rounds 1");
+    assert_eq!((status, err.lines().filter(|line| !line.contains("WARN")).count()), (0, 0), "{err}");
+    for part in [
+        "frames of 128 bytes, 100.0 % sent",
+        "\ntarget    1.00 kpps",
+        "\ncores     1 with a load of",
+        "\nlimit     the part `",
+    ] {
+        assert!(out.contains(part), "{part:?}: {out}");
+    }
+    let (status, _, err) = dataplane(&folder, "capacity --rate 100");
+    assert!(status == 2 && err.contains("`100` is not a rate; help: write 100Gbps"), "{err}");
+    let (status, _, err) = dataplane(&folder, "capacity @/none.toml --rate 1Gbps");
+    assert!(status == 2 && err.contains("none.toml"), "{status} {err}");
+}
+
+#[test]
 fn config_reference_is_up_to_date() {
     let folder = Folder::new();
     let (status, _, err) = dataplane(&folder, "reference --output @");

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use super::capacity::Rate;
 use super::log_level::LEVELS;
 use dataplane_core::units::Period;
 
@@ -95,6 +96,9 @@ pub(super) enum Command {
     /// Find settings of this host that cause failures, lose packets or cost speed, and print commands that fix them
     #[command(after_help = DOCTOR_STATUS)]
     Doctor(Doctor),
+    /// Predict the cores and the memory that a config needs for a rate, from costs that are measured on this machine
+    #[command(after_help = CAPACITY_HELP)]
+    Capacity(Capacity),
     /// Print the JSON schema of a config, which editors use to complete and check configs, or of the control protocol
     Schema(Schema),
     /// Print a script that lets a shell complete commands and options
@@ -575,6 +579,39 @@ pub(super) struct Doctor {
     #[arg(long, value_name = "PATH", requires = "watch")]
     pub(super) socket: Option<PathBuf>,
     /// Print JSON. With --watch, one object per interval and line
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+const CAPACITY_HELP: &str = "The measurement replaces all ports of the config by ports in memory, and opens no device. \
+    Example: dataplane capacity edge.toml --rate 100Gbps --size 64\n\n\
+    Exit status: 0 a prediction, 1 the measurement failed, 2 a wrong command line or config.";
+
+#[derive(Debug, Args)]
+pub(super) struct Capacity {
+    /// The config, a TOML file, or `-` for standard input [default: a pipeline with only a `tx` stage]
+    #[arg(value_name = "CONFIG")]
+    pub(super) config: Option<PathBuf>,
+    /// Override a value, such as runtime.burst=32 or port.wan.mtu=9000
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting)]
+    pub(super) settings: Vec<(String, String)>,
+    /// The rate of received packets over all ports: bits per second on the Ethernet line (100Gbps), or packets per
+    /// second (10Mpps)
+    #[arg(long, value_name = "RATE")]
+    pub(super) rate: Rate,
+    /// The size of the frames in bytes, without the frame check sequence [default: the frames of the config, else 64]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(42..=65_022))]
+    pub(super) size: Option<u16>,
+    /// A capture file that every port replays in the measurement, instead of generated frames
+    #[arg(long, value_name = "PCAP", conflicts_with = "size")]
+    pub(super) traffic: Option<PathBuf>,
+    /// The time of each measurement
+    #[arg(long, value_name = "TIME", value_parser = interval, default_value = "1s")]
+    pub(super) measure: Duration,
+    /// The number of measurements. The prediction uses the median
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(super) rounds: u32,
+    /// Print JSON
     #[arg(short, long)]
     pub(super) json: bool,
 }

@@ -1,6 +1,6 @@
 //! The command line that every app has: `run`, `stats`, `top`, `show`, `capture`, `trace`, `why`, `log`, `plan`, `apply`,
 //! `confirm`, `rollback`, `history`, `reload`, `save`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`,
-//! `doctor`, `schema`, `completions`.
+//! `doctor`, `capacity`, `schema`, `completions`.
 //!
 //! An app consists of its own stages and a `main` of one line. Every app includes the built-in stages:
 //!
@@ -26,6 +26,7 @@
 //! Results go to standard output. Logs, progress and the mistakes of a config go to standard error.
 
 mod args;
+mod capacity;
 mod capture;
 mod change;
 mod check;
@@ -196,6 +197,7 @@ impl App {
             Command::Devices(args) => devices::devices(&args),
             Command::Doctor(args) => doctor::doctor(&self.registry, &args),
             Command::Topology(args) => topology::topology(&self.registry, &args),
+            Command::Capacity(args) => capacity::capacity(&self.registry, &args),
             Command::Schema(args) => schema::schema(&self.registry, &args),
             Command::Completions(args) => manual::completions(definition, name, &args),
             Command::Manual(args) => manual::manual(definition, name, &args),

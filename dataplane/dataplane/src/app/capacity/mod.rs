@@ -1,0 +1,52 @@
+//! `capacity`: predicts the cores and the memory that a config needs for a rate, from costs that the command measures on
+//! this machine.
+
+mod measure;
+mod model;
+mod ports;
+mod rate;
+mod text;
+
+use std::path::PathBuf;
+
+use super::args;
+use super::console::{self, CommandError};
+use crate::config::Source;
+use dataplane_core::pipeline::Registry;
+use dataplane_core::topology::Topology;
+use dataplane_soft::doctor::Roots;
+use model::{Machine, Prediction};
+pub(super) use rate::Rate;
+
+/// The config without an argument: the cheapest pipeline, which shows the costs of the worker loop.
+const FORWARD: &str = "[[port]]\nname = \"port\"\ndevice = \"soft\"\nlink = { kind = \"generator\" }\n\n\
+                       [pipeline]\ninput = [\"port\"]\n\n[[pipeline.stage]]\nname = \"out\"\nuse = \"tx\"\nport = \"port\"\n";
+
+pub(super) fn capacity(registry: &Registry, args: &args::Capacity) -> Result<(), CommandError> {
+    let source = match &args.config {
+        Some(path) => {
+            let config = args::Config { path: path.clone(), settings: args.settings.clone() };
+            console::source(&config).map_err(|mistake| {
+                console::show(&mistake);
+                console::refusal(&mistake)
+            })?
+        }
+        None => Source::new(PathBuf::from("forward"), FORWARD, &args.settings),
+    };
+    let topology = Topology::discover()?;
+    let frames = ports::Frames { size: args.size, traffic: args.traffic.clone() };
+    let plan = measure::offline(&source, &[], registry)?;
+    let settings = ports::in_memory(&plan, &frames)?;
+    measure::refuse_written_files(&source, &settings, registry)?;
+    let measured = measure::measure(&source, &settings, registry, &topology, args.rounds, args.measure)?;
+    let machine = Machine {
+        cores: topology.allowed().count() as u64,
+        line: ports::line_rate(&Roots::real(), &plan),
+        memory: measure::memory(&source, registry)?,
+    };
+    let prediction = Prediction::new(args.rate, &measured, &machine);
+    if args.json {
+        return console::print_json(&prediction);
+    }
+    console::print(&text::text(&prediction))
+}
