@@ -9,6 +9,8 @@ use netlink_sys::{Socket, SocketAddr};
 const CONTROL: (u16, u8, u16, u16) = (0x10, 3, 1, 2);
 /// `NETDEV_CMD_DEV_GET` and `NETDEV_A_DEV_IFINDEX` (linux/netdev.h).
 const NETDEV: (u8, u16) = (1, 1);
+/// `RTA_VIA` (linux/rtnetlink.h). The crate `libc` lacks this constant for musl.
+const RTA_VIA: u16 = 18;
 
 /// Returns the attributes of an interface from the generic netlink family `netdev`
 /// (`Documentation/netlink/specs/netdev.yaml` of the kernel, 6.3 or newer).
@@ -44,7 +46,7 @@ pub fn next_hop(index: u32, source: IpAddr, destination: IpAddr) -> Option<[u8; 
         [(libc::RTA_DST, &destination), (libc::RTA_SRC, &source), (libc::RTA_OIF, &index.to_ne_bytes())];
     let route = netlink_request(&socket, (libc::RTM_GETROUTE, libc::RTM_NEWROUTE), &head, &wanted)?;
     let interface = attribute(&route, libc::RTA_OIF)?;
-    let (family, hop) = match (attribute(&route, libc::RTA_VIA), attribute(&route, libc::RTA_GATEWAY)) {
+    let (family, hop) = match (attribute(&route, RTA_VIA), attribute(&route, libc::RTA_GATEWAY)) {
         // `struct rtvia`: the family and the address of a gateway of another family.
         (Some(via), _) => (*via.first()?, via.get(2..)?),
         (None, Some(gateway)) => (family, gateway),
