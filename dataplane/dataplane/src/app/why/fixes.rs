@@ -236,9 +236,10 @@ pub(super) fn of_interface(interface: &str, kind: CauseKind) -> String {
     fix.replace("{interface}", interface)
 }
 
-/// Returns the fix for workers that cannot handle more packets. `part` is the slowest part of the loop.
-pub(super) fn saturated(part: Option<&str>, is_preempted: bool) -> String {
-    let part = part.map_or(String::new(), |part| format!(", or make `{part}` cheaper"));
+/// Returns the fix for workers that cannot handle more packets. `stage` is the slowest part of the loop, if this part is
+/// a stage.
+pub(super) fn saturated(stage: Option<&str>, is_preempted: bool) -> String {
+    let part = stage.map_or(String::new(), |stage| format!(", or remove or simplify the stage `{stage}`"));
     let core = if is_preempted { "; first give each worker its own core: `dataplane doctor CONFIG`" } else { "" };
     format!("set more `workers` in [runtime]{part}{core}")
 }

@@ -3,7 +3,7 @@
 use super::cause::{Cause, CauseKind};
 use super::fixes;
 use super::observe::Observed;
-use dataplane_core::telemetry::{Duration, PortReport, WorkerRates};
+use dataplane_core::telemetry::{CostReport, Duration, PortReport, WorkerRates};
 
 /// The device counters of packets that found no place in a queue ([`PortReport::LOSSES`]), with their meanings and the
 /// names of the queues.
@@ -166,12 +166,17 @@ fn queue_cause(
     if is_saturated {
         cause.kind = CauseKind::WorkerSaturated;
         let slowest = slowest(observed);
-        cause.reason = Some(match &slowest {
-            Some((part, _)) => format!("a worker cannot handle more packets, and `{part}` takes most of its time"),
+        cause.reason = Some(match slowest {
+            Some(cost) => {
+                let part = &cost.part;
+                format!("a worker cannot handle more packets, and the slowest part of its loop is `{part}`")
+            }
             None => "a worker cannot handle more packets".to_owned(),
         });
-        cause.evidence.extend(slowest.as_ref().map(|(_, evidence)| evidence.clone()));
-        cause.fix = fixes::saturated(slowest.as_ref().map(|(part, _)| part.as_str()), preempted.is_some());
+        cause.evidence.extend(slowest.map(|cost| time_of(observed, cost)));
+        // Only a stage can be changed in the config.
+        let stage = slowest.filter(|cost| cost.is_stage).map(|cost| cost.part.as_str());
+        cause.fix = fixes::saturated(stage, preempted.is_some());
     } else if preempted.is_some() {
         cause.kind = CauseKind::WorkerPreempted;
         cause.reason = Some(format!("the {queue} filled up while other threads used the core of the worker"));
@@ -183,17 +188,34 @@ fn queue_cause(
     cause
 }
 
-/// Returns the part of the loop that takes most of the time, and its time as evidence.
-fn slowest(observed: &Observed) -> Option<(String, String)> {
-    // The workers measure only about one loop in a thousand.
+/// Returns the costs of the parts of the loop. The workers measure only about one loop in a thousand, so there may be no
+/// recent costs.
+fn costs(observed: &Observed) -> &[CostReport] {
     let (recent, report) = (&observed.after.recent, &observed.after.report);
-    let costs = if recent.costs.is_empty() { report.costs.iter() } else { recent.costs.iter() };
-    let (total, parts): (Vec<_>, Vec<_>) = costs.partition(|cost| cost.part == "all" && !cost.is_stage);
-    let time = |cost: &dataplane_core::telemetry::CostReport| cost.ns * cost.burst * cost.bursts as f64;
-    let slowest = parts.into_iter().max_by(|a, b| time(a).total_cmp(&time(b)))?;
-    let share = time(slowest) * 100.0 / total.first().map_or(f64::INFINITY, |all| time(all).max(1.0));
-    let ns = Duration(slowest.ns);
-    Some((slowest.part.clone(), format!("`{}` takes {ns} per packet, {share:.0} % of the measured time", slowest.part)))
+    if recent.costs.is_empty() { &report.costs } else { &recent.costs }
+}
+
+/// Whether the cost is the total of all parts.
+fn is_total(cost: &CostReport) -> bool {
+    cost.part == "all" && !cost.is_stage
+}
+
+/// Returns the measured time of a part, in nanoseconds.
+fn total_ns(cost: &CostReport) -> f64 {
+    cost.ns * cost.burst * cost.bursts as f64
+}
+
+/// Returns the part of the loop that takes the most time.
+fn slowest(observed: &Observed) -> Option<&CostReport> {
+    let parts = costs(observed).iter().filter(|cost| !is_total(cost));
+    parts.max_by(|a, b| total_ns(a).total_cmp(&total_ns(b)))
+}
+
+/// Returns the time of a part as evidence.
+fn time_of(observed: &Observed, cost: &CostReport) -> String {
+    let total = costs(observed).iter().find(|cost| is_total(cost));
+    let share = total_ns(cost) * 100.0 / total.map_or(f64::INFINITY, |all| total_ns(all).max(1.0));
+    format!("`{}` takes {} per packet, {share:.0} % of the measured time", cost.part, Duration(cost.ns))
 }
 
 /// Returns the causes that the counters of the kernel's interface show.

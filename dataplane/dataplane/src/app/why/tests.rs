@@ -195,7 +195,7 @@ impl Stage for Lame {
 #[test]
 fn slow_blocked_and_faulty_stages_are_named() {
     for (fault, rate, name, kind, part) in [
-        ("slow", "500kpps", "p.rx_out_of_buffer", CauseKind::WorkerSaturated, "lame"),
+        ("slow", "500kpps", "p.rx_out_of_buffer", CauseKind::WorkerSaturated, "simplify the stage `lame`"),
         ("blocks", "2kpps", "worker 0", CauseKind::WorkerBlocked, "does not answer"),
         ("panics", "2kpps", "lame.quarantined", CauseKind::Stage, "the stage is quarantined after a panic"),
     ] {
