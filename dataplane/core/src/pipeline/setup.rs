@@ -280,6 +280,12 @@ impl<'a> Setup<'a> {
         made
     }
 
+    /// Returns the common object of the type `T` of the running pipeline, if a change builds this object again. The new
+    /// object can take over the content of the earlier object.
+    pub fn earlier_common<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
+        self.earlier.get(&(String::new(), TypeId::of::<T>())).cloned()?.downcast().ok()
+    }
+
     /// Requests a new common object of the type `T`, because the existing object does not suit the parameters of this
     /// stage. If the object belongs to a running pipeline, the change prepares all stages that use the object again.
     pub fn renew_common<T: 'static>(&mut self) {
@@ -462,7 +468,7 @@ pub struct Resources {
     folder: PathBuf,
     next_hops: NextHops,
     shared: HashMap<ObjectKey, SharedObject>,
-    /// The objects that the replaced stages shared.
+    /// The objects that the replaced stages shared, and the common objects of the running pipeline.
     earlier: HashMap<ObjectKey, SharedObject>,
     /// For each common object of the running pipeline, the names of the running stages that use the object.
     users: BTreeMap<TypeId, BTreeSet<String>>,
@@ -701,7 +707,7 @@ impl Objects {
             folder: folder.to_owned(),
             next_hops,
             shared,
-            earlier: of(self, &|stage, _| replaces.contains(stage)),
+            earlier: of(self, &|stage, _| stage.is_empty() || replaces.contains(stage)),
             users,
             renewed: BTreeSet::new(),
             records,

@@ -158,6 +158,16 @@ impl StateMachine {
         self.entries.len()
     }
 
+    /// Takes over a neighbour that an earlier state machine has resolved. The neighbour is verified at its next use.
+    pub(super) fn take_over(&mut self, hop: NextHop, mac: MacAddr, actions: &mut Vec<Action>) {
+        if self.entries.len() < self.settings.most {
+            self.stale(hop, mac, 0, actions);
+            if let Some(entry) = self.entries.get_mut(&hop) {
+                entry.confirmed = true;
+            }
+        }
+    }
+
     /// Handles a packet of a worker for a neighbour that is unknown or stale. `askable` is `false` if the
     /// address cannot belong to a neighbour on the port, such as a broadcast address.
     pub(super) fn request(&mut self, hop: NextHop, askable: bool, now: Millis, actions: &mut Vec<Action>) {

@@ -25,7 +25,7 @@ use dataplane_core::error::Result;
 use dataplane_core::header::MacAddr;
 use dataplane_core::header::ndp::is_link_local;
 use dataplane_core::mem::{Batch, MetaFlags};
-use dataplane_core::pipeline::{Ctx, NextHop, PortInfo, Problem, Setup, StopSignal, Task};
+use dataplane_core::pipeline::{Ctx, NextHop, PortInfo, Problem, Setup, StopSignal, Task, renumbered};
 use dataplane_core::units::Period;
 use dataplane_tables::bucket::TokenBucket;
 use frames::Frame;
@@ -89,6 +89,8 @@ pub struct Resolution {
     answers: FromWorkers<Received>,
     hints: FromWorkers<Received>,
     open: OnceLock<OpenResolution>,
+    /// The object that this object replaces, until the background task has taken over the neighbours.
+    earlier: Mutex<Option<Arc<Resolution>>>,
 }
 
 #[derive(Debug)]
@@ -149,6 +151,7 @@ impl Resolution {
                 answers: FromWorkers::new(QUEUE),
                 hints: FromWorkers::new(QUEUE),
                 open: OnceLock::new(),
+                earlier: Mutex::new(setup.earlier_common::<Self>().filter(|earlier| earlier.open.get().is_some())),
             })
         })
     }
@@ -190,7 +193,11 @@ impl Resolution {
                 numbers: Mutex::default(),
                 tables,
                 frames: ToWorkers::new(QUEUE),
-                changed: resolution.ports.iter().map(|_| AtomicBool::new(true)).collect(),
+                changed: resolution
+                    .ports
+                    .iter()
+                    .map(|port| AtomicBool::new(!resolution.continues(port, settings)))
+                    .collect(),
                 counts: Default::default(),
             }
         });
@@ -215,6 +222,22 @@ impl Resolution {
             client.hops.push(*hop);
         }
         Ok(client)
+    }
+
+    /// Returns the object that this object replaces, if the neighbours of the object are valid for `settings`.
+    fn earlier(&self, settings: Settings) -> Option<Arc<Self>> {
+        let earlier = self.earlier.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let before = earlier.open.get()?.settings;
+        let times = |settings: Settings| (settings.reachable, settings.ageing);
+        // With other ports, the share of each port may differ.
+        let is_valid =
+            times(before) == times(settings) && (before.most == settings.most || earlier.ports != self.ports);
+        is_valid.then_some(earlier)
+    }
+
+    /// Returns whether the neighbours of a port are known from the replaced object.
+    fn continues(&self, port: &PortInfo, settings: Settings) -> bool {
+        self.earlier(settings).is_some_and(|earlier| earlier.ports.contains(port))
     }
 
     /// Requests announcements of this host's addresses, because the link of a port has changed.
@@ -429,6 +452,35 @@ impl ResolverState {
         Some(Self { resolution, machines, actions: Vec::new(), last_timeout_check: 0, last_retry: 0, announced })
     }
 
+    /// Takes over the resolved neighbours of the object that this object replaces, so that the workers find these
+    /// neighbours when they switch to the new pipeline.
+    fn take_over(&mut self) {
+        let Self { resolution, machines, actions, .. } = self;
+        let Some(open) = resolution.open.get() else { return };
+        let earlier = resolution.earlier(open.settings);
+        *resolution.earlier.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let Some(earlier) = earlier else { return };
+        let numbers = renumbered(&earlier.ports, &resolution.ports);
+        let Some(before) = earlier.open.get() else { return };
+        for slot in 0..before.tables.neighbor_slots() {
+            let Some((hop, Resolved::At(mac))) = before.tables.neighbor_at(slot) else { continue };
+            let Some(port) = numbers.get(usize::from(hop.port)).copied().flatten() else { continue };
+            if let Some(machine) = machines.get_mut(usize::from(port)) {
+                machine.take_over(NextHop { port, ..hop }, mac, actions);
+            }
+        }
+        let mut writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        for action in actions.drain(..) {
+            if let Action::Set(hop, resolved, mark) = action
+                && writer.set_neighbor(hop, resolved, mark).is_err()
+                && let Some(machine) = machines.get_mut(usize::from(hop.port))
+            {
+                machine.refuse(hop);
+            }
+        }
+        writer.publish(&open.tables);
+    }
+
     /// Runs one step of the resolver, `now` milliseconds after the start of the resolver.
     fn step(&mut self, now: u64) {
         let Self { resolution, machines, actions, last_timeout_check, last_retry, announced } = self;
@@ -505,6 +557,7 @@ struct Resolver {
 impl Task for Resolver {
     fn start(&mut self) -> Result<()> {
         self.state = ResolverState::new(self.resolution.clone());
+        self.state.iter_mut().for_each(ResolverState::take_over);
         Ok(())
     }
 

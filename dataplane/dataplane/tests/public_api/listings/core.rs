@@ -2577,6 +2577,7 @@ pub mod pipeline {
                 &mut self,
                 make: impl FnOnce(&mut Self) -> Arc<T>,
             ) -> Arc<T> {}
+            pub fn earlier_common<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {}
             pub fn renew_common<T: 'static>(&mut self) {}
             pub fn on_behalf_of<T: 'static, R>(
                 &mut self,
