@@ -53,6 +53,7 @@ mod selftest;
 mod srq;
 #[cfg(test)]
 mod tests;
+mod unlisted;
 mod window;
 
 use std::fs;
@@ -68,6 +69,7 @@ pub use poll::VerbsCursor;
 pub use qp::VerbsQp;
 pub use selftest::SelfTest;
 pub use srq::VerbsSrq;
+pub use unlisted::UnlistedDevice;
 pub use window::VerbsMw;
 
 use dataplane_core::error::{Error, Result, VerbError};
@@ -81,10 +83,15 @@ pub struct VerbsProvider;
 impl Provider for VerbsProvider {
     type Device = VerbsDevice;
 
-    /// Returns the devices of the host. A device that cannot be opened is listed with the reason. On a kernel without
-    /// RDMA support, the list is empty.
+    /// Returns the devices of the host. A device that cannot be opened, or that only the kernel knows, is listed with
+    /// the reason. On a kernel without RDMA support, the list is empty.
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        Ok(names()?.into_iter().map(|name| info(self, name)).collect())
+        let names = names()?;
+        let unlisted = unlisted(&names).into_iter().map(|device| {
+            let why = device.to_string();
+            DeviceInfo { node: node(&device.name), ..DeviceInfo::unusable(device.name, why) }
+        });
+        Ok(names.into_iter().map(|name| info(self, name)).chain(unlisted).collect())
     }
 
     fn open(&self, name: &str) -> Result<VerbsDevice> {
@@ -97,13 +104,8 @@ impl Provider for VerbsProvider {
             Some(ffi::ibv_open_device(*device))
         });
         let none = || {
-            let known = names().unwrap_or_default();
-            let known = if known.is_empty() {
-                "this host has no verbs devices".to_owned()
-            } else {
-                format!("devices: {}", known.join(", "))
-            };
-            Error::Topology(format!("{name}: no verbs device with this name; {known}"))
+            let listed = names().unwrap_or_default();
+            no_device(name, &listed, &unlisted(&listed))
         };
         let raw = match opened {
             Ok(raw) => raw.ok_or_else(none)?.map_err(failed)?,
@@ -114,6 +116,35 @@ impl Provider for VerbsProvider {
         #[allow(unsafe_code, reason = "the context is a raw pointer")]
         unsafe { VerbsDevice::new(raw, name.to_owned()) }.map_err(failed)
     }
+}
+
+impl VerbsProvider {
+    /// Returns the RDMA devices of the kernel that libibverbs does not list, with the reasons.
+    ///
+    /// # Errors
+    /// libibverbs cannot list its devices.
+    pub fn unlisted(&self) -> Result<Vec<UnlistedDevice>> {
+        Ok(unlisted(&names()?))
+    }
+}
+
+fn unlisted(listed: &[String]) -> Vec<UnlistedDevice> {
+    UnlistedDevice::all(Path::new("/sys"), Path::new("/dev"), listed)
+}
+
+/// Returns the error for a device that libibverbs does not list. `listed` are the devices that libibverbs lists, and
+/// `unlisted` the other devices of the kernel.
+fn no_device(name: &str, listed: &[String], unlisted: &[UnlistedDevice]) -> Error {
+    let why = match unlisted.iter().find(|device| device.name == name) {
+        Some(device) => device.to_string(),
+        None if listed.is_empty() && unlisted.is_empty() => "this host has no verbs devices".to_owned(),
+        None => {
+            let unlisted = unlisted.iter().map(|device| device.name.as_str());
+            let known: Vec<&str> = listed.iter().map(String::as_str).chain(unlisted).collect();
+            format!("devices: {}", known.join(", "))
+        }
+    };
+    Error::Topology(format!("{name}: no verbs device with this name; {why}"))
 }
 
 fn names() -> Result<Vec<String>> {

@@ -1,4 +1,4 @@
-//! Checks that the RDMA devices of a plan exist, that the switch in the NIC does not filter their frames, and that a
+//! Checks that the RDMA devices of a plan exist, that libibverbs knows these devices, that the switch in the NIC does not filter their frames, and that a
 //! counter of lost packets is known.
 
 use super::section::Section;
@@ -6,8 +6,9 @@ use crate::config::{Plan, PortPlan, Qp};
 use dataplane_soft::doctor::{Finding, Roots, Severity};
 
 /// Checks the RDMA devices that ports name. The kernel lists RDMA devices in `/sys/class/infiniband`
-/// (`sysfs-class-infiniband` in the kernel's ABI documentation).
-pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
+/// (`sysfs-class-infiniband` in the kernel's ABI documentation). `unlisted` returns the reason and the fix if the kernel
+/// has a device, but libibverbs does not list the device.
+pub(super) fn of_plan(roots: &Roots, plan: &Plan, unlisted: impl Fn(&str) -> Option<(String, String)>) -> Vec<Section> {
     let known = roots.sys_names("class/infiniband");
     let named = plan.ports.iter().enumerate().filter(|(_, port)| port.config.is_verbs());
     let section = |(place, port): (usize, &PortPlan)| {
@@ -22,6 +23,11 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
             let what = format!("this host has no RDMA device `{device}`");
             Finding::new(Severity::Fails, what, "the run fails at its start", fix)
         });
+        let missing = missing.or_else(|| {
+            let (why, fix) = unlisted(device)?;
+            let what = format!("the kernel has the RDMA device `{device}`, but {why}");
+            Some(Finding::new(Severity::Fails, what, "the run fails at its start", fix))
+        });
         let subject = format!("port `{}`, device `{device}`", port.config.name);
         let facts = if missing.is_none() { uncounted_losses(roots, port) } else { None };
         let findings = missing.or_else(|| filtered(roots, port)).into_iter().collect();
@@ -29,6 +35,19 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
         Section { facts: facts.into_iter().collect(), ..section }
     };
     named.map(section).collect()
+}
+
+/// Returns the reason and the fix if the kernel of this host has a device that libibverbs does not list.
+#[cfg(feature = "ibverbs")]
+pub(super) fn unlisted(device: &str) -> Option<(String, String)> {
+    let unlisted = dataplane_ibverbs::VerbsProvider.unlisted().ok()?;
+    unlisted.into_iter().find(|found| found.name == device).map(|found| (found.why, found.fix))
+}
+
+/// Returns `None`, because this program does not use libibverbs.
+#[cfg(not(feature = "ibverbs"))]
+pub(super) fn unlisted(_: &str) -> Option<(String, String)> {
+    None
 }
 
 /// Returns a finding if the switch in the NIC filters the frames for a raw-packet port. This is the case if the device

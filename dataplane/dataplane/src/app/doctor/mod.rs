@@ -85,7 +85,7 @@ fn examine(roots: &Roots, topology: &Topology, plan: Option<&Plan>) -> Vec<Secti
     let mut sections = vec![Section::new("host", "runtime.hugepages", findings)];
     match plan {
         Some(plan) => {
-            sections.extend(device::of_plan(roots, plan));
+            sections.extend(device::of_plan(roots, plan, device::unlisted));
             sections.extend(address::of_plan(plan));
             sections.extend(interface::of_plan(roots, plan));
         }

@@ -255,12 +255,20 @@ fn missing_rdma_device_is_found() {
         "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\ninput = [\"a\"]\n\
          [[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n",
     );
-    let found = |host: &Host| device::of_plan(&host.0, &plan).remove(0).findings;
+    let found = |host: &Host| device::of_plan(&host.0, &plan, |_| None).remove(0).findings;
     let host = Host::new();
     assert!(found(&host)[0].fix.contains("device = \"host\" or \"soft\""));
     let host = host.with_file("sys/class/infiniband/rdma6/node_type", "1: CA");
     assert!(matches!(&found(&host)[..], [one] if one.severity == Severity::Fails && one.fix.ends_with("rdma6")));
-    assert_eq!(found(&host.with_file("sys/class/infiniband/rdma7/node_type", "1: CA")), []);
+    let host = host.with_file("sys/class/infiniband/rdma7/node_type", "1: CA");
+    assert_eq!(found(&host), []);
+    let unlisted = |device: &str| (device == "rdma7").then(|| ("it is broken".to_owned(), "fix it".to_owned()));
+    let found = device::of_plan(&host.0, &plan, unlisted).remove(0).findings;
+    assert!(
+        matches!(&found[..], [one] if one.severity == Severity::Fails && one.fix == "fix it"
+            && one.what == "the kernel has the RDMA device `rdma7`, but it is broken"),
+        "{found:?}"
+    );
 }
 
 /// A virtual function or subfunction gets only the frames that its network interface has requested from the switch in
@@ -269,7 +277,7 @@ fn missing_rdma_device_is_found() {
 fn virtual_function_without_promiscuous_mode_is_found() {
     const CONFIG: &str = "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\n\
                           input = [\"a\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n";
-    let found = |host: &Host, text: &str| device::of_plan(&host.0, &plan(text)).remove(0).findings;
+    let found = |host: &Host, text: &str| device::of_plan(&host.0, &plan(text), |_| None).remove(0).findings;
     for (file, commands) in [
         ("physfn/vendor", ["ip link set dev eth9 promisc on", "ip link set dev PF vf N trust on"]),
         ("sfnum", ["ip link set dev eth9 promisc on", ""]),
@@ -294,7 +302,7 @@ fn virtual_function_without_promiscuous_mode_is_found() {
 fn rdma_device_without_a_counter_of_lost_packets_is_reported() {
     const CONFIG: &str = "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\n\
                           input = [\"a\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n";
-    let facts = |host: &Host, text: &str| device::of_plan(&host.0, &plan(text)).remove(0).facts;
+    let facts = |host: &Host, text: &str| device::of_plan(&host.0, &plan(text), |_| None).remove(0).facts;
     let host = || Host::new().with_file("sys/class/infiniband/rdma7/node_type", "1: CA");
     let found = facts(&host(), CONFIG);
     assert!(matches!(&found[..], [one] if one.contains("knows no counter of `rdma7`")), "{found:?}");

@@ -211,6 +211,15 @@ mod srq {
     impl fmt::Debug for VerbsSrq {}
     unsafe impl SharedReceiveQueue for VerbsSrq {}
 }
+mod unlisted {
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct UnlistedDevice {
+        pub name: String,
+        pub why: String,
+        pub fix: String,
+    }
+    impl fmt::Display for UnlistedDevice {}
+}
 mod window {
     pub struct VerbsMw {
         private: _,
@@ -230,7 +239,11 @@ pub use poll::VerbsCursor;
 pub use qp::VerbsQp;
 pub use selftest::SelfTest;
 pub use srq::VerbsSrq;
+pub use unlisted::UnlistedDevice;
 pub use window::VerbsMw;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VerbsProvider;
 impl Provider for VerbsProvider {}
+impl VerbsProvider {
+    pub fn unlisted(&self) -> Result<Vec<UnlistedDevice>> {}
+}
