@@ -31,6 +31,11 @@ const SMALL: QpCaps = QpCaps { send_depth: 1, recv_depth: 1, send_sges: 1, recv_
 const PLAIN: CqSpec =
     CqSpec { depth: 1, fields: PollFields::empty(), flags: CqFlags::empty(), vector: 0, api: CqApi::Auto, context: 0 };
 
+/// The reason why a device with iWARP lacks reliable connections. The device creates the queue pair, but the driver
+/// refuses the state RTS without a connection of rdma_cm (`irdma_modify_qp` in the kernel).
+const IWARP: &str = "the device uses iWARP, whose connections need rdma_cm, which this program does not use; help: set \
+                     the NIC to RoCE if it supports RoCE";
+
 /// Detects the capabilities of a device. Creates a few small objects and destroys them immediately.
 pub(super) fn probe(device: &impl Device, context: &Context) -> ProbeResult {
     let attr = &context.limits.attr;
@@ -135,6 +140,7 @@ fn attempt<D: Device>(device: &D, context: &Context, cq: &D::Cq, capability: Cap
     match capability {
         Capability::RawPacket => small(QpType::RawPacket),
         Capability::Datagram => small(QpType::Ud),
+        Capability::Rc if context.is_iwarp => Err(IWARP.to_owned()),
         Capability::Rc => small(QpType::Rc),
         Capability::Uc => small(QpType::Uc),
         Capability::Inline => {

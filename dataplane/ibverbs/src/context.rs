@@ -6,7 +6,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use ibverbs_sys::{ibv_context, ibv_device_attr_ex};
+use ibverbs_sys::{IBV_TRANSPORT_IWARP, ibv_context, ibv_device_attr_ex};
 
 use super::ffi;
 use super::os::{nonblocking, object_of};
@@ -20,6 +20,8 @@ pub(super) struct Context {
     pub(super) name: String,
     /// The name of the user-space driver, such as `mlx5`.
     pub(super) driver: String,
+    /// Whether the device uses iWARP: RDMA over TCP.
+    pub(super) is_iwarp: bool,
     pub(super) library: Option<Library>,
     pub(super) quirks: Quirks,
     pub(super) limits: Limits,
@@ -86,12 +88,15 @@ impl Context {
     ) -> Result<Self, VerbError> {
         // SAFETY: the caller upholds the safety contract.
         let (vectors, async_fd) = unsafe { ((*raw.as_ptr()).num_comp_vectors, (*raw.as_ptr()).async_fd) };
+        // SAFETY: a context belongs to a device, which exists as long as the context.
+        let transport = unsafe { (&raw const (*(*raw.as_ptr()).device).transport_type).read() };
         let library = Library::of_this_process();
         let mut context = Self {
             raw,
             quirks: Quirks::of(&driver, library),
             name,
             driver,
+            is_iwarp: transport == IBV_TRANSPORT_IWARP,
             library,
             limits: Limits { attr: ibv_device_attr_ex::default(), vectors: Limits::count(vectors) },
             numbers: AtomicU32::new(0),

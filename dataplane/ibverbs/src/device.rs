@@ -117,6 +117,11 @@ unsafe impl Device for VerbsDevice {
         &self.probed.capabilities
     }
 
+    fn missing_reason(&self, capability: Capability) -> Option<&str> {
+        let missing = self.probed.missing.iter().find(|missing| missing.capability == capability)?;
+        Some(&missing.why)
+    }
+
     fn checks_every_key(&self) -> bool {
         matches!(self.context.driver.as_str(), "rxe" | "siw")
     }
@@ -232,8 +237,8 @@ impl RawDevice for VerbsDevice {
     }
 
     fn check_raw(&self, spec: &RawSpec, queues: u16) -> Result<(), Error> {
-        if let Some(missing) = self.probed.missing.iter().find(|missing| missing.capability == Capability::RawPacket) {
-            let (name, why) = (self.name(), &missing.why);
+        if let Some(why) = self.missing_reason(Capability::RawPacket) {
+            let name = self.name();
             return Err(Error::Config(format!("{name}: the device creates no raw-packet queue pairs: {why}")));
         }
         let checked = rss::check(spec, &self.raw_caps(), queues);

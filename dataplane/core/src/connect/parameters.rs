@@ -248,7 +248,8 @@ impl EndpointParameters {
             }
         };
         if !caps.has.contains(&needed) {
-            let message = format!("{}: the device does not support queue pairs of type {kind}", device.name());
+            let why = device.missing_reason(needed).map_or_else(String::new, |why| format!(": {why}"));
+            let message = format!("{}: the device does not support queue pairs of type {kind}{why}", device.name());
             return Err(Error::Peer(message));
         }
         if self.port == 0 || self.port > caps.ports {
@@ -406,9 +407,14 @@ impl EndpointParameters {
     }
 
     fn check_pkey<D: Device>(&self, device: &D, places: u16, wrong: &mut Mistakes<'_>) {
+        if places == 0 {
+            let why = "the port has no partition keys, so no queue pair can use the port";
+            wrong.add("device_port", self.port, why, "use another port or device");
+            return;
+        }
         if self.pkey_index >= places {
             let why = format!("the partition key table of the port has {places} entries");
-            wrong.add("pkey_index", self.pkey_index, why, format!("use at most {}", places.saturating_sub(1)));
+            wrong.add("pkey_index", self.pkey_index, why, format!("use at most {}", places - 1));
             return;
         }
         // The low 15 bits are the partition number. 0 means that the entry is empty.

@@ -102,6 +102,12 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
     /// Returns the capabilities, which are queried once when the device is opened.
     fn capabilities(&self) -> &Capabilities;
 
+    /// Returns the reason why the device lacks a capability. Returns `None` if the device has the capability or the
+    /// reason is not known.
+    fn missing_reason(&self, _: Capability) -> Option<&str> {
+        None
+    }
+
     /// Returns `true` if the device checks the memory key of an element before each access to the memory of the
     /// element. The read of inline bytes in `ibv_post_send` is an exception. Returns `false` if the library of the
     /// device accesses memory in user space without this check. For example, libmlx5 copies a short message from the

@@ -159,7 +159,7 @@ fn gid_is_chosen_by_value_or_kind_or_index() {
 #[test]
 fn unsupported_parameter_is_reported_with_a_fix() {
     type Change = fn(&mut EndpointParameters, &mut Fake);
-    let cases: [(Change, &[&str]); 27] = [
+    let cases: [(Change, &[&str]); 28] = [
         (|it, _| it.port = 2, &["`device_port` = 2 on `mlx5_0`: the device has only port 1; help: use port 1"]),
         (|it, _| it.port = 0, &["`device_port` = 0 on `mlx5_0`: the device has only port 1; help: use port 1"]),
         (
@@ -221,6 +221,12 @@ fn unsupported_parameter_is_reported_with_a_fix() {
         (
             |it, _| it.pkey_index = 2,
             &["`pkey_index` = 2 on `mlx5_0`: the partition key table of the port has 2 entries; help: use at most 1"],
+        ),
+        (
+            |_, device| device.port.pkeys = 0,
+            &[
+                "`device_port` = 1 on `mlx5_0`: the port has no partition keys, so no queue pair can use the port; help: use another port or device",
+            ],
         ),
         (
             |it, _| it.pkey_index = 1,

@@ -8,7 +8,7 @@ use super::cq::{FakeCq, new_cq};
 use super::events::new_mr;
 use super::memory::{create_srq, dereg_mr};
 use super::qp::{FakeQp, new_qp};
-use super::{Call, MARK, fail, fake_device, state};
+use super::{Call, DEVICES, fail, fake_device, state};
 
 pub(crate) use ibverbs_sys::*;
 
@@ -16,7 +16,7 @@ pub(crate) use ibverbs_sys::*;
 /// The context must be valid.
 unsafe fn is_fake(context: *mut ibv_context) -> bool {
     // SAFETY: the caller upholds the safety contract.
-    unsafe { (*context).device.cast_const().cast() == &raw const MARK }
+    DEVICES.as_ptr_range().contains(&unsafe { (*context).device.cast_const() })
 }
 
 macro_rules! symbols {

@@ -314,8 +314,13 @@ struct FakeDevice {
 /// The fake device. Drop the objects of the device before the device.
 pub(crate) struct Fake(NonNull<FakeDevice>);
 
-/// The device pointer of every fake context points to this variable, so that a fake context can be recognised.
-static MARK: u8 = 0;
+/// The devices of fake contexts: a device with RoCE, and a device with iWARP. A fake context can be recognised by its
+/// pointer to one of these devices.
+static DEVICES: [ibv_device; 2] = {
+    // SAFETY: all members are optional functions and numbers, for which zeros are valid. 0 is `IBV_TRANSPORT_IB`.
+    let roce: ibv_device = unsafe { zeroed() };
+    [roce, ibv_device { transport_type: IBV_TRANSPORT_IWARP, ..roce }]
+};
 
 impl Fake {
     /// Creates a device with all verbs except those that `change` removes.
@@ -354,7 +359,7 @@ impl Fake {
         // The device has no file descriptors. System calls on -1 fail without an effect.
         verbs.context.cmd_fd = -1;
         verbs.context.async_fd = -1;
-        verbs.context.device = (&raw const MARK).cast::<ibv_device>().cast_mut();
+        verbs.context.device = (&raw const DEVICES[0]).cast_mut();
         verbs.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
         change(&mut verbs);
         let fake_device = Box::new(FakeDevice { verbs, pd: ibv_pd::default(), attr, state: Mutex::default() });
@@ -380,6 +385,12 @@ impl Fake {
     /// Makes a verb fail with an error from this call on. The error 0 makes the verb succeed again.
     pub(crate) fn refuse(&self, verb: &'static str, errno: c_int) {
         self.state().refused.insert(verb, errno);
+    }
+
+    /// Makes the device an iWARP device.
+    pub(crate) fn uses_iwarp(&self) {
+        // SAFETY: the context is valid, and nothing else accesses it during this call.
+        unsafe { (*self.context()).device = (&raw const DEVICES[1]).cast_mut() };
     }
 
     /// Makes the device refuse to change a queue pair to a state.

@@ -558,6 +558,18 @@ fn events_need_a_completion_queue_with_a_channel() {
     assert!(why.is_some_and(|why| why.contains("Operation not supported")), "{missing:?}");
 }
 
+/// An iWARP device creates queue pairs of type rc, but cannot connect them without rdma_cm.
+#[test]
+fn iwarp_device_has_no_reliable_connections() {
+    use dataplane_core::connect::EndpointParameters;
+    use dataplane_core::verbs::Capability::{RawPacket, Rc, Timestamps};
+    let test = test_device_of("irdma", 0, Fake::uses_iwarp);
+    let has = &test.device.capabilities().has;
+    assert!(!has.contains(&Rc) && has.contains(&RawPacket) && has.contains(&Timestamps), "{has:?}");
+    let error = EndpointParameters::default().resolve(&test.device, QpType::Rc).unwrap_err().to_string();
+    assert!(error.contains("type IBV_QPT_RC: the device uses iWARP"), "{error}");
+}
+
 /// mlx4 reports RSS, but refuses every indirection table that repeats its work queues.
 #[test]
 fn mlx4_has_no_rss_for_several_workers() {

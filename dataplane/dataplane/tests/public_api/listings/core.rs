@@ -4369,6 +4369,7 @@ pub mod verbs {
         type Channel: CompletionChannel;
         fn name(&self) -> &str;
         fn capabilities(&self) -> &Capabilities;
+        fn missing_reason(&self, _: Capability) -> Option<&str> {}
         fn checks_every_key(&self) -> bool;
         fn port(&self, port: u8) -> Result<PortAttributes, VerbError>;
         fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError>;
