@@ -256,11 +256,16 @@ impl CqNegotiator<'_> {
             self.spec.fields.intersects(feature.fields) || self.spec.flags.intersects(feature.flags)
         };
         let mut features: Vec<OptionalFeature> = OPTIONAL_FEATURES.into_iter().filter(asked).collect();
-        if let Some(why) = self.context.quirks.why(Quirk::WallclockStamps)
-            && let Some(at) = features.iter().position(|feature| feature.fields == PollFields::WALLCLOCK)
-        {
-            features.remove(at);
-            self.refuse(Capability::WallclockTimestamps, why);
+        for (quirk, capability) in [
+            (Quirk::WallclockStamps, Capability::WallclockTimestamps),
+            (Quirk::IgnoredOverrunFlag, Capability::IgnoreOverrun),
+        ] {
+            if let Some(why) = self.context.quirks.why(quirk)
+                && let Some(at) = features.iter().position(|feature| feature.capability == Some(capability))
+            {
+                features.remove(at);
+                self.refuse(capability, why);
+            }
         }
         let mut given_up = Vec::new();
         let mut raw = loop {

@@ -59,6 +59,8 @@ pub(super) enum Quirk {
     WallclockStamps,
     /// The driver refuses sends without the flag `SIGNALED`.
     UnsignalledSends,
+    /// The driver ignores the flag `IGNORE_OVERRUN` of a completion queue, without an error.
+    IgnoredOverrunFlag,
 }
 
 /// The first version without the defect, for a defect that every known version has.
@@ -66,7 +68,7 @@ const NEVER: u32 = u32::MAX;
 
 /// For each defect: the driver, the first version of libibverbs without the defect, the defect, and a description with
 /// its source.
-const TABLE: [(&str, u32, Quirk, &str); 6] = [
+const TABLE: [(&str, u32, Quirk, &str); 7] = [
     (
         "rxe",
         59,
@@ -98,6 +100,12 @@ const TABLE: [(&str, u32, Quirk, &str); 6] = [
         "mlx5 before libibverbs 65 can hang when reading the wall clock (rdma-core 0819419e7)",
     ),
     ("efa", NEVER, Quirk::UnsignalledSends, "efa refuses unsignalled sends (rdma-core 2b89684a1)"),
+    (
+        "ionic",
+        NEVER,
+        Quirk::IgnoredOverrunFlag,
+        "ionic ignores the flag IGNORE_OVERRUN of completion queues (ionic_create_cq_ex)",
+    ),
 ];
 
 /// The quirks of one device.
@@ -153,6 +161,7 @@ mod tests {
         assert!(!has("rxe", Some(59), Quirk::BatchPoll) && has("rxe", Some(59), Quirk::BuilderLists));
         assert!(!has("rxe", Some(64), Quirk::BuilderLists));
         assert!(has("mlx5", Some(64), Quirk::WallclockStamps) && !has("mlx5", Some(65), Quirk::WallclockStamps));
+        assert!(has("ionic", Some(65), Quirk::IgnoredOverrunFlag) && !has("mlx5", None, Quirk::IgnoredOverrunFlag));
         assert!(has("efa", None, Quirk::UnsignalledSends) && !has("mlx5", None, Quirk::UnsignalledSends));
         assert!(!has("mlx5", Some(44), Quirk::BatchPoll) && !has("efa", None, Quirk::BatchPoll));
     }

@@ -570,6 +570,16 @@ fn iwarp_device_has_no_reliable_connections() {
     assert!(error.contains("type IBV_QPT_RC: the device uses iWARP"), "{error}");
 }
 
+/// ionic accepts the flag for completion queues that do not detect overrun, but ignores it.
+#[test]
+fn ionic_has_no_completion_queues_without_overrun_detection() {
+    use dataplane_core::verbs::Capability::IgnoreOverrun;
+    assert!(test_device().device.capabilities().has.contains(&IgnoreOverrun));
+    let test = test_device_of("ionic", 0, |_| {});
+    assert!(!test.device.capabilities().has.contains(&IgnoreOverrun));
+    assert!(test.device.missing_reason(IgnoreOverrun).is_some_and(|why| why.contains("ionic ignores")));
+}
+
 /// mlx4 reports RSS, but refuses every indirection table that repeats its work queues.
 #[test]
 fn mlx4_has_no_rss_for_several_workers() {
