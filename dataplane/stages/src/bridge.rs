@@ -88,7 +88,7 @@ pub struct Bridge {
     /// one kind from one port that a worker can flood at once, even if this number exceeds the rate. The default of
     /// `burst` is 100. At least one rate is required. Default: no limits.
     storm_control: Option<StormControl>,
-    /// The time for which a looped port stays shut after the last probe returned: `"1s"` to `"1h"`. Default: no loop
+    /// The time for which a looped port stays shut after the last probe returned: `"3s"` to `"1h"`. Default: no loop
     /// detection.
     loop_shut: Option<Period>,
     #[serde(skip)]
@@ -267,7 +267,7 @@ impl Stage for Bridge {
             None => None,
         };
         if let Some(time) = self.loop_shut {
-            check_period("loop_shut", time, Period::from_secs(1)..=Period::from_secs(3600))?;
+            check_period("loop_shut", time, Period::from_secs(3)..=Period::from_secs(3600))?;
             let ports: Vec<(u8, Option<u16>)> =
                 self.joined.iter().map(|port| (port.number, port.lowest_vlan())).collect();
             share_earlier::<Loops>(setup);
@@ -313,7 +313,7 @@ impl Stage for Bridge {
                 ("broadcast_storm", "a broadcast frame above the rate of `storm_control`"),
                 ("multicast_storm", "a multicast frame above the rate of `storm_control`"),
                 ("unknown_storm", "a frame to an unknown unicast address above the rate of `storm_control`"),
-                ("probe", "a probe returned to this bridge, so two ports form a loop"),
+                ("probe", "a probe of this bridge returned"),
                 ("shut", "the ingress port is shut because of a loop"),
             ])
             .drops(&[Reason::Truncated])

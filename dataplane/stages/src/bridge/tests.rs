@@ -343,7 +343,7 @@ fn probe_has_the_lowest_vlan_of_a_port_with_vlans() {
 fn invalid_parameters_are_refused_with_their_key() {
     for (parameters, message) in [
         ("ageing = \"0s\"", "ageing: 0s is out of range"),
-        ("loop_shut = '0s'", "loop_shut: 0s is out of range"),
+        ("loop_shut = '2s'", "loop_shut: 2s is out of range"),
         ("storm_control = { burst = 5 }", "storm_control: no rate is set"),
         ("storm_control = { broadcast = 1, burst = 0 }", "storm_control.burst: 0 passes no frame"),
         ("ports = ['a']", "ports: a bridge needs 2 to 64 ports, but this bridge has 1"),

@@ -277,26 +277,26 @@ impl Reader {
         Some(resolved)
     }
 
-    /// Requests the resolution of a neighbour. Returns `false` if the queue of requests is full.
+    /// Requests the resolution of a neighbour.
     #[cold]
-    pub fn ask(&self, hop: NextHop) -> bool {
+    pub fn ask(&self, hop: NextHop) {
         // Nothing else borrows the queue during this call.
         let pushed = self.requests.try_borrow_mut().is_ok_and(|mut requests| requests.push(hop).is_ok());
         if !pushed {
             self.shared.add(Count::Unasked, 1);
         }
-        pushed
     }
 
     /// Reports the use of a neighbour whose entry is watched, and ends the watch. If the queue of requests is full, the
     /// watch continues, so that a later packet reports the use.
     #[cold]
     fn report_use(&self, place: usize) {
-        if self.shared.neighbors.unwatch(place)
+        let is_full = self.requests.try_borrow().is_ok_and(|requests| requests.is_full());
+        if !is_full
+            && self.shared.neighbors.unwatch(place)
             && let Some(hop) = self.shared.neighbors.hop(place)
-            && !self.ask(hop)
         {
-            self.shared.neighbors.watch(place, hop);
+            self.ask(hop);
         }
     }
 

@@ -160,17 +160,6 @@ impl Neighbors {
         self.slots.get(slot).is_some_and(|slot| slot.word.fetch_and(!WATCHED, Ordering::AcqRel) & WATCHED != 0)
     }
 
-    /// Watches the entry in a slot again, because its use could not be reported. Changes nothing if the writer has
-    /// changed the entry since.
-    pub(super) fn watch(&self, slot: usize, hop: NextHop) {
-        let Some(cell) = self.slots.get(slot) else { return };
-        let word = cell.word.load(Ordering::Acquire);
-        if self.hop(slot) == Some(hop) {
-            // If this fails, the writer has written the entry, and has decided whether to watch it.
-            let _ = cell.word.compare_exchange(word, word | WATCHED, Ordering::AcqRel, Ordering::Relaxed);
-        }
-    }
-
     /// Returns the neighbour in a slot.
     pub(super) fn hop(&self, slot: usize) -> Option<NextHop> {
         let cell = self.slots.get(slot)?;
@@ -353,6 +342,11 @@ impl Writer {
     /// Whether the neighbour has an entry.
     pub(super) fn contains(&self, hop: NextHop) -> bool {
         self.entries.contains_key(&hop)
+    }
+
+    /// Whether a route uses the neighbour.
+    pub(super) fn has_routes(&self, hop: NextHop) -> bool {
+        self.entries.get(&hop).is_some_and(|entry| entry.routes > 0)
     }
 
     /// Returns the neighbours whose state was set.

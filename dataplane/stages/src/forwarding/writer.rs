@@ -269,6 +269,11 @@ impl Writer {
         self.neighbors.freed()
     }
 
+    /// Whether a neighbour is the next hop of a route.
+    pub fn has_routes(&self, hop: NextHop) -> bool {
+        self.neighbors.has_routes(hop)
+    }
+
     /// Lets workers request unresolved neighbours again. Call this function about once a second.
     pub fn watch_unresolved(&self) {
         self.neighbors.watch_unresolved();

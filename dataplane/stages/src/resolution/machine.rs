@@ -53,8 +53,8 @@ impl Limit {
 const MAX_WAIT: Millis = 200;
 /// The age at which an unknown neighbour counts as failed if the limit delays its repeated requests, in milliseconds.
 const MAX_REPEAT_TIME: Millis = RETRANS_TIMER * (MAX_SOLICITS as Millis + 1);
-/// The divisor for the maximum number of neighbours that are evicted at once: `most` ([`Settings`]) divided by this
-/// number, but at least 1.
+/// The divisor for the share of the places of neighbours that have never answered, and for the maximum number of
+/// neighbours that are evicted at once: `most` ([`Settings`]) divided by this number, but at least 1.
 const EVICTION_DIVISOR: usize = 16;
 
 /// The parameters of the config.
@@ -127,6 +127,9 @@ struct NeighborEntry {
     since: Millis,
     /// Whether the neighbour ever answered.
     confirmed: bool,
+    /// Whether the neighbour is a gateway of the config. Requests to a gateway have the same limit as requests to
+    /// neighbours that have answered, and a gateway is not evicted.
+    is_gateway: bool,
 }
 
 /// The state machine of all neighbours of one port. Each port has its own table and limits, so a flood on one port does
@@ -183,6 +186,17 @@ impl StateMachine {
         }
     }
 
+    /// Handles a packet of a worker for a gateway of the config, like [`StateMachine::request`]. A gateway needs no free
+    /// place.
+    pub(super) fn request_gateway(&mut self, hop: NextHop, askable: bool, now: Millis, actions: &mut Vec<Action>) {
+        if !askable || self.entries.contains_key(&hop) {
+            return self.request(hop, askable, now, actions);
+        }
+        let (state, is_gateway) = (State::Incomplete(0), true);
+        self.entries.insert(hop, NeighborEntry { state, until: now, since: now, confirmed: false, is_gateway });
+        self.ask_by_multicast(hop, 0, Limit::First, now, actions);
+    }
+
     /// Handles a message of a neighbour. A message with a different MAC address never replaces the known MAC address.
     /// The message only starts a verification of the known MAC address. In the states stale, delay and probe, RFC 4861
     /// (sections 7.2.3 and 7.2.5) accepts the different MAC address at once.
@@ -235,7 +249,7 @@ impl StateMachine {
         // because most of them may be unused addresses that a host scans.
         due.sort_unstable_by_key(|(hop, _)| *hop);
         due.sort_by_cached_key(|(_, entry)| match entry.state {
-            State::Incomplete(_) if !entry.confirmed => (true, self.random()),
+            State::Incomplete(_) if !entry.confirmed && !entry.is_gateway => (true, self.random()),
             _ => (false, entry.until),
         });
         for (hop, entry) in due {
@@ -275,7 +289,7 @@ impl StateMachine {
     /// so that the entries of a scan do not pile up.
     fn ask_by_multicast(&mut self, hop: NextHop, tries: u8, limit: Limit, now: Millis, actions: &mut Vec<Action>) {
         let known = self.entries.get(&hop).copied();
-        let is_known = known.is_some_and(|entry| entry.confirmed);
+        let is_known = known.is_some_and(|entry| entry.confirmed || entry.is_gateway);
         let age = known.map_or(0, |entry| now.saturating_sub(entry.since));
         if self.permits(if is_known { Limit::Known } else { limit }, now) {
             self.asked += 1;
@@ -354,7 +368,7 @@ impl StateMachine {
     }
 
     fn set_state(&mut self, hop: NextHop, state: State, until: Millis, now: Millis, actions: &mut Vec<Action>) {
-        let new = NeighborEntry { state, until, since: now, confirmed: false };
+        let new = NeighborEntry { state, until, since: now, confirmed: false, is_gateway: false };
         let entry = self.entries.entry(hop).or_insert(new);
         (entry.state, entry.until) = (state, until);
         let (resolved, mark) = match state {
@@ -367,9 +381,11 @@ impl StateMachine {
         actions.push(Action::Set(hop, resolved, mark));
     }
 
-    /// Makes room for one more neighbour. Evicts the oldest neighbours that never answered. If every neighbour has
-    /// answered, evicts the oldest neighbour that is stale or does not answer any more. An unsolicited message evicts
-    /// no stale neighbour that has answered. Neighbours in use stay. Returns `false` if there is no room.
+    /// Makes room for one more neighbour. A share of the places is for neighbours that have never answered, so that a new
+    /// neighbour has time to answer during a scan. If fewer neighbours have never answered, evicts the oldest other
+    /// neighbours that are stale or do not answer any more. Otherwise, evicts the oldest neighbours that have never
+    /// answered. An unsolicited message evicts no stale neighbour that has answered. Neighbours in use and gateways stay.
+    /// Returns `false` if there is no room.
     fn make_room(&mut self, unsolicited: bool, actions: &mut Vec<Action>) -> bool {
         if self.entries.len() < self.settings.most {
             return true;
@@ -378,16 +394,22 @@ impl StateMachine {
             return false;
         }
         let rank = |(hop, entry): (&NextHop, &NeighborEntry)| match entry.state {
+            _ if entry.is_gateway => None,
             State::Stale(_) if entry.confirmed && unsolicited => None,
             State::Stale(_) | State::Incomplete(_) | State::Failed => Some((entry.confirmed, entry.since, *hop)),
             _ => None,
         };
-        // Evict several unconfirmed neighbours at once. Otherwise, each new neighbour of a flood would cause a scan of
-        // the table.
+        // Evict several neighbours at once. Otherwise, each new neighbour of a flood would cause a scan of the table.
         let mut gone: Vec<_> = self.entries.iter().filter_map(rank).collect();
         let unconfirmed = gone.iter().filter(|(confirmed, ..)| !confirmed).count();
-        if let Some(last) = gone.len().min(unconfirmed.min(self.settings.most / EVICTION_DIVISOR).max(1)).checked_sub(1)
-        {
+        let share = (self.settings.most / EVICTION_DIVISOR).max(1);
+        let count = if !unsolicited && unconfirmed < share && unconfirmed < gone.len() {
+            gone.retain(|(confirmed, ..)| *confirmed);
+            share - unconfirmed
+        } else {
+            unconfirmed.clamp(1, share)
+        };
+        if let Some(last) = gone.len().min(count).checked_sub(1) {
             gone.select_nth_unstable(last);
             gone.truncate(last + 1);
         }

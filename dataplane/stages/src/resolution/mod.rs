@@ -497,7 +497,11 @@ impl ResolverState {
         }
         for hop in std::iter::from_fn(|| open.tables.next_request()).take(MAX_REQUESTS_PER_STEP) {
             if let Some(machine) = machines.get_mut(usize::from(hop.port)) {
-                machine.request(hop, frames::is_askable(&resolution.ports, hop), now, actions);
+                let is_askable = frames::is_askable(&resolution.ports, hop);
+                match writer.has_routes(hop) {
+                    true => machine.request_gateway(hop, is_askable, now, actions),
+                    false => machine.request(hop, is_askable, now, actions),
+                }
             }
         }
         if now >= *last_timeout_check + TIMEOUT_INTERVAL {

@@ -899,9 +899,45 @@ fn held_packet_causes_the_request_that_the_rate_limit_refused() {
     }
 }
 
-/// The table is full while a gateway of the config is requested. The gateway is resolved when there is room again.
+/// All neighbours have answered and are stale. A new neighbour, which answers 10 ms after a request, must have time to
+/// answer during a scan of 300 addresses per second.
 #[test]
-fn refused_gateway_is_requested_again() {
+fn new_neighbour_is_found_during_a_scan_while_the_table_is_full_of_stale_neighbours() {
+    let (mut machine, mut view, mut actions) = (machine(64), View::default(), Vec::new());
+    let other = |number: u64| {
+        let [.., a, b, c] = number.to_be_bytes();
+        NextHop { address: IpAddr::from([11, a, b, c]), port: 0 }
+    };
+    let answer = |hop| Received { hop, mac: Some(mac(1)), claim: Claim::Answer, overrides: true };
+    for number in 0..64 {
+        machine.request(other(number), true, 0, &mut actions);
+        machine.receive(&answer(other(number)), 0, &mut actions);
+    }
+    let start = 2 * REACHABLE;
+    machine.check_timeouts(start, &mut actions);
+    view.take(&mut actions);
+    let neighbor = hop(1);
+    for turn in 0..500u64 {
+        let now = start + turn * 10;
+        if view.asked.iter().any(|(hop, _)| *hop == neighbor) {
+            machine.receive(&answer(neighbor), now, &mut actions);
+        }
+        if !matches!(view.known.get(&neighbor), Some((Resolved::At(_), _))) {
+            machine.request(neighbor, true, now, &mut actions);
+        }
+        (0..3).for_each(|third| machine.request(other(1000 + 3 * turn + third), true, now, &mut actions));
+        if turn % 5 == 0 {
+            machine.check_timeouts(now, &mut actions);
+        }
+        view.take(&mut actions);
+    }
+    assert_eq!(view.known.get(&neighbor).map(|(resolved, _)| *resolved), Some(Resolved::At(mac(1))));
+    assert!(machine.len() <= 64);
+}
+
+/// The table is full of reachable neighbours. A gateway of the config needs no free place.
+#[test]
+fn gateway_is_requested_although_the_table_is_full() {
     let (mut harness, mut state) = bench("most = 16\nreachable = '1s'").unwrap();
     state.step(0);
     let open = state.resolution.open.get().unwrap();
@@ -922,11 +958,31 @@ fn refused_gateway_is_requested_again() {
         state.step(now);
         sent(harness).iter().filter(|request| request[38..42] == [10, 0, 0, 99]).count()
     };
-    assert_eq!(asked(&mut state, &mut harness, 100), 0);
-    assert_eq!(state.machines[1].refused, 1);
-    // The other neighbours become stale, so one of them makes room.
-    let requests: usize = (1..40).map(|turn| asked(&mut state, &mut harness, 100 + 100 * turn)).sum();
-    assert!(requests > 0);
+    assert_eq!(asked(&mut state, &mut harness, 100), 1);
+}
+
+/// The rate limits have refused the request for a neighbour with a route.
+#[test]
+fn lost_request_is_repeated_after_a_second() {
+    let (mut harness, mut state) = bench("").unwrap();
+    state.step(0);
+    let open = state.resolution.open.get().unwrap();
+    let neighbor = NextHop { address: [10, 0, 0, 99].into(), port: 1 };
+    open.number(neighbor).unwrap();
+    let reader = open.tables.join();
+    sent(&mut harness);
+    let requests = || std::iter::from_fn(|| open.tables.next_request()).count();
+    reader.neighbor(neighbor).unwrap();
+    reader.neighbor(neighbor).unwrap();
+    // The test takes the request, so the resolver does not receive it.
+    assert_eq!(requests(), 1);
+    let open = state.resolution.clone();
+    state.step(999);
+    reader.neighbor(neighbor).unwrap();
+    assert_eq!(open.open.get().unwrap().tables.next_request(), None);
+    state.step(1000);
+    reader.neighbor(neighbor).unwrap();
+    assert_eq!(open.open.get().unwrap().tables.next_request(), Some(neighbor));
 }
 
 /// The addresses differ only in bits that a simple hash ignores or that a sender could choose.
