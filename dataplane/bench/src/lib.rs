@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`signature`] | the signature in the payload of each packet |
 //! | [`values`], [`stream`] | the frames of a stream, and the values of their fields |
+//! | [`replay`] | the frames of a capture |
 //! | [`rate`] | rates in packets, bits, or percent of the line |
 //! | [`sender`] | the schedule of a stream |
 //! | [`judge`] | loss, duplicates, reordering, latency, jitter and gaps of a stream |
@@ -23,6 +24,7 @@ pub mod compare;
 pub mod html;
 pub mod judge;
 pub mod rate;
+pub mod replay;
 pub mod report;
 pub mod search;
 pub mod sender;
@@ -31,5 +33,6 @@ pub mod setup;
 pub mod signature;
 pub mod stored;
 pub mod stream;
+mod template;
 pub mod tester;
 pub mod values;

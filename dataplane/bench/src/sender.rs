@@ -6,7 +6,8 @@ use dataplane::units::Nanos;
 
 use crate::series::{Cursor, Intervals};
 use crate::signature::{Key, Signature};
-use crate::stream::{Field, Spacing, Stream, Template};
+use crate::stream::{Spacing, Stream};
+use crate::template::{Field, Template};
 use crate::values::Random;
 
 /// Times of the schedule have this many bits for fractions of a nanosecond.
@@ -19,9 +20,10 @@ pub const LONGEST_TRIAL: u64 = 1 << 47;
 pub struct Sender {
     number: u8,
     templates: Box<[Template]>,
+    /// The index of the template of each packet. The packets of a capture use the templates in order.
     order: Box<[u8]>,
+    is_capture: bool,
     fields: Vec<Field>,
-    checksums: (Option<usize>, usize, bool),
     spacing: Spacing,
     seed: u64,
     /// The values of the fields at the start of a trial.
@@ -40,6 +42,8 @@ pub struct Sender {
     /// The time of the change of the rate, with its fraction, and the interval after the change.
     change: (u64, u64),
     sent: u64,
+    /// The packets that were sent without a signature.
+    unsigned: u64,
     missed: u64,
     /// The number of packets that were sent in each interval of the trial.
     series: Vec<u64>,
@@ -53,8 +57,8 @@ impl Sender {
             number,
             templates: stream.templates.clone(),
             order: stream.order.clone(),
+            is_capture: stream.is_capture(),
             fields: stream.fields.clone(),
-            checksums: (stream.ip_checksum, stream.l4_checksum, stream.is_udp),
             spacing: stream.spacing,
             seed: stream.seed,
             first_fields: stream.fields.clone(),
@@ -67,6 +71,7 @@ impl Sender {
             catch_up: 0,
             change: (u64::MAX, 0),
             sent: 0,
+            unsigned: 0,
             missed: 0,
             series: Vec::new(),
             cursor: Cursor::default(),
@@ -86,7 +91,7 @@ impl Sender {
         self.next = (self.interval as f64 * phase) as u64;
         self.end = duration.min(LONGEST_TRIAL) << FRACTION;
         self.catch_up = catch_up.min(LONGEST_TRIAL) << FRACTION;
-        (self.sent, self.missed) = (0, 0);
+        (self.sent, self.unsigned, self.missed) = (0, 0, 0);
         self.series.clear();
     }
 
@@ -153,8 +158,14 @@ impl Sender {
     /// `false` if the batch is full or no buffer is free.
     #[inline]
     pub fn send(&mut self, batch: &mut Batch, pool: &mut Pool, now: Nanos, elapsed: u64) -> bool {
-        let size = self.order.get(self.place).copied().unwrap_or(0);
-        let Some(template) = self.templates.get(usize::from(size)) else { return false };
+        let (size, index, round) = match self.is_capture {
+            false => {
+                let size = self.order.get(self.place).copied().unwrap_or(0);
+                (size, usize::from(size), self.order.len())
+            }
+            true => (0, self.place, self.templates.len()),
+        };
+        let Some(template) = self.templates.get(index) else { return false };
         if !batch.push_bytes(&template.frame, Stamp::NONE, pool) {
             return false;
         }
@@ -166,14 +177,19 @@ impl Sender {
             sent: now.0 & ((1 << 48) - 1),
             filler: template.filler_sum,
         };
-        Stream::write(template, &mut self.fields, self.checksums, &signature.encode(self.key), packet.data_mut());
-        self.place = if self.place + 1 < self.order.len() { self.place + 1 } else { 0 };
-        self.sent += 1;
-        if let Some(count) = self.series.get_mut(self.cursor.at(elapsed)) {
-            *count += 1;
+        if template.signature.is_some() {
+            template.write(&mut self.fields, &signature.encode(self.key), packet.data_mut());
+            self.sent += 1;
+            if let Some(count) = self.series.get_mut(self.cursor.at(elapsed)) {
+                *count += 1;
+            }
+        } else {
+            self.unsigned += 1;
         }
+        self.place = if self.place + 1 < round { self.place + 1 } else { 0 };
         self.next += match self.spacing {
             Spacing::Constant => self.interval,
+            Spacing::File => (template.gap * self.interval as f64) as u64,
             Spacing::Poisson => (-self.random.fraction().ln() * self.interval as f64) as u64,
         };
         true
@@ -188,7 +204,12 @@ impl Sender {
         self.end = self.end.min(now);
     }
 
-    /// Returns the number of packets that were added to batches.
+    /// Returns the number of packets without a signature that were added to batches.
+    pub fn unsigned(&self) -> u64 {
+        self.unsigned
+    }
+
+    /// Returns the number of packets with a signature that were added to batches.
     pub fn sent(&self) -> u64 {
         self.sent
     }

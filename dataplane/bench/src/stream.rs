@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 
 use dataplane::header::build::Frame;
 use dataplane::header::{MacAddr, ether_type};
 use serde::{Deserialize, Deserializer};
 
 use crate::rate::Rate;
-use crate::signature::{LENGTH, MAX_SIZES, fold, ones_sum};
+use crate::replay::{Replay, Rewrite};
+use crate::signature::{LENGTH, MAX_SIZES, ones_sum};
+use crate::template::{Checksums, Field, Template};
 use crate::values::{Cycle, Random, Values};
 
 /// The frames of the mix `imix`, without the frame check sequence, with their weights: 7 frames of 64 bytes, 4 frames of
@@ -41,6 +44,8 @@ pub enum Spacing {
     Constant,
     /// Random times with an exponential distribution. The packets are a Poisson process.
     Poisson,
+    /// The times of the capture, scaled to the rate of the stream.
+    File,
 }
 
 /// The frame sizes of a stream with their weights, in bytes without the frame check sequence.
@@ -94,8 +99,8 @@ pub struct StreamConfig {
     pub rate: Option<Rate>,
     /// The weight of the stream among the streams without a rate.
     pub weight: f64,
-    /// The times between packets.
-    pub spacing: Spacing,
+    /// The times between packets. Default: the times of the capture, or equal times.
+    pub spacing: Option<Spacing>,
     /// The sizes of the frames. Default: the shortest frame with room for the headers and the signature.
     pub size: Option<Sizes>,
     /// The source MAC addresses. Default: the MAC address of the port that sends.
@@ -122,6 +127,12 @@ pub struct StreamConfig {
     pub dst_port: Values<u16>,
     /// The seed of random values, of random spacing, and of the filler.
     pub seed: u64,
+    /// A capture file whose frames are sent again and again.
+    pub capture: Option<PathBuf>,
+    /// The factor of the rate of the capture.
+    pub speed: f64,
+    /// The prefixes that replace prefixes of the addresses in the capture.
+    pub rewrite: Rewrite,
 }
 
 impl Default for StreamConfig {
@@ -132,7 +143,7 @@ impl Default for StreamConfig {
             to: None,
             rate: None,
             weight: 1.0,
-            spacing: Spacing::Constant,
+            spacing: None,
             size: None,
             src_mac: None,
             dst_mac: None,
@@ -148,6 +159,9 @@ impl Default for StreamConfig {
             // The port of the service `discard`.
             dst_port: Values::One(9),
             seed: 0,
+            capture: None,
+            speed: 1.0,
+            rewrite: Rewrite::new(),
         }
     }
 }
@@ -161,38 +175,6 @@ pub struct StreamPort {
     pub mac: MacAddr,
     /// The longest packet that the port can send and receive, without the Ethernet header.
     pub mtu: u32,
-}
-
-/// A frame without the values that differ between packets.
-#[derive(Clone, Debug)]
-pub(crate) struct Template {
-    /// The frame. Fields with several values are 0, and so is the signature.
-    pub(crate) frame: Box<[u8]>,
-    /// The sum of the IPv4 header, for its checksum.
-    pub(crate) ip_sum: u16,
-    /// The sum of the pseudo header, the header and the payload, for the checksum after the IP header.
-    pub(crate) l4_sum: u16,
-    /// The Internet checksum of the filler.
-    pub(crate) filler_sum: u16,
-    /// The length of the filler.
-    pub(crate) filler: usize,
-    /// The offset of the signature.
-    pub(crate) signature: usize,
-    /// Whether the signature starts in the middle of a 16-bit word of the checksum.
-    pub(crate) odd: bool,
-}
-
-/// A header field that differs between packets.
-#[derive(Clone, Debug)]
-pub(crate) struct Field {
-    pub(crate) offset: usize,
-    /// The width in bytes.
-    pub(crate) width: usize,
-    /// Whether the field is part of the IPv4 header checksum.
-    pub(crate) in_ip: bool,
-    /// Whether the field is part of the checksum after the IP header.
-    pub(crate) in_l4: bool,
-    pub(crate) cycle: Cycle,
 }
 
 /// A checked stream.
@@ -215,14 +197,17 @@ pub struct Stream {
     pub(crate) order: Box<[u8]>,
     pub(crate) fields: Vec<Field>,
     /// The offset of the IPv4 header checksum.
-    pub(crate) ip_checksum: Option<usize>,
+    ip_checksum: Option<usize>,
     /// The offset of the checksum after the IP header.
-    pub(crate) l4_checksum: usize,
-    /// Whether a checksum of 0 is sent as 0xffff.
-    pub(crate) is_udp: bool,
+    l4_checksum: usize,
+    is_udp: bool,
+    /// The indexes of the templates with a signature. Empty if all templates have a signature and `order` selects them.
+    signed: Box<[u32]>,
     pub(crate) seed: u64,
     /// The MAC addresses of a frame from the receiving port, if they are constant.
     learning: Option<(MacAddr, MacAddr)>,
+    /// Whether the frames are the frames of a capture, in their order.
+    is_capture: bool,
     /// The values of the keys of the config that define the packets.
     keys: BTreeMap<String, String>,
 }
@@ -281,7 +266,7 @@ impl Stream {
             from,
             to,
             mean_size: 0.0,
-            spacing: config.spacing,
+            spacing: config.spacing.unwrap_or_default(),
             rate: config.rate,
             weight: config.weight,
             templates: Box::default(),
@@ -290,14 +275,59 @@ impl Stream {
             ip_checksum: None,
             l4_checksum: 0,
             is_udp: config.protocol == Protocol::Udp,
+            signed: Box::default(),
             seed: config.seed.wrapping_add((number as u64) << 32),
+            is_capture: false,
             learning: dst_mac.constant().zip(src_mac.constant()),
             keys: BTreeMap::new(),
         };
-        stream.add_fields(config, &src_mac, &dst_mac, v6);
-        stream.add_templates(config, &src_mac, &dst_mac, sender.mtu.min(receiver.mtu))?;
+        let mtu = sender.mtu.min(receiver.mtu);
+        if let Some(path) = &config.capture {
+            stream.add_capture(config, path, &src_mac, &dst_mac, mtu)?;
+        } else if stream.spacing == Spacing::File || config.speed != 1.0 || !config.rewrite.is_empty() {
+            return Err(
+                "`spacing = \"file\"`, `speed` and `rewrite` need a capture; help: add `capture = FILE`".to_owned()
+            );
+        } else {
+            stream.add_fields(config, &src_mac, &dst_mac, v6);
+            stream.add_templates(config, &src_mac, &dst_mac, mtu)?;
+        }
         stream.keys = stream.describe(config);
         Ok(stream)
+    }
+
+    /// Reads the frames of a capture.
+    fn add_capture(
+        &mut self,
+        config: &StreamConfig,
+        path: &Path,
+        src_mac: &Values<MacAddr>,
+        dst_mac: &Values<MacAddr>,
+        mtu: u32,
+    ) -> Result<(), String> {
+        if config.size.is_some() || config.vlan.is_some() {
+            return Err("`size` and `vlan` do not change the frames of a capture; help: remove these keys".to_owned());
+        }
+        let Some(macs) = src_mac.constant().zip(dst_mac.constant()) else {
+            return Err(
+                "the frames of a capture have one `src_mac` and one `dst_mac`; help: use one address".to_owned()
+            );
+        };
+        if !(config.speed > 0.0 && config.speed.is_finite()) {
+            return Err(format!("`speed` is {}; help: use a factor above 0", config.speed));
+        }
+        // A frame can have a VLAN tag.
+        let replay = Replay::load(path, &config.rewrite, macs, mtu as usize + 18)?;
+        self.spacing = config.spacing.unwrap_or(Spacing::File);
+        if self.rate.is_none() {
+            self.rate = replay.rate.map(|rate| Rate::Packets(rate * config.speed));
+        }
+        let bytes: usize = replay.templates.iter().map(|template| template.frame.len()).sum();
+        self.mean_size = bytes as f64 / replay.templates.len().max(1) as f64;
+        self.signed = replay.signed.into();
+        self.templates = replay.templates.into();
+        self.is_capture = true;
+        Ok(())
     }
 
     /// Returns the values of the keys that define the packets, for results. Default MAC addresses depend on the host, so
@@ -305,6 +335,18 @@ impl Stream {
     fn describe(&self, config: &StreamConfig) -> BTreeMap<String, String> {
         let mut keys = BTreeMap::new();
         let mut add = |key: &str, value: String| keys.insert(key.to_owned(), value);
+        add("spacing", format!("{:?}", self.spacing).to_lowercase());
+        if let Some(path) = &config.capture {
+            let bytes: usize = self.templates.iter().map(|template| template.frame.len()).sum();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            add("capture", format!("{name}, {} frames, {bytes} bytes", self.templates.len()));
+            add("signed_frames", self.signed.len().to_string());
+            add("speed", config.speed.to_string());
+            for (from, to) in &config.rewrite {
+                add(&format!("rewrite {from}"), to.to_string());
+            }
+            return keys;
+        }
         let frame = |at: &u8| self.templates.get(usize::from(*at)).map_or(0, |template| template.frame.len());
         let mut sizes: BTreeMap<usize, usize> = BTreeMap::new();
         self.order.iter().for_each(|at| *sizes.entry(frame(at)).or_default() += 1);
@@ -314,7 +356,6 @@ impl Stream {
         };
         add("size", sizes.join(", "));
         add("protocol", format!("{:?}", config.protocol).to_lowercase());
-        add("spacing", format!("{:?}", config.spacing).to_lowercase());
         add("src_ip", config.src_ip.to_string());
         add("dst_ip", config.dst_ip.to_string());
         add("src_port", config.src_port.to_string());
@@ -464,7 +505,9 @@ impl Stream {
                 l4_sum: sum(self.l4_checksum),
                 filler_sum,
                 filler,
-                signature: size - LENGTH,
+                signature: Some(size - LENGTH),
+                checksums: Checksums { ip: self.ip_checksum, l4: Some(self.l4_checksum), is_udp: self.is_udp },
+                gap: 1.0,
                 odd: (size - LENGTH - l4) % 2 == 1,
                 frame: frame.into(),
             });
@@ -476,49 +519,22 @@ impl Stream {
         Ok(())
     }
 
-    /// Returns the length of the filler of a size, if the stream has this size.
+    /// Returns the length of the filler of a packet, if the stream has a packet with this size and sequence number.
     #[inline]
-    pub(crate) fn filler(&self, size: u8) -> Option<usize> {
-        self.templates.get(usize::from(size)).map(|template| template.filler)
-    }
-
-    /// Writes the fields, the signature and the checksums of a packet. `data` is a copy of the frame of the template.
-    #[inline]
-    pub(crate) fn write(
-        template: &Template,
-        fields: &mut [Field],
-        checksums: (Option<usize>, usize, bool),
-        signature: &[u8; LENGTH],
-        data: &mut [u8],
-    ) {
-        let (mut ip, mut l4) = (u64::from(template.ip_sum), u64::from(template.l4_sum));
-        for field in fields {
-            let bytes = field.cycle.next().to_be_bytes();
-            let value = &bytes[16 - field.width..];
-            if let Some(place) = data.get_mut(field.offset..field.offset + field.width) {
-                place.copy_from_slice(value);
-            }
-            let sum = u64::from(ones_sum(value));
-            ip += if field.in_ip { sum } else { 0 };
-            l4 += if field.in_l4 { sum } else { 0 };
-        }
-        if let Some(place) = data.get_mut(template.signature..) {
-            place.copy_from_slice(signature);
-        }
-        let sum = ones_sum(signature);
-        l4 += u64::from(if template.odd { sum.swap_bytes() } else { sum });
-        let mut put = |offset: usize, value: u16| {
-            if let Some(place) = data.get_mut(offset..offset + 2) {
-                place.copy_from_slice(&value.to_be_bytes());
+    pub(crate) fn filler(&self, size: u8, sequence: u64) -> Option<usize> {
+        let index = match self.is_capture {
+            false => usize::from(size),
+            true => {
+                let place = sequence.checked_rem(self.signed.len() as u64)?;
+                *self.signed.get(usize::try_from(place).ok()?)? as usize
             }
         };
-        let (ip_offset, l4_offset, is_udp) = checksums;
-        if let Some(offset) = ip_offset {
-            put(offset, !fold(ip));
-        }
-        // A UDP checksum of 0 would mean that there is no checksum.
-        let l4 = !fold(l4);
-        put(l4_offset, if is_udp && l4 == 0 { 0xffff } else { l4 });
+        self.templates.get(index).map(|template| template.filler)
+    }
+
+    /// Whether the frames are the frames of a capture, in their order.
+    pub(crate) fn is_capture(&self) -> bool {
+        self.is_capture
     }
 }
 

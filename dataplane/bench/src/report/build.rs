@@ -121,11 +121,12 @@ fn traffic(stream: &Stream, outcome: &StreamOutcome, rate: Option<f64>, seconds:
     let received_pps = per_second(counts.received - counts.drained);
     Traffic {
         requested_pps: rate,
-        sent_pps: per_second(outcome.sent),
+        sent_pps: per_second(outcome.sent + outcome.unsigned),
         received_pps,
         received_bps: received_pps * (stream.mean_size + FCS) * 8.0,
         received_line_bps: received_pps * (stream.mean_size + LINE_OVERHEAD) * 8.0,
         sent: outcome.sent,
+        unsigned: outcome.unsigned,
         missed: outcome.missed,
         received: counts.received,
         drained: counts.drained,
@@ -145,6 +146,7 @@ fn add(total: &mut Traffic, traffic: &Traffic) {
     total.sent_pps += traffic.sent_pps;
     total.received_pps += traffic.received_pps;
     total.sent += traffic.sent;
+    total.unsigned += traffic.unsigned;
     total.missed += traffic.missed;
     total.received += traffic.received;
     total.drained += traffic.drained;
@@ -163,7 +165,8 @@ fn unaccounted(outcome: &Outcome) -> i64 {
     let sum = |values: &mut dyn Iterator<Item = u64>| values.sum::<u64>() as i64;
     let streams = || outcome.streams.iter();
     let ports = || outcome.ports.iter();
-    let sent = sum(&mut ports().map(|port| port.tx + port.tx_failed)) - sum(&mut streams().map(|stream| stream.sent));
+    let sent = sum(&mut ports().map(|port| port.tx + port.tx_failed))
+        - sum(&mut streams().map(|stream| stream.sent + stream.unsigned));
     let arrived = sum(&mut streams().map(|stream| stream.judgement.counts.arrived()));
     let received = sum(&mut ports().map(|port| port.rx - port.foreign)) - arrived;
     let missing = |stream: &StreamOutcome| {

@@ -65,6 +65,10 @@ pub struct Traffic {
     pub received_line_bps: f64,
     /// Packets that were sent.
     pub sent: u64,
+    /// Packets of a capture that were sent without a signature, because they have no room for one. The tester cannot judge
+    /// these packets. They are part of `sent_pps`, but not of `sent` and of the other rates.
+    #[serde(default)]
+    pub unsigned: u64,
     /// Packets that were due, but that the tester could not send in time. The packets are not part of `sent`.
     pub missed: u64,
     /// Packets that arrived in time with the right content, without duplicates.

@@ -26,6 +26,14 @@ impl fmt::Display for RateReport {
             total.corrupted + total.late + total.lost,
             total.sent
         )?;
+        if total.unsigned > 0 {
+            let arrived: u64 = ports.iter().map(|port| port.foreign).sum();
+            writeln!(
+                f,
+                "NOT JUDGED: {} packets were sent without a signature, and {arrived} packets without a signature arrived",
+                total.unsigned
+            )?;
+        }
         if total.held > 0 {
             let (held, share) = (total.held, Percent(ratio(total.held, total.sent)));
             writeln!(f, "queue     the device still held {held} packets ({share}) after the last transmission")?;

@@ -412,7 +412,13 @@ impl Tester {
             let judgement = judge.finish(sender.sent(), duration);
             let points = judgement.series.iter().zip(sender.series()).take(used);
             let series = points.map(|(point, sent)| Point { sent: *sent, ..*point }).collect();
-            StreamOutcome { sent: sender.sent(), missed: sender.missed(), judgement, series }
+            StreamOutcome {
+                sent: sender.sent(),
+                unsigned: sender.unsigned(),
+                missed: sender.missed(),
+                judgement,
+                series,
+            }
         };
         let outcomes = senders.iter().zip(judged_streams).map(outcome).collect();
         for ((lane, before), port) in lanes.iter().zip(&before).zip(&mut ports) {

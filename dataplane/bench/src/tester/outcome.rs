@@ -8,8 +8,11 @@ use crate::series::{Intervals, Point};
 /// The result of a stream in a trial.
 #[derive(Clone, Debug)]
 pub struct StreamOutcome {
-    /// The packets that were passed to the port.
+    /// The packets with a signature that were passed to the port.
     pub sent: u64,
+    /// The packets without a signature that were passed to the port, because the frames of the capture have no room for
+    /// one. They are not judged.
+    pub unsigned: u64,
     /// The packets that were due, but that the tester could not send in time.
     pub missed: u64,
     /// The judgement.

@@ -29,10 +29,12 @@ impl Receiver<'_> {
             let data = packet.data();
             let found = Signature::find(data, self.key);
             let stream = |found: Found| {
-                let stream = self.streams.get(usize::from(found.signature.stream)).filter(|it| it.to == port)?;
-                Some((found, stream.filler(found.signature.size)?))
+                let number = usize::from(found.signature.stream);
+                let stream = self.streams.get(number).filter(|it| it.to == port)?;
+                let sequence = found.signature.sequence_near(senders.get(number)?.sent());
+                Some((found, sequence, stream.filler(found.signature.size, sequence)?))
             };
-            let Some((Found { signature, offset, repaired }, filler)) = found.and_then(stream) else {
+            let Some((Found { signature, offset, repaired }, sequence, filler)) = found.and_then(stream) else {
                 self.foreign += 1;
                 continue;
             };
@@ -43,7 +45,6 @@ impl Receiver<'_> {
             let number = usize::from(signature.stream);
             if let (Some(judge), Some(sender)) = (self.judges.get_mut(number), senders.get(number)) {
                 self.judged += 1;
-                let sequence = signature.sequence_near(sender.sent());
                 judge.arrive(Arrival { sequence, at, latency, corrupted: !is_intact }, sender.sent());
             }
         }

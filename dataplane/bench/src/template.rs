@@ -1,0 +1,102 @@
+//! The frames of a stream before their fields and signatures are written.
+
+use crate::signature::{LENGTH, fold, ones_sum};
+use crate::values::Cycle;
+
+/// A frame without the values that differ between packets.
+#[derive(Clone, Debug)]
+pub(crate) struct Template {
+    /// The frame. Fields with several values are 0, and so is the signature.
+    pub(crate) frame: Box<[u8]>,
+    /// The sum of the IPv4 header, for its checksum.
+    pub(crate) ip_sum: u16,
+    /// The sum of the pseudo header, the header and the payload, for the checksum after the IP header.
+    pub(crate) l4_sum: u16,
+    /// The Internet checksum of the filler.
+    pub(crate) filler_sum: u16,
+    /// The length of the filler.
+    pub(crate) filler: usize,
+    /// The offset of the signature, or `None` if the frame has no room for a signature.
+    pub(crate) signature: Option<usize>,
+    /// Whether the signature starts in the middle of a 16-bit word of the checksum.
+    pub(crate) odd: bool,
+    pub(crate) checksums: Checksums,
+    /// The time until the next frame of a capture, as a multiple of the mean time.
+    pub(crate) gap: f64,
+}
+
+/// The offsets of the checksums that a signature changes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Checksums {
+    /// The offset of the IPv4 header checksum, if header fields differ between packets.
+    pub(crate) ip: Option<usize>,
+    /// The offset of the checksum after the IP header.
+    pub(crate) l4: Option<usize>,
+    /// Whether a checksum of 0 is sent as 0xffff.
+    pub(crate) is_udp: bool,
+}
+
+impl Template {
+    /// Creates the template of a frame without a signature.
+    pub(crate) fn unsigned(frame: &[u8]) -> Self {
+        Self {
+            frame: frame.into(),
+            ip_sum: 0,
+            l4_sum: 0,
+            filler_sum: 0,
+            filler: 0,
+            signature: None,
+            odd: false,
+            checksums: Checksums::default(),
+            gap: 1.0,
+        }
+    }
+
+    /// Writes the fields, the signature and the checksums of a packet. `data` is a copy of the frame.
+    #[inline]
+    pub(crate) fn write(&self, fields: &mut [Field], signature: &[u8; LENGTH], data: &mut [u8]) {
+        let (mut ip_sum, mut l4) = (u64::from(self.ip_sum), u64::from(self.l4_sum));
+        for field in fields {
+            let bytes = field.cycle.next().to_be_bytes();
+            let value = &bytes[16 - field.width..];
+            if let Some(place) = data.get_mut(field.offset..field.offset + field.width) {
+                place.copy_from_slice(value);
+            }
+            let sum = u64::from(ones_sum(value));
+            ip_sum += if field.in_ip { sum } else { 0 };
+            l4 += if field.in_l4 { sum } else { 0 };
+        }
+        if let Some(place) = self.signature.and_then(|at| data.get_mut(at..at + LENGTH)) {
+            place.copy_from_slice(signature);
+        }
+        let sum = ones_sum(signature);
+        l4 += u64::from(if self.odd { sum.swap_bytes() } else { sum });
+        let mut put = |offset: usize, value: u16| {
+            if let Some(place) = data.get_mut(offset..offset + 2) {
+                place.copy_from_slice(&value.to_be_bytes());
+            }
+        };
+        let Checksums { ip, l4: l4_offset, is_udp } = self.checksums;
+        if let Some(offset) = ip {
+            put(offset, !fold(ip_sum));
+        }
+        // A UDP checksum of 0 would mean that there is no checksum.
+        let l4 = !fold(l4);
+        if let Some(offset) = l4_offset {
+            put(offset, if is_udp && l4 == 0 { 0xffff } else { l4 });
+        }
+    }
+}
+
+/// A header field that differs between packets.
+#[derive(Clone, Debug)]
+pub(crate) struct Field {
+    pub(crate) offset: usize,
+    /// The width in bytes.
+    pub(crate) width: usize,
+    /// Whether the field is part of the IPv4 header checksum.
+    pub(crate) in_ip: bool,
+    /// Whether the field is part of the checksum after the IP header.
+    pub(crate) in_l4: bool,
+    pub(crate) cycle: Cycle,
+}
