@@ -39,7 +39,7 @@ pub(crate) struct PeerWiring<D: Device> {
     connector: Connector,
     kind: QpType,
     queue: u16,
-    /// The bytes that fit into a receive buffer.
+    /// The bytes that fit into a receive buffer, with the prefix.
     room: u32,
     rendezvous: Arc<Rendezvous>,
     /// Incremented when the addresses of the device's port change.
@@ -83,8 +83,10 @@ impl<D: Device> PeerWiring<D> {
     /// Returns the endpoint to offer to the peer.
     fn offered(&self, qp: &LaneQueuePair<'_, D>) -> QueuePairEndpoint {
         let endpoint = self.described(qp);
-        // A message longer than the receive buffers would cause an error on both sides.
-        QueuePairEndpoint { max_message: endpoint.max_message.min(self.room), ..endpoint }
+        // A message longer than the receive buffers would cause an error on both sides. The device writes the prefix into
+        // the same buffer.
+        let room = self.room.saturating_sub(u32::from(self.prefix()));
+        QueuePairEndpoint { max_message: endpoint.max_message.min(room), ..endpoint }
     }
 
     /// Starts a thread that resolves the path to the peer. The kernel needs the path when the queue pair moves to RTR.
@@ -215,5 +217,52 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
 
     fn longest(&self) -> u16 {
         self.agreed.as_ref().map_or(0, |agreed| u16::try_from(agreed.max_message).unwrap_or(u16::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dataplane_core::clock::Clocks;
+    use dataplane_core::connect::EndpointParameters;
+    use dataplane_core::lane::{self, LaneSpec, Stamping};
+    use dataplane_core::mem::{PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
+    use dataplane_soft::{LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+
+    /// Opens a lane on a port with a path MTU of 4096, and returns the longest message that the lane offers to receive
+    /// into buffers with room for `room` bytes.
+    fn offered_message(kind: QpType, room: u16) -> u32 {
+        let link = LinkSpec::Loopback(LoopbackLink::reflect());
+        let device = SoftDevice::new(SoftSpec { mtu: 9000, ..SoftSpec::new("s", link) }).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let layout = SlotLayout::new(128, room.into(), 256).unwrap();
+        assert_eq!(layout.room(), u32::from(room));
+        let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+        let mut pool = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap();
+        let connector = Connector::new(&device, kind, EndpointParameters::default()).unwrap();
+        assert_eq!(connector.local().path_mtu, 5, "the code of 4096");
+        let rendezvous = Arc::new(Rendezvous::new(1));
+        let (paths, lane) = (Arc::new(PathCache::new(&pd)), (kind, 0, layout.room()));
+        let wiring = PeerWiring::new((&device, &paths), connector, lane, rendezvous.clone(), Arc::default());
+        let spec = LaneSpec {
+            kind,
+            queue: (0, 1),
+            recv_depth: 16,
+            send_depth: 16,
+            stamps: Stamping::None,
+            received: RecvFields::empty(),
+            sleeps: false,
+        };
+        let (alarms, clocks) = (Arc::default(), Clocks::default());
+        let _lane = lane::open(&device, &pd, &mut pool, spec, Box::new(wiring), alarms, &clocks).unwrap();
+        rendezvous.gather_offers(&|| false).unwrap()[0].max_message
+    }
+
+    /// The device writes the global route header of a datagram into the receive buffer.
+    #[test]
+    fn longest_offered_datagram_fits_into_a_buffer_after_the_route_header() {
+        assert_eq!(offered_message(QpType::Ud, 1920), 1880);
+        assert_eq!(offered_message(QpType::Ud, 8192), 4096);
+        assert_eq!(offered_message(QpType::Rc, 1920), 1920);
     }
 }
