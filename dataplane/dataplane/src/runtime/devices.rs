@@ -259,7 +259,7 @@ impl<D: Device> OpenPort<D> {
                         changes.fetch_add(1, Ordering::Relaxed);
                     }
                 });
-                let next_hop = peer::kernel_lookup(device.clone(), number);
+                let next_hop = peer::kernel_lookup(device.clone(), number, parameters.gid_index);
                 let (rendezvous, exchange) = start_exchange(connection, next_hop)?;
                 // Wait longer than the exchange, because the error of the exchange is more precise than a timeout of
                 // the worker.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_core::connect::QueuePairEndpoint;
 use dataplane_core::header::MacAddr;
-use dataplane_core::verbs::{Device, QpType};
+use dataplane_core::verbs::{Device, GidEntry, QpType};
 
 /// The interval between two lookups of the next hop.
 pub(super) const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
@@ -18,18 +18,25 @@ pub(super) const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) type NextHopLookup = Box<dyn Fn(&QueuePairEndpoint, &QueuePairEndpoint) -> Option<MacAddr> + Send>;
 
 /// Returns a function that looks up next hops in the kernel's routes and neighbours. `port` is the number of the port on
-/// the device, from 1.
-pub(crate) fn kernel_lookup<D: Device>(device: D, port: u8) -> NextHopLookup {
+/// the device, from 1. `gid_index` is the key `gid_index` of the connection.
+pub(crate) fn kernel_lookup<D: Device>(device: D, port: u8, gid_index: Option<u8>) -> NextHopLookup {
     Box::new(move |own, peer| {
-        let gids = device.gids(port).ok()?;
-        let entry = gids.iter().find(|entry| entry.gid == own.gid && entry.kind == own.gid_kind)?;
-        // Ports of InfiniBand and of the software device have no interface.
-        if entry.interface == 0 {
-            return None;
-        }
+        let interface = interface_of(&device.gids(port).ok()?, own, gid_index)?;
         let [source, destination] = [own.gid, peer.gid].map(|gid| Ipv6Addr::from(gid.0).to_canonical());
-        dataplane_soft::next_hop(entry.interface, source, destination).map(MacAddr)
+        dataplane_soft::next_hop(interface, source, destination).map(MacAddr)
     })
+}
+
+/// Returns the index of the interface that has the GID of an endpoint. Returns `None` for a port of InfiniBand or of the
+/// software device, because such a port has no interface.
+fn interface_of(gids: &[GidEntry], own: &QueuePairEndpoint, gid_index: Option<u8>) -> Option<u32> {
+    // A VLAN interface usually has the link-local address of its base interface. The GID table then has this GID once for
+    // each of the interfaces. Without `gid_index`, the connection uses the first of these entries.
+    let is_used = |entry: &&GidEntry| {
+        let has_index = gid_index.is_none_or(|index| entry.index == u32::from(index));
+        has_index && entry.gid == own.gid && entry.kind == own.gid_kind
+    };
+    gids.iter().find(is_used).map(|entry| entry.interface).filter(|&interface| interface != 0)
 }
 
 /// Watches the next hop from one endpoint to its peer.
@@ -60,5 +67,50 @@ impl<'a> NextHopWatch<'a> {
         let now = (self.lookup)(&self.own, &self.peer)?;
         let before = self.last.replace(now)?;
         (before != now).then_some((before, now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dataplane_core::connect::VERSION;
+    use dataplane_core::units::{Gid, QpNum};
+    use dataplane_core::verbs::{GidKind, LinkLayer};
+
+    #[test]
+    fn interface_is_that_of_the_gid_with_the_index_of_the_connection() {
+        let gid = Gid(Ipv6Addr::LOCALHOST.octets());
+        let own = QueuePairEndpoint {
+            version: VERSION,
+            transport: QpType::Ud,
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            gid,
+            gid_kind: GidKind::RoceV2,
+            qpn: QpNum(1),
+            psn: 0,
+            path_mtu: 3,
+            max_dest_rd_atomic: 0,
+            max_message: 1024,
+            qkey: 0,
+            generation: 0,
+            queue: 0,
+            receive_depth: 64,
+            buffer: None,
+        };
+        let entry = |index, kind, interface| GidEntry { index, gid, kind, interface };
+        // An interface and its VLAN interface.
+        let gids = [
+            entry(0, GidKind::RoceV1, 2),
+            entry(1, GidKind::RoceV2, 2),
+            entry(2, GidKind::RoceV1, 3),
+            entry(3, GidKind::RoceV2, 3),
+            entry(4, GidKind::RoceV2, 0),
+        ];
+        for (index, interface) in
+            [(None, Some(2)), (Some(1), Some(2)), (Some(3), Some(3)), (Some(4), None), (Some(2), None)]
+        {
+            assert_eq!(interface_of(&gids, &own, index), interface, "{index:?}");
+        }
     }
 }
