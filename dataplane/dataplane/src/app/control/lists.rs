@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::app::log_level::{self, LEVELS};
-use crate::config::Plan;
+use crate::config::{Plan, Port};
 use crate::runtime::{Run, Snapshot};
 use dataplane_control::rows::{ConfigRow, LinkRow, MemoryRow, PortRow, StageRow, WorkerRow};
 use dataplane_control::{DEFAULT_LIMIT, ErrorCode, Found, Get, LISTS, Log, LogLevel, MAX_LIMIT, Page, Refusal, Show};
@@ -144,9 +144,9 @@ fn general(
         }),
         ("links", _) => {
             let infos = run.port_infos();
-            let devices = plan.ports.iter().map(|port| (&port.config.name, port.config.device.as_str()));
+            let devices = plan.ports.iter().map(|port| (&port.config.name, &port.config));
             let info = |name: &str| infos.iter().find(|info| info.name == name);
-            let links: Vec<(&str, &PortInfo)> =
+            let links: Vec<(&Port, &PortInfo)> =
                 devices.filter_map(|(name, device)| Some((device, info(name)?))).collect();
             rows(&links, &query, link_row)
         }
@@ -182,10 +182,11 @@ fn rows<T, R: Serialize>(
     Ok(TablePage { rows: rows.iter().map(json).collect::<Result<_, _>>()?, next })
 }
 
-fn link_row((device, info): &(&str, &PortInfo)) -> LinkRow {
+fn link_row((config, info): &(&Port, &PortInfo)) -> LinkRow {
     LinkRow {
         port: info.name.clone(),
-        device: (*device).to_owned(),
+        device: config.device.clone(),
+        device_port: config.is_verbs().then_some(config.device_port),
         interface: info.interface.clone(),
         mac: MacAddr(info.mac).to_string(),
         mtu: info.mtu,

@@ -386,6 +386,7 @@ pub mod rows {
     pub struct LinkRow {
         pub port: String,
         pub device: String,
+        pub device_port: Option<u8>,
         pub interface: Option<String>,
         pub mac: String,
         pub mtu: u16,

@@ -90,7 +90,10 @@ fn subject(client: &mut Client) -> Result<Option<Subject>, CommandError> {
 fn ask(client: &mut Client) -> Result<Subject, Error> {
     let process = client.hello()?.pid;
     let cores = rows::<WorkerRow>(client, "workers")?.into_iter().map(|row| row.core).collect();
-    let link = |row: LinkRow| Link { port: row.port, device: row.device, interface: row.interface };
+    let link = |row: LinkRow| {
+        let LinkRow { port, device, device_port, interface, .. } = row;
+        Link { port, device, device_port, interface }
+    };
     let links = rows(client, "links")?.into_iter().map(link).collect();
     Ok(Subject { process, cores, links })
 }

@@ -22,6 +22,8 @@ pub(super) struct Link {
     pub(super) port: String,
     /// The device, as in the config.
     pub(super) device: String,
+    /// The port of the RDMA device. `None` if the device is not an RDMA device.
+    pub(super) device_port: Option<u8>,
     pub(super) interface: Option<String>,
 }
 
@@ -151,8 +153,19 @@ impl Sample {
     fn read_links(&mut self, roots: &Roots, subject: &Subject) {
         // This file shows the network namespace of the process.
         let table = roots.proc(&format!("{}/net/dev", subject.process)).unwrap_or_default();
-        for Link { port, device, interface } in &subject.links {
-            let mut errors = verbs_errors(roots, device);
+        for Link { port, device, device_port, interface } in &subject.links {
+            let mut errors = device_port.and_then(|number| verbs_errors(roots, device, number));
+            if let Some(errors) = &mut errors
+                && let Some(number) = *device_port
+            {
+                match lost_packets(roots, device, number) {
+                    Some((name, count)) => _ = errors.insert(name, count),
+                    None => self.lacks(
+                        format!("lost packets of port {port}"),
+                        format!("Dataplane knows no counter of `{device}` for packets that find no receive buffer"),
+                    ),
+                }
+            }
             if let Some(interface) = interface {
                 match parse::interface_errors(&table, interface) {
                     Some(more) => errors.get_or_insert_default().extend(more),
@@ -174,8 +187,8 @@ impl Sample {
     }
 }
 
-/// The counters of RDMA devices that count errors (`sysfs-class-infiniband` in the kernel's ABI documentation).
-const VERBS_ERRORS: [&str; 10] = [
+/// The counters of RDMA ports that count errors (`sysfs-class-infiniband` in the kernel's ABI documentation).
+const VERBS_ERRORS: [&str; 9] = [
     "counters/symbol_error",
     "counters/link_error_recovery",
     "counters/link_downed",
@@ -183,24 +196,35 @@ const VERBS_ERRORS: [&str; 10] = [
     "counters/port_xmit_discards",
     "counters/local_link_integrity_errors",
     "counters/excessive_buffer_overrun_errors",
-    "hw_counters/out_of_buffer",
     "hw_counters/rx_icrc_encapsulated",
     "hw_counters/out_of_sequence",
 ];
 
-/// Returns the error counters of an RDMA device, summed over its ports. Returns `None` if the device has no counters.
-fn verbs_errors(roots: &Roots, device: &str) -> Option<BTreeMap<String, u64>> {
-    let folder = format!("class/infiniband/{device}/ports");
-    let mut errors = BTreeMap::new();
-    for port in roots.sys_names(&folder) {
-        for path in VERBS_ERRORS {
-            let count = roots.sys(&format!("{folder}/{port}/{path}")).and_then(|text| text.parse::<u64>().ok());
-            if let (Some(count), Some((_, name))) = (count, path.split_once('/')) {
-                *errors.entry(name.to_owned()).or_default() += count;
-            }
-        }
-    }
-    (!errors.is_empty()).then_some(errors)
+/// Returns the error counters of a port of an RDMA device. Returns `None` if the device does not exist.
+fn verbs_errors(roots: &Roots, device: &str, port: u8) -> Option<BTreeMap<String, u64>> {
+    let folder = format!("class/infiniband/{device}/ports/{port}");
+    let exists = !roots.sys_names(&folder).is_empty();
+    let error = |path: &&str| {
+        let count = roots.sys(&format!("{folder}/{path}"))?.parse().ok()?;
+        let (_, name) = path.split_once('/')?;
+        Some((name.to_owned(), count))
+    };
+    exists.then(|| VERBS_ERRORS.iter().filter_map(error).collect())
+}
+
+/// Returns the counter of the packets that a port of an RDMA device lost because no receive was posted. Returns `None` if
+/// no known counter has these packets.
+#[cfg(feature = "ibverbs")]
+fn lost_packets(roots: &Roots, device: &str, port: u8) -> Option<(String, u64)> {
+    let file = crate::runtime::out_of_buffer_file(&roots.sys, device, port)?;
+    let name = file.file_name()?.to_string_lossy().into_owned();
+    Some((name, std::fs::read_to_string(file).ok()?.trim().parse().ok()?))
+}
+
+/// Returns `None`, because this program does not know RDMA devices.
+#[cfg(not(feature = "ibverbs"))]
+fn lost_packets(_: &Roots, _: &str, _: u8) -> Option<(String, u64)> {
+    None
 }
 
 /// The changes between two samples. The end of a field's name is its unit.

@@ -142,6 +142,7 @@ fn subject() -> Subject {
     let link = |port: &str, device: &str, interface: Option<&str>| Link {
         port: port.to_owned(),
         device: device.to_owned(),
+        device_port: device.starts_with("mlx5").then_some(1),
         interface: interface.map(str::to_owned),
     };
     let links = vec![link("wan", "host", Some("eth1")), link("lan", "mlx5_0", None), link("null", "soft", None)];
@@ -184,6 +185,37 @@ fn changes_between_two_samples_are_printed() {
     assert_eq!(json["memory"]["remote_change_bytes"], 1 << 20);
     assert_eq!(json["cores"][0]["interrupts"]["LOC"], 500);
     assert_eq!(json["links"][1]["errors"]["rx_dropped"], 12);
+}
+
+/// Another port of the device does not change the errors of a port. A device without a known counter of lost packets is
+/// named.
+#[cfg(feature = "ibverbs")]
+#[test]
+fn lost_packets_of_the_port_are_read_from_the_counter_of_the_driver() {
+    let mut subject = subject();
+    subject.links.retain(|link| link.port == "lan");
+    for (file, counter) in [
+        ("ports/1/hw_counters/out_of_buffer", Some("out_of_buffer")),
+        ("ports/1/hw_counters/rx_out_of_buffer", Some("rx_out_of_buffer")),
+        ("hw_counters/out_of_buffer", Some("out_of_buffer")),
+        ("ports/2/hw_counters/out_of_buffer", None),
+    ] {
+        let folder = Folder::new();
+        let roots = Roots { sys: folder.file("sys"), proc: folder.file("proc") };
+        let write = |file: &str, text: &str| folder.write(&format!("sys/class/infiniband/mlx5_0/{file}"), text);
+        write("ports/1/state", "4: ACTIVE\n");
+        write(file, "3\n");
+        write("ports/2/counters/symbol_error", "1\n");
+        let before = Sample::read(&roots, &subject);
+        write(file, "9\n");
+        write("ports/2/counters/symbol_error", "2\n");
+        let after = Sample::read(&roots, &subject);
+        let interval = Interval::between(&subject, &before, &after, 1.0);
+        let expected = counter.map(|name| (name.to_owned(), 6)).into_iter().collect();
+        assert_eq!(interval.links[0].errors, expected, "{file}");
+        let is_named = after.unavailable.iter().any(|lack| lack.what == "lost packets of port lan");
+        assert_eq!(is_named, counter.is_none(), "{file}");
+    }
 }
 
 #[test]
