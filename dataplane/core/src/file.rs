@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, mkdirat, openat, readlinkat};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, mkdirat, openat, readlinkat, renameat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -111,6 +111,44 @@ pub fn create_folders(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Replaces the content of a regular file, or creates the file. An existing file keeps its owner, its group and its
+/// permissions. After an error, such as a full disk, the file has its old content. Refuses files and symbolic links of
+/// other users like [`LockedFile::output`]. The inner result is an error if the file has its new content, but its folder
+/// could not be written to the disk yet.
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<io::Result<()>> {
+    let place = Place::of(path)?;
+    let [name] = &place.rest[..] else { return Err(Errno::NOENT.into()) };
+    can_be_named(path)?;
+    if let Some(known) = &place.known {
+        if !known.is_file() {
+            return Err(refused(known.file_type(), "a regular file"));
+        }
+        place.check_owner(path, known, "change")?;
+    }
+    let mut new = OsString::from(".");
+    new.push(name);
+    new.push(format!(".{}.new", std::process::id()));
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut created = File::from(openat(&place.folder, &new, flags, Mode::from_raw_mode(0o666))?);
+    let mut write = || {
+        created.write_all(content)?;
+        if let Some(before) = &place.known {
+            // Ignore the error: only root can change the owner of a file.
+            let _ = fchown(&created, Some(before.uid()), Some(before.gid()));
+            created.set_permissions(before.permissions())?;
+        }
+        created.sync_all()?;
+        Ok(renameat(&place.folder, &new, &place.folder, name)?)
+    };
+    if let Err(error) = write() {
+        let _ = unlinkat(&place.folder, &new, AtFlags::empty());
+        return Err(error);
+    }
+    // The rename survives a power failure only if the folder is on the disk too.
+    let folder = openat(&place.folder, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    Ok(folder.map_err(io::Error::from).and_then(|folder| File::from(folder).sync_all()))
+}
+
 /// Opens a file or folder only to look at it. Does not follow a symbolic link.
 const LOOKUP: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -198,16 +236,24 @@ impl Place {
         // The file may have been replaced since the check.
         let known = file.metadata()?;
         takes_packets(known.file_type())?;
-        if known.is_file() && !is_trusted(known.uid(), Some(&self.folder))? {
-            let why = format!(
-                "the file {} belongs to another user (number {}), who may then read it; help: delete the file, or name \
-                 another file",
-                path.display(),
-                known.uid()
-            );
-            return Err(io::Error::new(ErrorKind::PermissionDenied, why));
+        if known.is_file() {
+            self.check_owner(path, &known, "read")?;
         }
         Ok(file)
+    }
+
+    /// Refuses a file of another user, who may `act` on the content that this program writes.
+    fn check_owner(&self, path: &Path, known: &fs::Metadata, act: &str) -> io::Result<()> {
+        if is_trusted(known.uid(), Some(&self.folder))? {
+            return Ok(());
+        }
+        let why = format!(
+            "the file {} belongs to another user (number {}), who may then {act} it; help: delete the file, or name another \
+             file",
+            path.display(),
+            known.uid()
+        );
+        Err(io::Error::new(ErrorKind::PermissionDenied, why))
     }
 }
 
@@ -499,6 +545,38 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
         chown(folder.file("shared"), Some(OTHER), None).unwrap();
         assert_eq!(refusal(&file), [None, None, None]);
+    }
+
+    #[test]
+    fn replaced_file_has_the_whole_text_or_keeps_its_content() {
+        let folder = Folder::new();
+        let file = folder.write("a.toml", "old");
+        fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+        replace(&file, b"new").unwrap().unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
+        // The name of the temporary file is taken, so nothing is written.
+        let taken = folder.write(&format!(".a.toml.{}.new", std::process::id()), "other");
+        assert!(replace(&file, b"later").is_err());
+        let texts = [&file, &taken].map(|file| fs::read_to_string(file).unwrap());
+        assert_eq!(texts, ["new", "other"]);
+        assert!(replace(folder.path(), b"text").is_err());
+        // A link of this user stays a link.
+        fs::remove_file(&taken).unwrap();
+        let link = folder.file("link.toml");
+        symlink("a.toml", &link).unwrap();
+        replace(&link, b"by the link").unwrap().unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "by the link");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        if let Err(error) = lchown(&link, Some(OTHER), None) {
+            return skip(format!("cannot change the owner of a link: {error}"));
+        }
+        let error = replace(&link, b"by a link of another user").unwrap_err();
+        assert!(error.to_string().contains("belongs to another user"), "{error}");
+        chown(&file, Some(OTHER), None).unwrap();
+        let error = replace(&file, b"in a file of another user").unwrap_err();
+        assert!(error.to_string().contains("who may then change it"), "{error}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "by the link");
     }
 
     #[test]

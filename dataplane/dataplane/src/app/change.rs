@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process;
 use std::time::Duration;
 
 use super::console::{self, CommandError};
@@ -14,6 +12,7 @@ use crate::runtime::{digest_of, operations};
 use dataplane_control::change::{Applied, ChangePlan, ChangeState, History, Operation};
 use dataplane_control::rows::ConfigRow;
 use dataplane_control::{Answer, Apply, Call, Client, Error, ErrorCode, MAX_REQUEST, NewConfig, Refusal, Show};
+use dataplane_core::file;
 use dataplane_core::pipeline::Registry;
 
 /// The maximum time that a command waits for a change. Large tables take long to build.
@@ -120,10 +119,16 @@ pub(super) fn save(args: &args::Save) -> Result<(), CommandError> {
         }
     };
     check_save(&mut client, &row, &file, args.force).map_err(CommandError::Failed)?;
-    replace_file(&file, &row.text).map_err(|error| {
+    let synced = file::replace(&file, row.text.as_bytes()).map_err(|error| {
         let help = "help: the file has its old content; name another file, or free space";
         CommandError::Failed(format!("cannot save {}: {error}; {help}", file.display()))
     })?;
+    if let Err(error) = synced {
+        console::write_line(&format!(
+            "warning: the folder of {} cannot be written to the disk yet: {error}",
+            file.display()
+        ));
+    }
     for setting in &row.settings {
         console::write_line(&format!("not in the file: --set {}", plain(setting)));
     }
@@ -167,42 +172,6 @@ fn check_save(client: &mut Client, row: &ConfigRow, file: &Path, force: bool) ->
             Err(format!("{} has changed since the program read the file; {help}", plain(&file.display().to_string())))
         }
     }
-}
-
-/// Replaces the content of a file. After an error, such as a full disk, the file has its old content.
-fn replace_file(file: &Path, text: &str) -> io::Result<()> {
-    // Follow symbolic links, so that the rename replaces the file and not the link.
-    let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-    let before = fs::metadata(&file).ok();
-    if before.as_ref().is_some_and(|before| !before.is_file()) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = file.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the path names no file"))?;
-    let new = folder.join(format!(".{}.{}.new", name.to_string_lossy(), process::id()));
-    let replaced = fs::File::create_new(&new).and_then(|mut created| {
-        created.write_all(text.as_bytes())?;
-        if let Some(before) = &before {
-            use std::os::unix::fs::{MetadataExt, fchown};
-            // Ignore the error: only root can change the owner of a file.
-            let _ = fchown(&created, Some(before.uid()), Some(before.gid()));
-            created.set_permissions(before.permissions())?;
-        }
-        created.sync_all()?;
-        fs::rename(&new, &file)
-    });
-    if let Err(error) = replaced {
-        if error.kind() != io::ErrorKind::AlreadyExists {
-            let _ = fs::remove_file(&new);
-        }
-        return Err(error);
-    }
-    // Write the folder to the disk too, so that the rename survives a power failure. The file already has its new
-    // content, so an error is only a warning.
-    if let Err(error) = fs::File::open(folder).and_then(|folder| folder.sync_all()) {
-        console::write_line(&format!("warning: {}: cannot be written to the disk yet: {error}", folder.display()));
-    }
-    Ok(())
 }
 
 /// Reads the text of a config.
@@ -309,19 +278,5 @@ mod tests {
         ] {
             assert_eq!(utc(seconds), text);
         }
-    }
-
-    #[test]
-    fn replaced_file_has_the_whole_text_or_keeps_its_content() {
-        let folder = dataplane_testing::Folder::new();
-        let file = folder.write("a.toml", "old");
-        replace_file(&file, "new").unwrap();
-        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
-        // The name of the temporary file is taken, so nothing is written.
-        let taken = folder.write(&format!(".a.toml.{}.new", process::id()), "other");
-        assert!(replace_file(&file, "later").is_err());
-        let texts = [&file, &taken].map(|file| fs::read_to_string(file).unwrap());
-        assert_eq!(texts, ["new", "other"]);
-        assert!(replace_file(folder.path(), "text").unwrap_err().to_string().contains("not a regular file"));
     }
 }
