@@ -55,7 +55,7 @@ pub struct LinkRow {
     pub port: String,
     /// The device, as in the config.
     pub device: String,
-    /// The port of the RDMA device, from 1. `null` if the device is not an RDMA device.
+    /// The number of the port of the RDMA device, counted from 1. `null` if the device is not an RDMA device.
     pub device_port: Option<u8>,
     /// The kernel interface behind the port.
     pub interface: Option<String>,
