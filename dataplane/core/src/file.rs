@@ -111,10 +111,12 @@ pub fn create_folders(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces the content of a regular file, or creates the file. An existing file keeps its owner, its group and its
-/// permissions. After an error, such as a full disk, the file has its old content. Refuses files and symbolic links of
-/// other users like [`LockedFile::output`]. The inner result is an error if the file has its new content, but its folder
-/// could not be written to the disk yet.
+/// Replaces the content of a regular file, or creates the file. An existing file keeps its permissions. The file also
+/// keeps its owner and its group if this program may set both. Refuses files and symbolic links of other users like
+/// [`LockedFile::output`].
+///
+/// If the outer result is an error, such as a full disk, the file has its old content. If only the inner result is an
+/// error, the file has its new content, but a power failure may bring back the old content.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<io::Result<()>> {
     let place = Place::of(path)?;
     let [name] = &place.rest[..] else { return Err(Errno::NOENT.into()) };
@@ -133,7 +135,7 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<io::Result<()>> {
     let mut write = || {
         created.write_all(content)?;
         if let Some(before) = &place.known {
-            // Ignore the error: only root can change the owner of a file.
+            // Ignore the error: only root can give a file to another user.
             let _ = fchown(&created, Some(before.uid()), Some(before.gid()));
             created.set_permissions(before.permissions())?;
         }
@@ -242,7 +244,8 @@ impl Place {
         Ok(file)
     }
 
-    /// Refuses a file of another user, who may `act` on the content that this program writes.
+    /// Refuses a file of another user. `act` is the verb in the message: what the owner of the file may do with the
+    /// content that this program writes, such as `read`.
     fn check_owner(&self, path: &Path, known: &fs::Metadata, act: &str) -> io::Result<()> {
         if is_trusted(known.uid(), Some(&self.folder))? {
             return Ok(());
@@ -555,7 +558,7 @@ mod tests {
         replace(&file, b"new").unwrap().unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "new");
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
-        // The name of the temporary file is taken, so nothing is written.
+        // A file with the name of the temporary file exists, so `replace` writes nothing.
         let taken = folder.write(&format!(".a.toml.{}.new", std::process::id()), "other");
         assert!(replace(&file, b"later").is_err());
         let texts = [&file, &taken].map(|file| fs::read_to_string(file).unwrap());

@@ -137,7 +137,7 @@ fn lane_moves_between_threads_with_a_detached_pool() {
     while lane.sending() > 0 {
         lane.reap(&mut own, &mut NoSink).unwrap();
     }
-    // Without the release, the queues belong to this thread.
+    // Until the release, the queues belong to this thread.
     lane.release();
     let memory = own.batch_memory();
     let closed = std::thread::spawn(move || {

@@ -439,7 +439,8 @@ impl Batch {
         self.shorten(len - n);
     }
 
-    /// Moves the packet at `from` to the earlier index `to`. The caller must free or move the packet at `to` first.
+    /// Moves the packet at index `from` to index `to`, which is at most `from`. If the indices differ, the caller must
+    /// first free or move the packet at `to`.
     #[cold]
     pub(crate) fn move_within(&mut self, from: usize, to: usize) {
         self.descs[to] = self.descs[from];

@@ -158,7 +158,7 @@ pub struct Pool {
     pub(super) memory: SlotMemory,
     pub(super) free: Box<[u32]>,
     available: usize,
-    /// The state of each slot. `None` for a detached pool, which does not know the states of slots of other pools.
+    /// The state of each slot. `None` for a detached pool, because only the owner of the slots knows their states.
     #[cfg(debug_assertions)]
     states: Option<Box<[SlotState]>>,
 }
@@ -187,10 +187,10 @@ impl Pool {
         })
     }
 
-    /// Creates a detached pool: a pool with the memory of another pool, but without free slots. A thread that does not
-    /// own the other pool can open or close a lane of the other pool with the detached pool. A lane that is opened with
-    /// a detached pool posts no receives. A lane that is closed gives its slots to the detached pool, and the owner of
-    /// the other pool takes these slots with [`Pool::absorb`].
+    /// Creates a detached pool: a pool with the memory of a worker's pool, but without free slots. With a detached
+    /// pool, another thread can open or close a lane of the worker. A lane that is opened with a detached pool posts no
+    /// receives. A lane that is closed with a detached pool gives its slots to the detached pool. The worker then takes
+    /// these slots with [`Pool::absorb`].
     pub fn detached(memory: &BatchMemory) -> Self {
         Self {
             memory: memory.0.clone(),
@@ -201,14 +201,14 @@ impl Pool {
         }
     }
 
-    /// Takes all free slots of a detached pool of this pool. Neither allocates nor frees memory.
+    /// Moves all free slots of a detached pool to this pool. Neither allocates nor frees memory.
     ///
     /// # Panics
     /// Panics if `detached` is not a detached pool with the memory of this pool.
     pub fn absorb(&mut self, detached: &mut Self) {
         assert!(self.memory.is(&detached.memory), "the detached pool has the memory of another pool");
         let slots = &detached.free[..detached.available];
-        assert!(slots.len() <= self.free.len() - self.available, "the slots belong to this pool");
+        assert!(slots.len() <= self.free.len() - self.available, "the detached pool has too many slots");
         #[cfg(debug_assertions)]
         for &slot in slots {
             if let Some(state) = self.states.as_mut().and_then(|states| states.get_mut(slot as usize)) {

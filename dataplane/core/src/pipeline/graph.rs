@@ -198,7 +198,7 @@ pub struct Graph {
     nodes: Box<[Node]>,
     outboxes: Box<[Box<Batch>]>,
     burst: usize,
-    /// The stage that the worker runs.
+    /// The stage that the worker runs, or ran last.
     marker: Arc<StageMarker>,
     activity: Activity,
 }
@@ -462,8 +462,9 @@ impl Graph {
     /// - Lets each replaced stage hand its state over to the new stage ([`Stage::adopt`]).
     /// - Moves the packets that these stages hold, unless a new stage refuses the packets
     ///   ([`Stage::accepts_held`]). Drops and counts all other held packets of `earlier`.
-    /// - If the numbers of the ports change, gives the moved packets the new numbers, and drops the packets of removed
-    ///   ports. `ports` has the new number of each earlier port, or `None` for a removed port.
+    /// - If the numbers of the ports change, gives the moved packets the new numbers, and drops the packets that a
+    ///   removed port received. `ports` has the new number of each earlier port, or `None` for a removed port. The
+    ///   argument `ports` is `None` if the numbers stay the same.
     ///
     /// Each graph keeps its own counters, but the counts of held packets move with the packets. Before the call, the
     /// graphs must contain no packets except held packets. This method neither allocates nor frees memory.

@@ -5,7 +5,8 @@ use std::mem;
 use crate::mem::{BATCH, Batch, BatchMemory, Pool, Wait};
 use crate::units::Nanos;
 
-/// The egress port of packets whose egress port was removed. A config has at most 255 ports, so no port has this number.
+/// The number that replaces the egress port of a packet if a change has removed this port. A config has at most 255
+/// ports, so no port has this number.
 const NO_PORT: u8 = u8::MAX;
 
 /// Held packets. `since` has the time when the stage first held each packet.
@@ -110,8 +111,9 @@ impl Held {
         mem::swap(&mut self.longest, &mut other.longest);
     }
 
-    /// Gives the held packets the new numbers of their ports, and frees the packets whose ingress port does not exist any
-    /// more. `ports` has the new number of each earlier port. Returns the number of freed packets.
+    /// Gives the held packets the new numbers of their ports, and frees the packets whose ingress port was removed.
+    /// `ports` has the new number of each earlier port, or `None` for a removed port. Returns the number of freed
+    /// packets.
     pub(super) fn renumber_ports(&mut self, ports: &[Option<u8>], pool: &mut Pool) -> usize {
         let number = |port: u8| ports.get(usize::from(port)).copied().flatten();
         let mut freed = 0;
@@ -124,8 +126,8 @@ impl Held {
                     freed += 1;
                     continue;
                 };
-                // A later stage may still choose the egress port. Otherwise, no port has this number, and the packet is
-                // dropped and counted at its exit.
+                // If the egress port was removed, a later stage may still choose another port. Otherwise, the packet is
+                // dropped and counted at its exit, because no port has the number `NO_PORT`.
                 batch.set_egress(at, number(batch.egress(at)).unwrap_or(NO_PORT));
                 batch.move_within(at, kept);
                 (ingress[kept], since[kept]) = (port, since[at]);

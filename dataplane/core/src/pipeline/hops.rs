@@ -12,8 +12,8 @@ pub struct NextHop {
     pub port: u8,
 }
 
-/// The port number of next hops whose port does not exist any more. A config has at most 255 ports, so no port has this
-/// number.
+/// The number that replaces the port of a next hop if a change has removed this port. A config has at most 255 ports,
+/// so no port has this number.
 const REMOVED_PORT: u8 = u8::MAX;
 
 /// The numbers of next hops. A packet carries the four-byte number of its next hop instead of an address. All workers
@@ -48,7 +48,7 @@ impl NextHops {
     }
 
     /// Gives the next hops the new numbers of their ports. `ports` has the new number of each earlier port, or `None`
-    /// for a port that does not exist any more.
+    /// for a removed port.
     pub(super) fn renumber_ports(&mut self, ports: &[Option<u8>]) {
         self.numbers.clear();
         for (number, hop) in (1..).zip(&mut self.hops) {

@@ -204,8 +204,8 @@ impl Program {
     }
 
     /// Returns, for each of `ports` ports, whether a stage has computed the checksums of every packet that the port
-    /// sends. The device of such a port may compute the checksums again, and the packets stay the same. `None` means
-    /// that no stage sends packets to the port.
+    /// sends. If the value is `Some(true)`, the device of the port may compute the checksums again, and the packets
+    /// stay the same. `None` means that no stage sends packets to the port.
     pub fn ports_with_checksums(&self, ports: usize) -> Vec<Option<bool>> {
         // Whether a packet may leave the stage without computed checksums.
         let mut may_lack = vec![false; self.nodes.len()];

@@ -23,23 +23,26 @@ pub enum OnPanic {
     Bypass,
 }
 
-/// The stage that a worker runs at the moment. The worker writes this value, and any thread can read it. The padding
-/// keeps the markers of different workers in different cache lines, because each worker writes once per batch and stage.
+/// The stage that a worker runs or ran last, and the stage whose code panicked. The worker writes both marks, and any
+/// thread can read the first mark ([`StageMarker::stage`]). The padding keeps the markers of different workers in
+/// different cache lines, because each worker writes once per batch and stage.
 #[derive(Debug, Default)]
 pub struct StageMarker(CachePadded<Marks>);
 
 #[derive(Debug, Default)]
 struct Marks {
-    /// The index of the stage plus 1, or 0 if the worker runs no stage.
+    /// The index plus 1 of the stage that the worker runs. The mark stays until another stage runs, or until
+    /// [`StageMarker::leave`] sets the mark to 0.
     running: AtomicU32,
-    /// The stage whose code panicked, in the form of `running`. The bit [`StageMarker::OBSERVES`] may be set too.
+    /// The index plus 1 of the stage whose code panicked, or 0 without a panic. The bit [`StageMarker::OBSERVES`] is
+    /// also set if the stage was observing a drop of another stage.
     panicked: AtomicU32,
 }
 
 const _: () = assert!(align_of::<StageMarker>() >= 64);
 
-/// Records the stage whose code panics. The destructor runs only while the thread unwinds, so this record costs no
-/// instruction otherwise.
+/// Records the stage whose code panics. The destructor runs only while the thread unwinds, so code that does not panic
+/// executes no instruction for this record.
 struct PanicRecord<'a> {
     marker: &'a StageMarker,
     mark: u32,
@@ -98,7 +101,7 @@ impl StageMarker {
         Some((Self::index(mark & !Self::OBSERVES)?, mark & Self::OBSERVES != 0))
     }
 
-    /// Forgets the panic, because the worker continues.
+    /// Clears both marks, because the worker continues after the panic.
     pub(super) fn clear(&self) {
         self.0.panicked.store(0, Ordering::Relaxed);
         self.leave();

@@ -134,8 +134,8 @@ impl<'a> Setup<'a> {
         self.records.entry(self.stage.clone()).or_default()
     }
 
-    /// Returns the ports of the config. If a change of the running pipeline adds, removes or renumbers a port, the
-    /// program prepares the stage again.
+    /// Returns the ports of the config. If a later change of the running pipeline adds, removes or renumbers a port,
+    /// the program prepares each stage again that has called this method.
     pub fn ports(&self) -> &[PortInfo] {
         self.used_ports.borrow_mut().all = true;
         self.ports
@@ -280,8 +280,9 @@ impl<'a> Setup<'a> {
         made
     }
 
-    /// Returns the common object of the type `T` of the running pipeline, if a change builds this object again. The new
-    /// object can take over the content of the earlier object.
+    /// Returns the common object of the type `T` of the running pipeline. Returns `None` if no pipeline runs, or if the
+    /// running pipeline has no such object. If a change builds the object again, the function that builds the new
+    /// object ([`Setup::common`]) can take over the content of the earlier object.
     pub fn earlier_common<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
         self.earlier.get(&(String::new(), TypeId::of::<T>())).cloned()?.downcast().ok()
     }
@@ -648,7 +649,8 @@ impl Resources {
     }
 }
 
-/// Returns the new number of each earlier port, or `None` for a port that does not exist any more. A port keeps its name.
+/// Returns the new number of each earlier port, or `None` for a removed port. The name identifies a port before and
+/// after a change.
 pub fn renumbered(earlier: &[PortInfo], now: &[PortInfo]) -> Vec<Option<u8>> {
     let number = |port: &PortInfo| now.iter().position(|now| now.name == port.name);
     earlier.iter().map(|port| number(port).and_then(|number| u8::try_from(number).ok())).collect()

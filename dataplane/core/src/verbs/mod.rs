@@ -412,7 +412,7 @@ pub unsafe trait CompletionQueue: Send {
     fn poll_run(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError>;
 
     /// Ends the claim of this thread on the queue and on its queue pairs, so that another thread can use all of these
-    /// objects. Without this call, only the thread that polls the queue can use a queue without a lock.
+    /// objects. If a queue has no lock, only the thread that polls the queue can use the queue before this call.
     fn release(&self);
 
     /// Arms the queue: `ibv_req_notify_cq(3)`. The next completion raises an event on the queue's channel. With

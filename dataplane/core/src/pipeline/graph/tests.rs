@@ -596,7 +596,7 @@ fn panic_outside_the_code_of_stages_quarantines_no_stage() {
     graph.set_marker(marker.clone());
     assert!(graph.entry(0).push_bytes(b"x1", Stamp::NONE, &mut pool));
     panics(|| graph.walk(&ctx, &mut pool, &mut PanicsAfter(0)));
-    // The watchdog may still name the last stage.
+    // The mark for the watchdog stays at the last stage.
     assert_eq!(marker.stage(), Some(0));
     assert!(graph.quarantine(&ctx, &mut pool).is_none());
 }
