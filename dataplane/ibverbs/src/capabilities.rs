@@ -91,7 +91,7 @@ fn refuse_unusable_timestamps<D: Device>(device: &D, plain: &D::Cq, granted: &mu
     let create = |kind, cq: &D::Cq| pd.create_qp(&QpSpec::new(kind, SMALL), cq, cq, None).map(drop);
     let kinds = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::RawPacket];
     let kinds: Vec<QpType> = kinds.into_iter().filter(|&kind| create(kind, plain).is_ok()).collect();
-    // The fields are the fields that a lane requests for the timestamps.
+    // `fields` has all fields that a lane requests for these timestamps.
     for (capability, field, fields) in [
         (Capability::WallclockTimestamps, PollFields::WALLCLOCK, Stamping::Wallclock.fields()),
         (Capability::Timestamps, PollFields::TIMESTAMP, Stamping::Device.fields()),

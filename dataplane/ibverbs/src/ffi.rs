@@ -166,8 +166,8 @@ pub(super) trait VerbReturn {
 }
 
 /// The verb returns an object, or null with `errno` set. Some drivers return null without an error number if the device
-/// does not support the object: `hns_roce_u_create_ah` on HIP08, and `pvrdma_create_ah`. After [`clear_errno`], this
-/// case returns `EOPNOTSUPP`.
+/// does not support the object: `hns_roce_u_create_ah` on HIP08, and `pvrdma_create_ah`. The error is then
+/// `EOPNOTSUPP`, if the caller has called [`clear_errno`] before the verb.
 impl<T> VerbReturn for *mut T {
     type Value = NonNull<T>;
 
@@ -192,7 +192,8 @@ impl VerbReturn for c_int {
     }
 }
 
-/// Sets `errno` to 0, so that a null pointer without an error number does not return the error of an earlier call.
+/// Sets `errno` to 0. Otherwise, a verb that returns null without setting `errno` would have the error of an earlier
+/// call.
 fn clear_errno() {
     // SAFETY: the pointer refers to the `errno` of this thread.
     unsafe { *libc::__errno_location() = 0 };

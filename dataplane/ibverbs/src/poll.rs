@@ -460,7 +460,7 @@ unsafe impl CompletionQueue for VerbsCq {
     }
 
     fn release(&self) {
-        // The result is `false` if another thread owns the queue, and the owner stays.
+        // If another thread owns the queue, the result is `false`, and the other thread stays the owner.
         let _ = self.handle.owner.release();
     }
 

@@ -23,8 +23,8 @@ impl fmt::Display for UnlistedDevice {
 }
 
 impl UnlistedDevice {
-    /// Returns the devices of the kernel that are not in `listed`. `sysfs` and `devfs` are the folders at which the
-    /// kernel's sysfs and the device files are.
+    /// Returns the devices of the kernel that are not in `listed`. `sysfs` is the folder of the kernel's sysfs, and
+    /// `devfs` is the folder of the device files: `/sys` and `/dev` on a host.
     pub(super) fn all(sysfs: &Path, devfs: &Path, listed: &[String]) -> Vec<Self> {
         let mut names = names(&sysfs.join("class/infiniband"));
         names.retain(|name| !listed.contains(name));

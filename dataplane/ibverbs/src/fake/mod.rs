@@ -295,7 +295,8 @@ pub(super) struct State {
     tags: bool,
     /// Whether the device refuses CQs with a completion channel.
     refuses_channels: bool,
-    /// The device refuses queue pairs and work queues on a CQ that requests any of these fields.
+    /// The fields with which a CQ cannot be used: the device refuses queue pairs and work queues on a CQ that requests
+    /// any of these fields.
     refused_queue_fields: u64,
     /// For each verb, the index of the request that a refused post reports. `None`: the post does not report an index.
     bad: HashMap<&'static str, Option<usize>>,

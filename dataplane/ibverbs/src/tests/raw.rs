@@ -570,7 +570,7 @@ fn iwarp_device_has_no_reliable_connections() {
     assert!(error.contains("type IBV_QPT_RC: the device uses iWARP"), "{error}");
 }
 
-/// ionic accepts the flag for completion queues that do not detect overrun, but ignores it.
+/// The driver of ionic accepts the flag `IGNORE_OVERRUN` of a completion queue, but ignores this flag.
 #[test]
 fn ionic_has_no_completion_queues_without_overrun_detection() {
     use dataplane_core::verbs::Capability::IgnoreOverrun;
