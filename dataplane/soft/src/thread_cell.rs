@@ -43,7 +43,7 @@ impl<T> ThreadCell<T> {
 
     /// Removes the owner if this thread is the owner, so that another thread can claim the cell.
     pub(super) fn release(&self) {
-        // The result is `false` if another thread owns the cell, and the owner stays.
+        // If another thread owns the cell, the result is `false`, and the other thread stays the owner.
         let _ = self.owner.release();
     }
 }

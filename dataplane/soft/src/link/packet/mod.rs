@@ -133,7 +133,7 @@ impl Packets {
         // Sockets stay usable while the interface is down. After the interface was removed, the old sockets never
         // receive again, so open new sockets.
         let is_new = state.is_deleted || now.index != state.interface.index;
-        // The new interface may have another kind.
+        // The new interface may not be an Ethernet interface. The port cannot use such an interface.
         if is_new && (!now.is_ethernet || !now.is_set_up || self.reopen(&mut state, &now).is_err()) {
             status.set_link(false);
             return;
