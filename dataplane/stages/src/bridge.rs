@@ -327,8 +327,8 @@ impl Stage for Bridge {
     }
 }
 
-/// Shares the object of the replaced bridge, unless the numbers of ports in the object are invalid. A bridge without the
-/// learned addresses floods, and loses no packets.
+/// Shares the object of the replaced bridge, unless the numbers of ports in the object are invalid. Without the learned
+/// addresses, the new bridge floods the frames, and loses no packets.
 fn share_earlier<T: Send + Sync + 'static>(setup: &mut Setup<'_>) {
     if setup.has_earlier_port_numbers() {
         setup.earlier::<T>().into_iter().for_each(|earlier| setup.share(earlier));

@@ -29,8 +29,8 @@ const PORTS: usize = 127;
 /// The state of loop detection that all workers share.
 #[derive(Debug)]
 pub(super) struct Loops {
-    /// The secret of the tags in the probes. A host cannot forge a probe, and a probe that a host has seen is valid only
-    /// for two rounds.
+    /// The secret key of the tags in the probes. Without the key, a host cannot forge a probe. A host can repeat a
+    /// received probe, but the bridge ignores this probe after the next round.
     secret: RandomState,
     /// For each port, the time when a loop was last detected: nanoseconds since the start of the run, plus 1. 0 means
     /// never.
@@ -54,7 +54,7 @@ impl Loops {
 struct Probe {
     /// A keyed hash of the other fields.
     tag: U64,
-    /// The number of whole intervals since the start of the run.
+    /// The number of whole intervals ([`INTERVAL`]) from the start of the run to the sending of the probe.
     round: U64,
     /// The port that sent the probe.
     port: u8,
@@ -149,9 +149,9 @@ impl LoopGuard {
         }
     }
 
-    /// Returns `true` if the frame is a probe of this bridge. The port that sent the probe and the port that received
-    /// it then form a loop. Records the loop for the port with the higher number. Records nothing for an old probe, or
-    /// for a probe that came back by its own port, because any host behind the port can send such a frame.
+    /// Returns `true` if the frame is a probe of this bridge. If another port sent the probe, the two ports form a
+    /// loop. Records the loop for the port with the higher number. Records nothing for an old probe, or for a probe
+    /// that came back by its own port, because any host behind the port can send such a frame.
     pub(super) fn receives(&self, packet: &Packet<'_>, now: u64) -> bool {
         let Some(probe) = probe(packet.data()) else { return false };
         let (sender, round) = (probe.port, probe.round.get());

@@ -13,8 +13,8 @@ use dataplane_core::header::MacAddr;
 /// lower 14 bits of the key, XORed with a hash of the tag. So the bucket number and the tag identify the key. The hash
 /// is random for each table and strongly universal (Dietzfelbinger, "Universal hashing and k-wise independent random
 /// variables via integer arithmetic without primes", 1996). Any two addresses that a host chooses therefore share a
-/// bucket with a probability of about 2^-14. A few factors put many addresses with equal distances in few buckets. The
-/// table does not use these factors.
+/// bucket with a probability of about 2^-14. Some factors put many addresses with equal distances in few buckets. The
+/// table does not use these factors (`spreads`).
 ///
 /// One word holds a complete entry, so each load and store is atomic. After two concurrent stores, the entry is one of
 /// the two stored entries. The exact-match table of `dataplane-tables` is not used, because only one thread can change
@@ -46,8 +46,8 @@ pub(super) const TIME: u64 = (1 << TIME_BITS) - 1;
 const PORT_BITS: u32 = 7;
 /// The length of one unit of time in seconds. The time in a word wraps after more than two hours.
 pub(super) const UNIT: u64 = 4;
-/// The largest difference between the clocks of two workers in units of time. Each worker reads the clock in its
-/// housekeeping.
+/// The largest difference between the clocks of two workers that the table tolerates, in units of time. The clocks
+/// differ, because each worker reads the clock at another time.
 const AHEAD: u64 = 16;
 /// The number of buckets that one call of `sweep` searches.
 pub(super) const SWEPT: usize = 16;
@@ -151,11 +151,12 @@ fn mix(tag: u64, bits: u64, [factor, summand]: [u64; 2]) -> u64 {
     (bits ^ hash) & ((1 << BUCKET_BITS) - 1)
 }
 
-/// Whether a factor of the hash puts enough MAC addresses with equal distances in buckets that have room. More than half
-/// of all factors do. The addresses differ in the last, the second last or the third last byte.
+/// Whether a factor of the hash spreads MAC addresses with equal distances over enough buckets. The tested distances
+/// are 1, 2^8 and 2^16. More than half of all factors pass.
 fn spreads(factor: u64) -> bool {
     const WORDS: u64 = (WAYS << BUCKET_BITS) as u64;
-    // With a random function, about 0.95, 0.80 and 0.98 of these numbers of addresses find room.
+    // A random function would store at least 0.95 of the addresses if there are at most `WORDS / 2` addresses, and 0.80
+    // of `WORDS` addresses. With twice as many addresses as words, a random function would fill 0.98 of the words.
     let wanted = |addresses: u64| match addresses {
         ..WORDS => addresses / 8 * 7,
         WORDS => WORDS / 4 * 3,

@@ -97,7 +97,8 @@ fn vlans_are_separate_and_each_port_carries_only_its_vlans() {
     assert_eq!((to(1, 20), to(3, 0)), (Err("not_a_member".to_owned()), Err("not_a_member".to_owned())));
 }
 
-/// The addresses of a network often have equal distances. Each table must have room for them, whatever its seeds are.
+/// The addresses of a network often have equal distances. Each table must have room for such addresses,
+/// whatever the seeds of the table are.
 #[test]
 fn addresses_with_equal_distances_spread_over_the_buckets() {
     for _ in 0..32 {
@@ -298,8 +299,8 @@ fn looped_port_is_shut_and_opens_when_the_loop_is_gone() {
     // because port `c` is later in the config.
     bench.advance(9 * SECOND);
     let second = probes(&mut bench);
-    // The probes of an earlier round prove nothing, and neither does a probe that comes back by its own port, because a
-    // host can send both.
+    // The bridge drops a probe of an earlier round, and a probe that comes back by its own port. Neither probe proves a
+    // loop, because a host can send both.
     assert_eq!(receive(&mut bench, 3, &first[1].1), Err("probe".to_owned()));
     assert_eq!(receive(&mut bench, 1, &second[1].1), Err("probe".to_owned()));
     probes(&mut bench);

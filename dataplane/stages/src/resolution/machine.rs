@@ -37,7 +37,7 @@ enum Limit {
     Waiting,
     /// A repeated request for an unknown neighbour.
     Repeat,
-    /// A request to a neighbour that has answered before, by unicast or multicast.
+    /// A request to a gateway, or to a neighbour that has answered before, by unicast or multicast.
     Known,
     /// A unicast request to a neighbour that has never answered. The neighbour's own message contained the MAC address.
     Claimed,
@@ -53,8 +53,8 @@ impl Limit {
 const MAX_WAIT: Millis = 200;
 /// The age at which an unknown neighbour counts as failed if the limit delays its repeated requests, in milliseconds.
 const MAX_REPEAT_TIME: Millis = RETRANS_TIMER * (MAX_SOLICITS as Millis + 1);
-/// The divisor for the share of the places of neighbours that have never answered, and for the maximum number of
-/// neighbours that are evicted at once: `most` ([`Settings`]) divided by this number, but at least 1.
+/// The maximum number of neighbours that are evicted at once is `most` ([`Settings`]) divided by this number, but at
+/// least 1. The same number of places is for neighbours that have never answered.
 const EVICTION_DIVISOR: usize = 16;
 
 /// The parameters of the config.
@@ -127,8 +127,8 @@ struct NeighborEntry {
     since: Millis,
     /// Whether the neighbour ever answered.
     confirmed: bool,
-    /// Whether the neighbour is a gateway of the config. Requests to a gateway have the same limit as requests to
-    /// neighbours that have answered, and a gateway is not evicted.
+    /// Whether a packet for a gateway of the config created this entry. Requests to such a gateway have the same limit
+    /// as requests to neighbours that have answered, and the gateway is not evicted.
     is_gateway: bool,
 }
 
@@ -186,8 +186,8 @@ impl StateMachine {
         }
     }
 
-    /// Handles a packet of a worker for a gateway of the config, like [`StateMachine::request`]. A gateway needs no free
-    /// place.
+    /// Handles a packet of a worker for a gateway of the config, like [`StateMachine::request`]. The gateway gets an
+    /// entry even if the port has its maximum number of neighbours.
     pub(super) fn request_gateway(&mut self, hop: NextHop, askable: bool, now: Millis, actions: &mut Vec<Action>) {
         if !askable || self.entries.contains_key(&hop) {
             return self.request(hop, askable, now, actions);
@@ -245,8 +245,8 @@ impl StateMachine {
         self.full = [false; 2];
         let due = |(hop, entry): (&NextHop, &NeighborEntry)| (entry.until <= now).then_some((*hop, *entry));
         let mut due: Vec<(NextHop, NeighborEntry)> = self.entries.iter().filter_map(due).collect();
-        // Known neighbours are asked first, the longest wait first. Unknown neighbours are asked in random order,
-        // because most of them may be unused addresses that a host scans.
+        // Known neighbours and gateways are asked first, the longest wait first. All other neighbours are asked in
+        // random order, because most of them may be unused addresses that a host scans.
         due.sort_unstable_by_key(|(hop, _)| *hop);
         due.sort_by_cached_key(|(_, entry)| match entry.state {
             State::Incomplete(_) if !entry.confirmed && !entry.is_gateway => (true, self.random()),
@@ -381,11 +381,14 @@ impl StateMachine {
         actions.push(Action::Set(hop, resolved, mark));
     }
 
-    /// Makes room for one more neighbour. A share of the places is for neighbours that have never answered, so that a new
-    /// neighbour has time to answer during a scan. If fewer neighbours have never answered, evicts the oldest other
-    /// neighbours that are stale or do not answer any more. Otherwise, evicts the oldest neighbours that have never
-    /// answered. An unsolicited message evicts no stale neighbour that has answered. Neighbours in use and gateways stay.
-    /// Returns `false` if there is no room.
+    /// Makes room for one more neighbour. Returns `false` if there is no room. Never evicts neighbours in use and
+    /// gateways.
+    ///
+    /// A share of the places ([`EVICTION_DIVISOR`]) is for neighbours that have never answered, so that a new neighbour
+    /// has time to answer during a scan. If neighbours that have never answered use all places of the share, evicts the
+    /// oldest of them. Otherwise, evicts the oldest neighbours that have answered before, and are now stale or do not
+    /// answer any more. An unsolicited message first evicts neighbours that have never answered, and evicts no stale
+    /// neighbour that has answered.
     fn make_room(&mut self, unsolicited: bool, actions: &mut Vec<Action>) -> bool {
         if self.entries.len() < self.settings.most {
             return true;

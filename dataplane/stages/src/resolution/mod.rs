@@ -42,11 +42,11 @@ const TIMEOUT_INTERVAL: u64 = 50;
 const ANNOUNCEMENTS: [u64; 2] = [0, 2000];
 /// Number of elements of each queue of a stage: the queues of received messages, and the queue of frames to send.
 const QUEUE: usize = 1024;
-/// Largest number of neighbour requests that the background thread handles at a time. Each worker requests at most 1,000
-/// neighbours per second.
+/// Largest number of neighbour requests that the background thread handles in one step. Each worker requests at most
+/// 1,000 neighbours per second.
 const MAX_REQUESTS_PER_STEP: usize = 512;
-/// Interval at which all unresolved neighbours are watched again, in milliseconds. A request that was refused or lost is
-/// then repeated by the next packet.
+/// Interval at which all unresolved neighbours are watched again, in milliseconds. If a request was refused or lost,
+/// the next packet to a watched neighbour repeats the request.
 const RETRY_INTERVAL: u64 = 1000;
 /// Limit of unsolicited messages that a stage of a worker passes on: messages per second, and burst size.
 const HINT_LIMIT: (u64, u64) = (100, 64);
@@ -224,18 +224,19 @@ impl Resolution {
         Ok(client)
     }
 
-    /// Returns the object that this object replaces, if the neighbours of the object are valid for `settings`.
+    /// Returns the object that this object replaces, if its neighbours are valid with the new `settings`. Returns
+    /// `None` after the background task has taken over the neighbours.
     fn earlier(&self, settings: Settings) -> Option<Arc<Self>> {
         let earlier = self.earlier.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         let before = earlier.open.get()?.settings;
         let times = |settings: Settings| (settings.reachable, settings.ageing);
-        // With other ports, the share of each port may differ.
+        // With another number of ports, `most` of each port may differ although the config has the same `most`.
         let is_valid =
             times(before) == times(settings) && (before.most == settings.most || earlier.ports != self.ports);
         is_valid.then_some(earlier)
     }
 
-    /// Returns whether the neighbours of a port are known from the replaced object.
+    /// Returns whether the replaced object has valid neighbours for a port, and the port is unchanged.
     fn continues(&self, port: &PortInfo, settings: Settings) -> bool {
         self.earlier(settings).is_some_and(|earlier| earlier.ports.contains(port))
     }
@@ -452,8 +453,8 @@ impl ResolverState {
         Some(Self { resolution, machines, actions: Vec::new(), last_timeout_check: 0, last_retry: 0, announced })
     }
 
-    /// Takes over the resolved neighbours of the object that this object replaces, so that the workers find these
-    /// neighbours when they switch to the new pipeline.
+    /// Takes over the resolved neighbours of the replaced object, so that the workers find these neighbours when
+    /// they switch to the new pipeline.
     fn take_over(&mut self) {
         let Self { resolution, machines, actions, .. } = self;
         let Some(open) = resolution.open.get() else { return };

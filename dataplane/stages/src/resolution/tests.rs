@@ -961,7 +961,7 @@ fn gateway_is_requested_although_the_table_is_full() {
     assert_eq!(asked(&mut state, &mut harness, 100), 1);
 }
 
-/// The rate limits have refused the request for a neighbour with a route.
+/// A request for a neighbour is lost: the test takes the request from the queue instead of the resolver.
 #[test]
 fn lost_request_is_repeated_after_a_second() {
     let (mut harness, mut state) = bench("").unwrap();
