@@ -50,7 +50,7 @@ impl Service {
         Self { is_stopping: false, watchdog, last }
     }
 
-    /// Reports the start of a reload, unless the run stops.
+    /// Reports the start of a reload, unless the run is stopping.
     pub(super) fn reloading(&mut self) {
         if self.is_stopping {
             return;
@@ -61,7 +61,7 @@ impl Service {
         notify(&states);
     }
 
-    /// Reports the end of a reload, unless the run stops.
+    /// Reports the end of a reload, unless the run is stopping.
     pub(super) fn reloaded(&mut self) {
         if self.is_stopping {
             return;

@@ -15,8 +15,8 @@ const FCS: u32 = 4;
 /// The minimum space that a buffer must have after its headroom: one minimum-size frame, in bytes.
 const LEAST_ROOM: u32 = 64;
 
-/// Checks the size and number of buffers. Returns the number of buffers of each worker, the smallest possible number, and
-/// the layout of a buffer.
+/// Checks the size and number of buffers. Returns the number of buffers of each worker, the minimum number of buffers
+/// that a worker needs, and the layout of a buffer.
 pub(super) fn memory(
     loaded: &Loaded<'_>,
     ports: &[Option<PortPlan>],

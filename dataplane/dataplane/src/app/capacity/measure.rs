@@ -14,7 +14,7 @@ use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::Report;
 use dataplane_core::topology::Topology;
 
-/// The time before a measurement.
+/// The time for which the pipeline runs before a measurement starts.
 const WARM_UP: Duration = Duration::from_millis(100);
 
 /// Returns a config with further overrides.
@@ -54,8 +54,8 @@ pub(super) fn offline(
     checked(&source, |diagnostics| assemble_offline(&source, registry, diagnostics)).map(|assembly| assembly.plan)
 }
 
-/// Refuses a config whose stages write files, because the measurement would overwrite them at full speed. `settings` put the
-/// ports of the config in memory.
+/// Refuses a config whose stages write files, because the measurement would overwrite these files. `settings` are the
+/// overrides that put the ports of the config in memory.
 pub(super) fn refuse_written_files(
     source: &Source,
     settings: &[(String, String)],
@@ -71,7 +71,7 @@ pub(super) fn refuse_written_files(
 }
 
 /// Returns the memory that each worker of a config adds. The memory of the stages is computed from the plans for one
-/// worker and for two workers, because a table can be shared.
+/// worker and for two workers, because workers can share a table.
 pub(super) fn memory(source: &Source, registry: &Registry) -> Result<Memory, CommandError> {
     let plan = |workers: u32| offline(source, &[setting("runtime.workers", workers)], registry);
     let (one, two) = (plan(1)?, plan(2)?);
@@ -86,7 +86,8 @@ pub(super) fn memory(source: &Source, registry: &Registry) -> Result<Memory, Com
     })
 }
 
-/// Measures the costs of a config on one worker. `settings` put its ports in memory.
+/// Measures the costs of a config on one worker. `settings` are the overrides that put the ports of the config in
+/// memory.
 pub(super) fn measure(
     source: &Source,
     settings: &[(String, String)],
@@ -108,7 +109,7 @@ pub(super) fn measure(
         let topology = topology.clone();
         let assembly = checked(&source, |diagnostics| assemble(&source, registry, topology, diagnostics))?;
         let run = Run::start(assembly, Options::default())?;
-        // The first packets fill the caches.
+        // The first packets fill the caches, so the measurement starts later.
         thread::sleep(WARM_UP);
         let before = sample(&run);
         let begin = Instant::now();

@@ -18,7 +18,7 @@ use dataplane_soft::doctor::Roots;
 use model::{Machine, Prediction};
 pub(super) use rate::Rate;
 
-/// The config without an argument: the cheapest pipeline, which shows the costs of the worker loop.
+/// The config for a command line that names no config: the cheapest pipeline, which shows the costs of the worker loop.
 const FORWARD: &str = "[[port]]\nname = \"port\"\ndevice = \"soft\"\nlink = { kind = \"generator\" }\n\n\
                        [pipeline]\ninput = [\"port\"]\n\n[[pipeline.stage]]\nname = \"out\"\nuse = \"tx\"\nport = \"port\"\n";
 

@@ -49,28 +49,28 @@ pub(super) struct Memory {
     pub(super) receive_buffers: u64,
 }
 
-/// The machine and the config, apart from the costs.
+/// The properties of the machine and of the config that no measurement returns.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Machine {
     /// The cores that the process may use.
     pub(super) cores: u64,
-    /// The speed of the ports that receive packets, in bits per second, if it is known.
+    /// The sum of the speeds of the ports that receive packets, in bits per second. `None` if a speed is unknown.
     pub(super) line: Option<u64>,
     pub(super) memory: Memory,
 }
 
-/// The part of the loop, with its cost.
+/// One part of the worker loop, with its cost.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Part {
     pub(super) part: String,
     pub(super) is_stage: bool,
-    /// The time per packet of the whole run: packets that do not enter the part count as 0.
+    /// The time in this part per received packet. A packet that does not enter the part counts as 0.
     pub(super) ns_per_packet: f64,
-    /// The share of the total.
+    /// The share of the part in the time of the whole loop.
     pub(super) share_percent: f64,
 }
 
-/// What limits the rate.
+/// The bottleneck: what limits the rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(super) enum Bottleneck {
@@ -78,7 +78,8 @@ pub(super) enum Bottleneck {
     Ports { line_bps: u64 },
     /// This process may use fewer cores than the rate needs.
     Cores { needed: u64, available: u64 },
-    /// The cores are sufficient. This part limits a core.
+    /// The cores are sufficient, and no port is known to be too slow. This part takes the largest share of the time of each
+    /// core.
     Part { part: String, share_percent: f64 },
 }
 
@@ -87,7 +88,7 @@ pub(super) enum Bottleneck {
 pub(super) struct Prediction {
     /// The core on which the config was measured.
     pub(super) measured_core: u32,
-    /// The time of all measurements.
+    /// The sum of the times of all measurements.
     pub(super) measured_s: f64,
     /// The number of measurements.
     pub(super) rounds: usize,
@@ -103,7 +104,7 @@ pub(super) struct Prediction {
     pub(super) dropped_percent: f64,
     /// The most frequent reason of drops.
     pub(super) main_drop: Option<String>,
-    /// The parts of the loop, from the slowest.
+    /// The parts of the worker loop. The slowest part is first.
     pub(super) parts: Vec<Part>,
     /// The packets per second of one core.
     pub(super) core_pps: f64,
@@ -147,10 +148,10 @@ impl Round {
 
     fn parts(&self) -> Vec<Part> {
         let Some(total) = self.total() else { return Vec::new() };
-        // The packets and loops of a part give its cost per received packet.
+        // The mean burst multiplied by the number of bursts is the number of packets in the measured loops.
         let received = (total.burst * total.bursts as f64).max(1.0);
         let others = self.costs.iter().filter(|cost| cost.is_stage || cost.part != "all");
-        // The costs give the shares of the parts.
+        // The measured costs give only the shares of the parts. The total is the time per packet from `ns`.
         let part = |cost: &CostReport| {
             let ns = cost.ns * cost.burst * cost.bursts as f64 / received;
             let share = ns / total.ns.max(f64::MIN_POSITIVE);

@@ -74,8 +74,8 @@ fn link(port: &PortPlan, frames: &Frames) -> Result<toml::Table, CommandError> {
     Ok(link)
 }
 
-/// Returns a link that replays a capture without end. The path of a plan starts from the working directory, and the path of
-/// an override from the folder of the config, so the result has an absolute path.
+/// Returns a link that replays a capture without end. A relative path in a plan starts from the working directory, but
+/// a relative path in an override starts from the folder of the config. The link therefore has an absolute path.
 fn replay(capture: &Path) -> toml::Table {
     let input = absolute(capture).display().to_string();
     toml::Table::from_iter([
@@ -99,12 +99,12 @@ pub(super) fn line_rate(roots: &Roots, plan: &Plan) -> Option<u64> {
 fn speed(roots: &Roots, port: &PortPlan) -> Option<u64> {
     let config = &port.config;
     if config.is_verbs() {
-        // Such as `100 Gb/sec (4X EDR)`.
+        // The file contains, for example, `100 Gb/sec (4X EDR)`.
         let rate = roots.sys(&format!("class/infiniband/{}/ports/{}/rate", config.device, config.device_port))?;
         let gigabits: f64 = rate.split_whitespace().next()?.parse().ok()?;
         return Some((gigabits * 1e9) as u64);
     }
-    // Megabits per second, or -1 if the link is down.
+    // The file contains megabits per second, or -1 if the link is down.
     let megabits =
         roots.sys(&format!("class/net/{}/speed", config.link.as_ref()?.interface()?))?.parse::<u64>().ok()?;
     megabits.checked_mul(1_000_000)

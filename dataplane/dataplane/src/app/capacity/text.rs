@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::model::{Bottleneck, Part, Prediction};
 use dataplane_core::telemetry::{BitsPerSecond, Duration, PacketsPerSecond, Size};
 
-/// A larger share of dropped packets gets a warning, in percent.
+/// The share of dropped packets above which the text contains a warning, in percent.
 const MANY_DROPS: f64 = 5.0;
 
 pub(super) fn text(prediction: &Prediction) -> String {

@@ -154,7 +154,7 @@ fn general(
         ("memory", Some(report)) => rows(&memory(&plan, report), &query, Clone::clone),
         ("ports", Some(report)) => {
             let recent = earlier.map(|earlier| Recent::between(Some(earlier), report));
-            // `Recent` has the ports of the report, in the same order.
+            // The ports of `Recent` are in the order of the ports of the report.
             let rates = |at: usize| Some(recent.as_ref()?.ports.get(at)?.rates);
             let ports: Vec<_> = report.ports.iter().enumerate().collect();
             let input = |name: &str| plan.port(name).is_some_and(|port| plan.ports[port].input);

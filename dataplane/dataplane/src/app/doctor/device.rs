@@ -1,5 +1,5 @@
-//! Checks that the RDMA devices of a plan exist, that libibverbs knows these devices, that the switch in the NIC does not filter their frames, and that a
-//! counter of lost packets is known.
+//! Checks that the RDMA devices of a plan exist, that libibverbs knows these devices, that the switch in the NIC does
+//! not filter the frames of these devices, and that a counter of lost packets is known.
 
 use super::section::Section;
 use crate::config::{Plan, PortPlan, Qp};

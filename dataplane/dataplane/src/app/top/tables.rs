@@ -114,7 +114,7 @@ pub(super) const DETAILS: &[Column] = &[("name", 20), ("kind", 8), ("now", 11), 
 
 pub(super) fn ports(model: &Model, live: &Live) -> Table {
     let row = |rates: &dataplane_core::telemetry::PortRates| {
-        // Two reports may have different ports, because the config has changed.
+        // Two reports may have different ports, because a change can add and remove ports.
         let find = |report: &Report| report.ports.iter().find(|port| port.name == rates.name).cloned();
         let port = find(&live.report);
         let link = match port.and_then(|port| port.link_up) {

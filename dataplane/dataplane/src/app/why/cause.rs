@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::observe::Observed;
 use dataplane_core::telemetry::PacketsPerSecond;
 
-/// The causes of all drops and losses within a time.
+/// The causes of all drops and losses during the examined time.
 #[derive(Debug, Serialize)]
 pub(super) struct Diagnosis {
     /// The time in which the packets were counted.
@@ -21,7 +21,7 @@ pub(super) struct Diagnosis {
     pub(super) lost: u64,
     /// The causes, in descending order of their packets. Causes with an unknown number of packets are last.
     pub(super) causes: Vec<Cause>,
-    /// Why some causes have no examples.
+    /// The reasons why examples are missing.
     pub(super) notes: Vec<String>,
     /// The drops and losses since the start of the program.
     #[serde(skip)]
@@ -31,7 +31,8 @@ pub(super) struct Diagnosis {
 /// The packets that one counter counts, and why they were dropped or lost.
 #[derive(Debug, Serialize)]
 pub(super) struct Cause {
-    /// The counter: `STAGE.REASON`, `STAGE.OUTPUT`, `PORT.REASON` or `PORT.COUNTER`.
+    /// The counter: `STAGE.REASON`, `STAGE.OUTPUT`, `PORT.REASON` or `PORT.COUNTER`. A cause without a counter has the
+    /// name `worker NUMBER` or `PORT.link_down`.
     pub(super) name: String,
     pub(super) kind: CauseKind,
     /// Whether the ledger contains the packets.
@@ -100,11 +101,11 @@ pub(super) enum CauseKind {
 #[derive(Debug, Serialize)]
 pub(super) struct Entry {
     pub(super) text: String,
-    /// The number of these packets.
+    /// The number of traced packets to which the entry applied.
     pub(super) packets: u64,
 }
 
-/// A packet.
+/// An example of the packets of a cause.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Example {
     /// The port that received the packet.

@@ -27,7 +27,7 @@ pub(super) fn drops(registry: &Registry, observed: &Observed) -> Vec<Cause> {
 fn drop_cause(registry: &Registry, observed: &Observed, name: &str, packets: u64) -> Cause {
     let report = &observed.after.report;
     let reason_of = |owner: &str| name.strip_prefix(owner).and_then(|rest| rest.strip_prefix('.'));
-    // Names may contain dots, so the longest name that fits is the owner.
+    // Names of stages and ports may contain dots, so the stage or port with the longest matching name is the owner.
     let stage = report.stages.iter().filter(|stage| reason_of(&stage.name).is_some());
     let stage = stage.max_by_key(|stage| stage.name.len());
     let port = report.ports.iter().filter(|port| reason_of(&port.name).is_some()).max_by_key(|port| port.name.len());
@@ -54,7 +54,7 @@ fn stage_cause(registry: &Registry, stage: &StageReport, name: &str, packets: u6
         list.iter().find(|(known, _)| *known == reason).map(|(_, meaning)| *meaning)
     };
     let own = info.and_then(|info| listed(info.reasons));
-    // An output can have the name of a built-in reason.
+    // An output can have the name of a built-in reason. The name then means the output.
     let output = info.filter(|_| own.is_none()).and_then(|info| listed(info.outputs));
     let (meaning, fix) = match (own.or_else(|| Reason::meaning(reason)), output) {
         (Some(meaning), None) => (meaning.to_owned(), fixes::of_reason(&stage.kind, &stage.name, reason)),
@@ -120,11 +120,11 @@ fn port_cause(observed: &Observed, port: &PortReport, reason: &str, packets: u64
 fn removed_cause(name: &str, packets: u64) -> Cause {
     let reason = name.rsplit_once('.').map_or(name, |(_, reason)| reason);
     let meaning = Reason::meaning(reason).map_or_else(
-        || "a stage that a change of the config has removed dropped the packets".to_owned(),
-        |meaning| format!("{meaning} (a change of the config has removed the stage)"),
+        || "a stage or port dropped the packets, and a change of the config has removed this stage or port".to_owned(),
+        |meaning| format!("{meaning} (a change of the config has removed the stage or port)"),
     );
     let mut cause = Cause::new(name.to_owned(), CauseKind::Stage, Some(packets), meaning);
-    cause.fix = "no fix is necessary, because the stage no longer exists".to_owned();
+    cause.fix = "no fix is necessary, because the stage or port no longer exists".to_owned();
     cause
 }
 

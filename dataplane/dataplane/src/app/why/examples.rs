@@ -17,12 +17,14 @@ const TIME: Duration = Duration::from_millis(400);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The maximum number of table entries of a cause.
 const ENTRIES: usize = 5;
-/// The number of traced packets for each example. Some of the packets are alike.
+/// The number of packets to trace for each example. Several packets are necessary, because equal packets give only one
+/// example.
 const TRACED: u64 = 8;
-/// The number of causes that get examples.
+/// The maximum number of causes that get examples.
 const CAUSES: usize = 8;
 
-/// Adds examples to the first causes that have an observable packet.
+/// Adds examples to the first causes whose packets are in the ledger. No observer sees the packets that were lost
+/// outside the ledger.
 pub(super) fn add(diagnosis: &mut Diagnosis, args: &args::Why) -> Result<(), CommandError> {
     let observable = |cause: &&mut Cause| cause.in_ledger;
     let causes: Vec<&mut Cause> = diagnosis.causes.iter_mut().filter(observable).take(CAUSES).collect();
@@ -34,7 +36,7 @@ pub(super) fn add(diagnosis: &mut Diagnosis, args: &args::Why) -> Result<(), Com
     for cause in causes {
         match examples(&mut client, cause, args.examples) {
             Ok(()) => {}
-            // The counters are complete without examples.
+            // The counters are complete even without examples, so this is no error.
             Err(Error::Refused(_, refusal)) if refusal.code == ErrorCode::Busy => {
                 diagnosis.notes.push(format!("there are no examples, because {}", refusal.message));
                 return Ok(());
@@ -62,7 +64,8 @@ fn examples(client: &mut Client, cause: &mut Cause, wanted: u64) -> Result<(), E
             }
             Ok(())
         }
-        // The observers are before the ports, so the examples are packets that the stages send on the port.
+        // An observer sees a packet before the port handles the packet, and cannot see whether the port drops the
+        // packet. The examples are therefore any packets that the stages send on the port.
         (None, Some(port)) => {
             let at = format!("port:{port}");
             captured(client, cause, Capture { at: Some(at), ..Capture::default() }, wanted)

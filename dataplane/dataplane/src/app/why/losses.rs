@@ -105,7 +105,7 @@ fn new(port: &PortReport, counter: &str, kind: CauseKind, packets: u64, meaning:
     cause
 }
 
-/// Returns the values of a device counter before and after.
+/// Returns the values of a device counter before and after the examined time, as evidence.
 fn increase(observed: &Observed, port: &PortReport, counter: &str) -> String {
     let now = port.device_counters.get(counter).copied().unwrap_or(0);
     let before = now.saturating_sub(observed.device_growth(&port.name, counter));
@@ -174,7 +174,7 @@ fn queue_cause(
             None => "a worker cannot handle more packets".to_owned(),
         });
         cause.evidence.extend(slowest.map(|cost| time_of(observed, cost)));
-        // Only a stage can be changed in the config.
+        // The fix names the slowest part only if the part is a stage, because the config cannot change the other parts.
         let stage = slowest.filter(|cost| cost.is_stage).map(|cost| cost.part.as_str());
         cause.fix = fixes::saturated(stage, preempted.is_some());
     } else if preempted.is_some() {
@@ -189,7 +189,7 @@ fn queue_cause(
 }
 
 /// Returns the costs of the parts of the loop. The workers measure only about one loop in a thousand, so there may be no
-/// recent costs.
+/// recent costs. In this case, the function returns the costs since the start of the run.
 fn costs(observed: &Observed) -> &[CostReport] {
     let (recent, report) = (&observed.after.recent, &observed.after.report);
     if recent.costs.is_empty() { &report.costs } else { &recent.costs }
@@ -222,7 +222,7 @@ fn time_of(observed: &Observed, cost: &CostReport) -> String {
 fn interface_causes(observed: &Observed, port: &PortReport) -> Vec<Cause> {
     let Some((interface, counters)) = observed.interfaces.get(&port.name) else { return Vec::new() };
     let growth = |counter: &str| observed.device_growth(&port.name, counter);
-    // Drivers also count the frames that an AF_XDP socket did not accept.
+    // `rx_dropped` may include the frames that an AF_XDP socket did not accept. These frames have their own causes.
     let in_socket = growth("kernel_rx_dropped") + growth("kernel_rx_ring_full");
     let missed = counters.missed + counters.fifo;
     let dropped = (counters.drops - counters.missed.min(counters.drops)).saturating_sub(in_socket);

@@ -17,7 +17,8 @@ pub(super) struct Observed {
     /// `None` if the time begins at the start of the program.
     pub(super) before: Option<Live>,
     pub(super) after: Live,
-    /// The time between the two observations. The times of the reports come from workers, which may answer late.
+    /// The time between the two observations, in seconds. The times in the reports are not exact, because workers may
+    /// answer late.
     pub(super) seconds: f64,
     /// The kernel interface of each port that has an interface, and the increases of the counters of the interface.
     pub(super) interfaces: BTreeMap<String, (String, InterfaceCounters)>,
@@ -38,7 +39,7 @@ pub(super) struct InterfaceCounters {
     pub(super) fifo: u64,
 }
 
-/// The share of the time above which a worker waits for its core most of the time.
+/// If a worker waits for its core for a smaller share of the time, `why` assumes that the worker has its core.
 const MOSTLY: f64 = 0.5;
 
 impl Observed {
@@ -58,7 +59,7 @@ impl Observed {
         self.port_growth(port, |port| port.device_counters.get(counter).copied().unwrap_or(0))
     }
 
-    /// Returns the number, the rates and the share of loops with packets of each worker.
+    /// Returns, for each worker, the number of the worker, its rates, and the share of its loops that received packets.
     pub(super) fn workers(&self) -> impl Iterator<Item = (usize, &WorkerRates, f64)> {
         let busy = |worker: &WorkerRates| match worker.loops {
             // The worker has not finished a loop in this time.
@@ -68,8 +69,9 @@ impl Observed {
         self.after.recent.workers.iter().enumerate().map(move |(number, worker)| (number, worker, busy(worker)))
     }
 
-    /// Returns the workers that do not answer and have finished no loop, with the message of the program. Workers that are
-    /// slow, or whose core runs other threads, answer late too.
+    /// Returns the blocked workers, each with the message of the program. A blocked worker does not answer, has
+    /// finished no loop, and has its core. Without the last two conditions, the result would include slow workers, and
+    /// workers whose core runs other threads.
     pub(super) fn blocked(&self) -> impl Iterator<Item = (usize, &String)> {
         let errors = self.after.report.errors.iter();
         let silent = errors.filter_map(|error| Some((silent_worker(error)?, error)));
@@ -80,7 +82,7 @@ impl Observed {
         })
     }
 
-    /// Returns the other errors of the run.
+    /// Returns the errors of the run, except for the reports of workers that do not answer.
     pub(super) fn failures(&self) -> impl Iterator<Item = &String> {
         self.after.report.errors.iter().filter(|error| silent_worker(error).is_none())
     }
@@ -108,7 +110,7 @@ pub(super) fn observe(args: &args::Why) -> Result<Observed, CommandError> {
     };
     if args.total {
         let after = live()?;
-        // The counters of the interfaces began before the start of the program.
+        // The counters of the interfaces include losses from before the start of the program, so do not use them.
         let (seconds, waits) = (after.report.duration_s, waits(after.pid));
         return Ok(Observed { before: None, after, seconds, interfaces: BTreeMap::new(), waits });
     }
@@ -180,7 +182,8 @@ fn counters(pid: u32, links: &BTreeMap<String, String>) -> BTreeMap<String, Inte
     let all = parse_net_dev(&text);
     let of = |(port, interface): (&String, &String)| {
         let mut counters = *all.get(interface.as_str())?;
-        // This folder may belong to another network namespace than the process. The sum of the counters shows this.
+        // The folder shows the network namespace of this command. The process may be in another network namespace. If
+        // the sum of the counters in the folder is too small, the folder shows another interface.
         let read = |name: &str| -> Option<u64> {
             let path = Path::new("/sys/class/net").join(interface).join("statistics").join(name);
             fs::read_to_string(path).ok()?.trim().parse().ok()

@@ -53,7 +53,7 @@ fn cause_of_a_full_queue_depends_on_the_workers() {
         (CauseKind::Bursts, (|_| {}) as fn(&mut Observed)),
         (CauseKind::WorkerSaturated, |observed| observed.after.recent.workers[1].idle_loops = 40),
         (CauseKind::WorkerPreempted, |observed| _ = observed.waits.insert(1, Duration::from_millis(150))),
-        // A worker that did not run for most of the time is not blocked.
+        // A worker that waited for its core most of the time is not blocked.
         (CauseKind::WorkerPreempted, |observed| {
             let error = "worker 1 does not answer, so its statistics are from its last answer";
             observed.after.report.errors.push(error.to_owned());
@@ -72,7 +72,7 @@ fn cause_of_a_full_queue_depends_on_the_workers() {
         observed.drop("rules.denied", 69);
         change(&mut observed);
         assert_eq!(first(&observed), ("lan.rx_missed".to_owned(), kind, Some(70)));
-        // A larger number of drops is named first.
+        // The cause with the most packets is first.
         observed.drop("rules.denied", 2);
         assert_eq!(first(&observed), ("rules.denied".to_owned(), CauseKind::Stage, Some(71)));
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-/// The interrupts of some cores: for each core, in the order of `cores`, the number of interrupts of each source.
+/// Returns the interrupts of `cores`: for each core, in the order of `cores`, the number of interrupts of each source.
 /// `text` is the content of `/proc/interrupts`. Returns `None` if the text has no column for one of the cores.
 pub(super) fn interrupts(text: &str, cores: &[u32]) -> Option<Vec<BTreeMap<String, u64>>> {
     let mut lines = text.lines();
@@ -94,7 +94,7 @@ pub(super) fn node_bytes(text: &str) -> BTreeMap<u32, u64> {
         for word in line.split_whitespace() {
             let Some((node, pages)) = word.strip_prefix('N').and_then(|word| word.split_once('=')) else { continue };
             if let (Ok(node), Ok(pages)) = (node.parse::<u32>(), pages.parse::<u64>()) {
-                // A kernel without the page size has pages of 4 KiB.
+                // If the kernel does not report the page size, assume pages of 4 KiB.
                 let bytes = pages.saturating_mul(size.unwrap_or(4)).saturating_mul(1024);
                 *nodes.entry(node).or_default() += bytes;
             }
@@ -104,7 +104,7 @@ pub(super) fn node_bytes(text: &str) -> BTreeMap<u32, u64> {
 }
 
 /// The columns of `/proc/net/dev` that count errors, in the order of the columns. `bytes`, `packets`, `compressed` and
-/// `multicast` are no errors.
+/// `multicast` do not count errors.
 const COLUMNS: [Option<&str>; 16] = [
     None,
     None,

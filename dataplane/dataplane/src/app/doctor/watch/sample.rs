@@ -39,7 +39,7 @@ pub(super) struct Unavailable {
 /// The values at one time. A counter that cannot be read is absent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Sample {
-    /// For each worker, in the order of the workers.
+    /// The values of the thread of each worker, in the order of the workers.
     threads: Vec<Thread>,
     cores: Vec<Core>,
     /// The bytes of memory on each node.
@@ -221,7 +221,7 @@ fn lost_packets(roots: &Roots, device: &str, port: u8) -> Option<(String, u64)> 
     Some((name, std::fs::read_to_string(file).ok()?.trim().parse().ok()?))
 }
 
-/// Returns `None`, because this program does not know RDMA devices.
+/// Returns `None`, because this program is built without support for RDMA devices.
 #[cfg(not(feature = "ibverbs"))]
 fn lost_packets(_: &Roots, _: &str, _: u8) -> Option<(String, u64)> {
     None
@@ -365,7 +365,7 @@ fn workers(subject: &Subject, before: &Sample, after: &Sample) -> Vec<WorkerChan
 
 fn links(before: &Sample, after: &Sample) -> Vec<LinkChange> {
     let change = |(port, errors): (&String, &BTreeMap<String, u64>)| {
-        // A new port has no earlier counts.
+        // A new port has no earlier counts, so its present errors are not new errors.
         let old = before.links.get(port).unwrap_or(errors);
         LinkChange { port: port.clone(), errors: increases(errors, old) }
     };

@@ -22,7 +22,7 @@ ERR:          7
 MIS:          0
 ";
 
-/// From the same machine.
+/// From the virtual machine of [`INTERRUPTS`].
 const STAT: &str = "cpu  1949222 1656199 634344 909996 13250 0 33070 4485 0 0
 cpu0 900258 825759 329759 526839 4321 0 9500 2334 0 0
 cpu1 1048964 830440 304584 383156 8929 0 23570 2151 0 0
@@ -187,8 +187,8 @@ fn changes_between_two_samples_are_printed() {
     assert_eq!(json["links"][1]["errors"]["rx_dropped"], 12);
 }
 
-/// Another port of the device does not change the errors of a port. A device without a known counter of lost packets is
-/// named.
+/// The errors of a port do not include the errors of another port of the device. If the device has no known counter of
+/// lost packets, the sample lists this value as unavailable.
 #[cfg(feature = "ibverbs")]
 #[test]
 fn lost_packets_of_the_port_are_read_from_the_counter_of_the_driver() {

@@ -1,15 +1,15 @@
-//! The text of the watch.
+//! The text that `doctor --watch` prints.
 
 use std::fmt::Write;
 
 use super::sample::{CoreChange, Interval, MemoryChange, Subject, Unavailable, WorkerChange};
 use dataplane_core::telemetry::{Duration, Size};
 
-/// The number of interrupt sources of a core that a line names.
+/// The maximum number of interrupt sources that the line of a core names.
 const SOURCES: usize = 3;
-/// Changes of the frequency below this share are noise.
+/// The minimum change of a frequency that is printed, as a share of the frequency. Smaller changes are noise.
 const FREQUENCY_NOISE: f64 = 0.02;
-/// Shorter waits in the run queue, in nanoseconds for each second, are not printed.
+/// The minimum wait in the run queue that is printed, in nanoseconds per second of the interval.
 const SHORT_WAIT: f64 = 100_000.0;
 
 /// Returns the lines that precede the first interval.
