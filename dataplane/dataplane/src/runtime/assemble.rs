@@ -242,7 +242,7 @@ fn change(
     if infos.is_some() {
         captures(loaded, |name| running.plan.port(name).is_none(), diagnostics);
     }
-    // The objects of a reverted change are useful only for the same ports.
+    // A revert can use the objects of the earlier pipeline only if these objects were created for the same ports.
     let ports = infos.as_deref().unwrap_or(running.objects.ports());
     let reverts = running.reverts.filter(|(objects, _)| objects.ports() == ports);
     let earlier = |index: usize| {
@@ -354,7 +354,8 @@ fn changed_ports(loaded: &Loaded<'_>, plan: &Plan, running: RunningPipeline<'_>)
         }
     }
     for info in infos.iter_mut().filter(|info| known(&info.name).is_none()) {
-        // The default address of a port depends on the number of the port, and another port may have this number now.
+        // The default MAC address of a port contains the number of the port. A port that stays keeps its address, even
+        // if the number of this port changes, so an added port may need another address.
         let is_default = info.mac[..5] == [2, 0, 0, 0, 0];
         let mut last = 0..=u8::MAX;
         while is_default && used.contains(&info.mac) {

@@ -65,6 +65,8 @@ pub(crate) fn operations(
 }
 
 /// Returns the operations that need a restart: changes of the number of workers, of `[runtime]`, and of ports that stay.
+/// An added port also needs a restart if the workers have too few packet buffers, or if a removed port uses the same
+/// interface, file or device.
 pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     let runtime = |plan: &Plan| {

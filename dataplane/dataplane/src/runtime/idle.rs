@@ -46,7 +46,7 @@ impl Adaptive {
     const WORTH: Duration = Duration::from_micros(100);
     /// The interval of housekeeping while the worker sleeps often.
     const HOUSEKEEPING: Duration = Duration::from_millis(5);
-    /// One in this number of sleeps measures the time of a wake-up.
+    /// The number of sleeps between two sleeps that measure the time of a wake-up.
     const PROBE_EVERY: u32 = 64;
     /// The length of a sleep that measures the time of a wake-up.
     const PROBE: Duration = Duration::from_micros(100);
@@ -185,8 +185,8 @@ impl IdlePolicy {
 
     /// Sleeps in two calls. The first call arms the lanes, and returns `None`. The caller then polls once more, because a
     /// packet may have arrived before the lanes were armed. If there is still no packet, the second call sleeps until a
-    /// lane wakes the worker or the maximum time has passed, at most `most`. If the lanes cannot wake the worker, each
-    /// call sleeps for a fixed time.
+    /// lane wakes the worker or the maximum time has passed. `most` can shorten the maximum time. If the lanes cannot
+    /// wake the worker, each call sleeps for a fixed time.
     #[cold]
     fn sleep(
         &mut self,

@@ -2,10 +2,10 @@
 //!
 //! A control thread opens the lanes of added ports, with a detached pool, so these lanes have posted no receives. The
 //! worker switches to its new lanes together with its new graph, between two bursts. The lanes of removed ports retire in
-//! three steps, so that neither the worker nor the devices wait:
+//! three steps, so that the worker never waits for a device:
 //!
-//! 1. The worker does not receive from a retiring lane any more, and waits at its housekeeping until the sends in
-//!    progress have completed.
+//! 1. The worker does not receive from a retiring lane any more. At each housekeeping, the worker reclaims completed
+//!    sends. The lane can be stopped when no send is in progress, after an error, or after `drain_timeout`.
 //! 2. The worker hands the lane over to a control thread ([`RetiredLane`]). This thread stops the lane and takes back its
 //!    buffers, because a stop may take milliseconds.
 //! 3. The worker gets the buffers back ([`ReturnedSlots`]).
@@ -30,7 +30,7 @@ pub(crate) enum LaneSource {
 }
 
 /// The lanes of a worker after a change of the ports. The control thread has allocated all memory, so that the worker
-/// allocates and frees none.
+/// neither allocates nor frees memory.
 pub(crate) struct LaneSwap {
     /// The lane of each port.
     sources: Vec<LaneSource>,
@@ -108,7 +108,8 @@ pub(crate) struct RetiringLane {
     /// The name of the port.
     pub(crate) name: Arc<str>,
     pub(crate) lane: Box<dyn Lane>,
-    /// The time at which the lane is stopped although sends are in progress. The packets then count as dropped.
+    /// The time at which the lane is stopped even if sends are in progress. The packets of these sends count as
+    /// dropped.
     deadline: Instant,
 }
 
@@ -161,7 +162,8 @@ pub(crate) struct ReturnedSlots {
     pub(crate) pool: Pool,
     /// The number of posted receives at the time of the hand-over.
     pub(crate) posted: usize,
-    /// The counters of the lane at the time of the hand-over, and the last counters.
+    /// The counters of the lane at the time of the hand-over.
     pub(crate) before: LaneCounters,
+    /// The counters of the lane when it was closed.
     pub(crate) last: LaneCounters,
 }

@@ -170,18 +170,18 @@ struct TraceObserver {
     traced: Producer<(u64, TracedPacket)>,
 }
 
-/// The maximum number of packets of a batch whose paths are recorded to find a drop. Recording a path takes much longer
-/// than the path itself.
+/// The maximum number of packets of a batch whose paths are recorded to find a drop. A worker needs much more time for
+/// a packet if it records the path of the packet.
 const DROP_SAMPLES: usize = 8;
 
 /// Selects the packets whose paths are recorded to find a drop.
 struct DropSample {
     /// The drop, as `STAGE.REASON`.
     name: Arc<str>,
-    /// The number of batches so far. Each batch starts with another packet, so that regular traffic does not hide the
-    /// drop.
+    /// The number of batches so far. In each batch, the first selected packet has another position, so that regular
+    /// traffic does not hide the drop.
     batches: usize,
-    /// The position of the next packet in the batch.
+    /// The number of packets before the next selected packet.
     at: usize,
     /// The distance between two selected packets of the batch.
     stride: usize,
@@ -199,7 +199,7 @@ impl DropSample {
         self.batches = self.batches.wrapping_add(1);
     }
 
-    /// Returns `true` if the path of the next packet of the batch is recorded.
+    /// Returns `true` if the path of the next packet is recorded. Each packet of a batch needs one call.
     fn selects(&mut self) -> bool {
         let is_selected = self.at == 0;
         self.at = if is_selected { self.stride - 1 } else { self.at - 1 };
@@ -388,7 +388,7 @@ impl Observer for PacketObserver {
                         return false;
                     }
                     let is_taken = filter.as_ref().is_none_or(|filter| filter(packet.data()));
-                    // A path that must end with a drop counts only at its end.
+                    // If only packets with a drop are traced, a packet counts when its path has ended with the drop.
                     *left -= usize::from(is_taken && dropped.is_none());
                     is_taken
                 });

@@ -13,10 +13,10 @@ use dataplane_core::mem::{BatchMemory, Preference};
 use dataplane_core::pipeline::{PortChange, PortInfo, RunStop};
 use dataplane_core::topology::Topology;
 
-/// The number of a port that the pipeline does not have any more, or not yet.
+/// The number of a port that the pipeline does not use: a new port before the switch, or a removed port.
 const NO_NUMBER: usize = usize::MAX;
 
-/// A function that is called with the number of a port, when the port changes.
+/// A function that is called at each change of the state of a port, with the number of the port.
 pub(crate) type OnPortChange = Arc<dyn Fn(u8, PortChange) + Send + Sync>;
 
 /// An open port of a run.
@@ -25,7 +25,7 @@ pub(crate) struct LivePort {
     /// The name of the port in the config.
     pub(crate) name: String,
     pub(crate) device: Arc<dyn PortDevice>,
-    /// The number of the port, which a change of the pipeline may change.
+    /// The number of the port, or [`NO_NUMBER`]. A change of the pipeline may change the number.
     number: Arc<AtomicUsize>,
 }
 
@@ -47,12 +47,12 @@ impl LivePort {
     }
 }
 
-/// Gives the ports their numbers.
+/// Sets the number of each port to the index of the port in `ports`.
 pub(crate) fn number(ports: &[LivePort]) {
     ports.iter().enumerate().for_each(|(number, port)| port.number.store(number, Ordering::Release));
 }
 
-/// The objects of a run that the ports and lanes of a change need.
+/// The objects of a run that are necessary to open ports and their lanes.
 #[derive(Clone, Copy)]
 pub(crate) struct PortOpener<'a> {
     pub(crate) clock: &'a HostClock,
@@ -102,7 +102,7 @@ impl PortOpener<'_> {
         let devices = devices::open(plan, infos, |name| known(name).is_none(), self.clock, self.stop)?;
         let mut lanes = Vec::new();
         for (worker, memory) in memories.iter().enumerate() {
-            // The memory of the queues belongs on the node of the worker.
+            // Allocate the memory of the queues on the NUMA node of the worker.
             let core = plan.cores.get(worker).and_then(|core| self.topology.core(*core));
             let _near = core.filter(|_| self.topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
             lanes.push(lanes::open_added(plan, &devices, memory, (worker, memories.len()))?);

@@ -124,7 +124,8 @@ pub(crate) struct EarlierCounts {
 const OTHER_PORTS: &str = "(other ports)";
 
 impl EarlierCounts {
-    /// Adds the counters `later` of a lane that has retired. The counts of the lane include `before` already.
+    /// Adds the counters `later` of a lane that has retired. The sum already includes the earlier counters `before` of
+    /// this lane.
     pub(crate) fn add_lane(&mut self, port: &str, before: &LaneCounters, later: &LaneCounters) {
         let is_full = self.lanes.len() >= MAX_REMOVED && !self.lanes.contains_key(port);
         let port = if is_full { OTHER_PORTS } else { port };
@@ -333,7 +334,7 @@ pub(crate) fn costs(costs: &Costs, stages: &[StageReport], timebase: &Timebase) 
     costs.report(Stopwatch::parts(stages.iter().map(|stage| stage.name.as_str())), per_tick)
 }
 
-/// Combines each counter of `sum` with the counter of another lane.
+/// Sets each counter of `sum` to the result of `combine` for this counter and the same counter of `other`.
 fn add_counters(sum: &mut LaneCounters, other: &LaneCounters, combine: fn(u64, u64) -> u64) {
     let LaneCounters {
         rx,

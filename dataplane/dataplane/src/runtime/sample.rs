@@ -100,7 +100,8 @@ pub(crate) struct Counters {
     pub(crate) at: Ticks,
     pub(crate) counts: LoopCounters,
     pub(crate) lanes: Vec<LaneCounters>,
-    /// The lanes of removed ports that have not closed yet, each with the name of the port.
+    /// The counters of the lanes of removed ports that the worker has not handed over yet, each with the name of the
+    /// port.
     pub(crate) retiring: Vec<(Arc<str>, LaneCounters)>,
     pub(crate) stamps: Vec<[Stamps; 2]>,
     pub(crate) nodes: Vec<NodeCounters>,
@@ -350,8 +351,8 @@ pub(crate) enum Message {
     /// A new observer for the worker, or `None` to remove the observer. In the answer, the value contains the earlier
     /// observer.
     Observer(Option<Box<PacketObserver>>),
-    /// An empty list with room for the retired lanes of the worker. In the answer, the list contains the lanes whose sends
-    /// have completed.
+    /// An empty list with room for the retired lanes of the worker. In the answer, the list contains the lanes that can
+    /// be stopped: their sends have completed, have failed, or have taken too long.
     Retired(Vec<RetiredLane>),
     /// The buffers of a closed lane. In the answer, the value contains no buffers.
     Slots(Box<ReturnedSlots>),

@@ -185,14 +185,15 @@ struct RetiringLanes {
     open: usize,
     /// Whether a request for retired lanes is in progress.
     is_asked: bool,
-    /// The lanes that the worker has handed over, and that nobody has taken.
+    /// The lanes that the worker has handed over, and that no control thread has taken yet.
     retired: Vec<RetiredLane>,
-    /// Whether the worker has a message with buffers.
+    /// Whether a message that returns buffers to the worker is in progress.
     is_returning: bool,
-    /// The buffers of closed lanes that the worker has not got yet.
+    /// The buffers of closed lanes that wait until the message in progress is answered.
     returns: VecDeque<Box<ReturnedSlots>>,
-    /// The counts that the last sample of the worker does not include yet, because the worker has handed over or closed
-    /// a lane since: the name of the port, counters to subtract, and counters to add.
+    /// The counts of lanes that were handed over or closed after the last sample of the worker: the name of the port,
+    /// counters to subtract, and counters to add. The last sample may still include a lane that was handed over, so the
+    /// counts are added with the next sample.
     unsettled: Vec<(Arc<str>, LaneCounters, LaneCounters)>,
 }
 
@@ -356,7 +357,7 @@ impl Sampler {
         self.workers.iter().position(|worker| worker.sent.is_some() || !worker.returned.is_empty())
     }
 
-    /// Asks a worker for the lanes on removed ports whose sends have completed. Returns the lanes of earlier answers, or
+    /// Asks a worker for the lanes on removed ports that can be stopped. Returns the lanes of earlier answers, or
     /// `None` if the worker has no lanes on removed ports any more.
     pub(crate) fn retired(&mut self, worker: usize) -> Option<Vec<RetiredLane>> {
         let worker = self.workers.get_mut(worker)?;
@@ -425,7 +426,7 @@ impl SampledWorker {
             }
         }
         if is_over {
-            // The worker has closed the lanes that it had not handed over.
+            // At its end, the worker has closed the lanes that it had not handed over.
             self.retiring.open = self.retiring.retired.len();
         }
         if !self.retiring.is_returning
@@ -481,8 +482,8 @@ impl SampledWorker {
         self.retiring.unsettled.push((slots.name.clone(), slots.before.clone(), slots.last.clone()));
     }
 
-    /// Adds the counts of retired lanes to the counts of earlier lanes. The next counters of the worker must not include
-    /// these lanes.
+    /// Adds the counts of retired lanes to the counts of earlier lanes. The caller must replace the counters of the
+    /// worker by counters that do not include these lanes.
     fn settle(&mut self) {
         for (port, before, later) in self.retiring.unsettled.drain(..) {
             self.earlier.add_lane(&port, &before, &later);

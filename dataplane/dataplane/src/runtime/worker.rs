@@ -289,7 +289,7 @@ impl Worker {
         for (port, lane) in self.lanes.iter_mut().enumerate() {
             lane.housekeep(&mut self.pool).map_err(|error| (port, error))?;
         }
-        // A control thread asks for the lanes whose sends have completed ([`Message::Retired`]).
+        // A control thread asks for the lanes that can be stopped ([`Message::Retired`]), so ignore the result here.
         for retiring in &mut self.retiring {
             retiring.advance(&mut self.pool, &mut self.latency);
         }
@@ -476,7 +476,7 @@ impl Worker {
         self.burst = self.configured_burst.min(self.graph.burst());
     }
 
-    /// Moves the retiring lanes whose sends have completed to `into`, as far as the list has room.
+    /// Moves the retiring lanes that can be stopped to `into`, as far as the list has room.
     fn retire_lanes(&mut self, into: &mut Vec<RetiredLane>) {
         let Self { retiring, pool, latency, closing, .. } = self;
         let mut at = 0;
@@ -551,7 +551,7 @@ impl ClosingLanes {
         pool.absorb(&mut slots.pool);
         self.lanes -= 1;
         self.posted -= slots.posted;
-        // The packets that were not sent in time are dropped.
+        // After the hand-over, the remaining packets of the lane were sent, or were dropped because the time was over.
         let mut now = Progress::default();
         add_progress(&mut now, &slots.last);
         let mut before = Progress::default();

@@ -1,6 +1,7 @@
 //! Moves workers to other cores.
 //!
-//! The kernel moves a thread between two instructions of the thread, so a worker takes no part in its own move.
+//! The kernel can move a thread between any two instructions of the thread. The code of the worker does nothing for the
+//! move.
 
 use std::sync::atomic::Ordering;
 

@@ -188,7 +188,7 @@ impl RunState {
     }
 
     /// Builds the new graph of a worker. `lanes` has the lanes of added ports, or `None` if the ports stay the same.
-    /// Returns `None` if there is no such worker.
+    /// Returns `None` if no worker has the number `worker`.
     fn swap_of(
         &self,
         exchange: u64,

@@ -111,8 +111,8 @@ impl RunState {
     }
 
     /// Keeps the offloads that the program has requested from the devices, because the devices are already open.
-    /// Returns an operation that needs a restart for each missing offload, and for each device that would change
-    /// checksums. `computes` has an entry for each port: whether its device computes the checksums of sent packets.
+    /// For each missing offload, and for each device that would change checksums, returns an operation that needs a
+    /// restart. `computes` has an entry for each port: whether its device computes the checksums of sent packets.
     fn offload_operations(&self, before: &Plan, assembly: &mut Assembly, computes: &[bool]) -> Vec<Operation> {
         let mut wanted = assembly.plan.clone();
         wanted.ports.iter_mut().for_each(|port| {
@@ -156,15 +156,15 @@ impl RunState {
     }
 
     /// Returns the offloads that the program can request from the device of an added port. If the packet buffers have no
-    /// room for receive information, the device reports none.
+    /// room for receive information, the device can only compute the checksums of sent packets.
     fn possible_requests(&self, wanted: &PortPlan) -> Vec<OffloadRequest> {
         let is_possible =
             |request: &&OffloadRequest| self.keeps_received || request.offload == StageOffload::SendChecksum;
         wanted.requests.iter().filter(is_possible).cloned().collect()
     }
 
-    /// Returns an operation that needs a restart for each added port that needs a privilege which the program has given
-    /// up.
+    /// For each added port that needs a privilege that the program has given up, returns an operation that needs a
+    /// restart.
     fn port_privilege_operations(&self, before: &Plan, after: &Plan) -> Vec<Operation> {
         if !before.runtime.sandbox {
             return Vec::new();

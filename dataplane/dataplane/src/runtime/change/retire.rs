@@ -95,11 +95,12 @@ impl RunState {
         }
     }
 
-    /// Closes the lanes of removed ports when their sends have completed, and then the devices of the ports.
+    /// Closes each lane of the removed ports when its sends have completed or have taken too long. Then closes the
+    /// devices of the ports.
     fn close_ports(&self, ports: Vec<ClosingPort>) {
         let Some(drain_timeout) = ports.first().map(|port| port.drain_timeout) else { return };
         for ClosingPort { plan, port, .. } in &ports {
-            // The losses are complete when the device is closed.
+            // The losses are complete only when the device is closed, so add them later.
             self.add_removed_port(PortReport { rx_lost: 0, tx_lost: 0, ..port_report(plan, port) });
         }
         let mut is_open = true;

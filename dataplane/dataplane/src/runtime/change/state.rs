@@ -190,7 +190,7 @@ impl RunState {
         let mut removed = Vec::new();
         for earlier in lock(&self.removed_ports).values() {
             match reports.iter_mut().find(|port| port.name == earlier.name) {
-                // A change has added the port again.
+                // A later change has added a port with this name again.
                 Some(port) => {
                     port.rx_lost += earlier.rx_lost;
                     port.tx_lost += earlier.tx_lost;
@@ -201,7 +201,8 @@ impl RunState {
         (reports, removed)
     }
 
-    /// Adds a port to the removed ports. Packets that the port has lost before stay counted.
+    /// Adds a port to the removed ports. If a port with this name was removed before, adds the lost packets of the
+    /// earlier port to the lost packets of this port.
     pub(super) fn add_removed_port(&self, report: PortReport) {
         let mut removed = lock(&self.removed_ports);
         let (rx_lost, tx_lost) = removed.get(&report.name).map_or((0, 0), |known| (known.rx_lost, known.tx_lost));

@@ -20,7 +20,7 @@ use dataplane_core::pipeline::Registry;
 /// The time after which the program tries again to revert a change.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The maximum time that a change waits for the ports that an earlier change removed.
+/// The maximum time that a change waits until the ports that earlier changes removed are closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The options of a change.

@@ -80,8 +80,8 @@ impl Shared {
 }
 
 impl PeerExchange {
-    /// Starts the exchange thread of the port with this name. `next_hop` looks up the next hop to a peer in another
-    /// program. If the thread panics, it sets `stop`, because nobody connects the lanes of the port any more.
+    /// Starts the exchange thread of the port with the name `port`. `next_hop` looks up the next hop to a peer in
+    /// another program. If the thread panics, it sets `stop`, because nobody connects the lanes of the port any more.
     ///
     /// # Errors
     /// Returns an error if the address cannot be bound, or the thread cannot be started.
@@ -301,8 +301,8 @@ mod tests {
         }
     }
 
-    /// The device of a connected datagram queue pair never updates the MAC address of the next hop, so the lane must
-    /// connect again. A reliable connection detects the loss of its packets.
+    /// The device of a queue pair of the type uc or ud never updates the MAC address of the next hop, so the lane must
+    /// connect again. A queue pair of the type rc detects the loss of its packets, so nobody watches its next hop.
     #[test]
     fn unreliable_lanes_connect_again_when_the_next_hop_has_another_mac_address() {
         for (transport, connects_again) in [(QpType::Ud, true), (QpType::Uc, true), (QpType::Rc, false)] {

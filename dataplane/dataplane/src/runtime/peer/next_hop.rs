@@ -49,8 +49,8 @@ pub(super) struct NextHopWatch<'a> {
 }
 
 impl<'a> NextHopWatch<'a> {
-    /// Looks up the next hop. Returns `None` for a reliable connection. If such a connection loses its next hop, its
-    /// retries fail, and the kernel resolves the path again for the next connection.
+    /// Looks up the next hop for the first time. Returns `None` for a reliable connection. If such a connection loses
+    /// its next hop, its retries fail, and the kernel resolves the path again for the next connection.
     pub(super) fn new(lookup: &'a NextHopLookup, own: QueuePairEndpoint, peer: QueuePairEndpoint) -> Option<Self> {
         let looked_up = Instant::now();
         (own.transport != QpType::Rc).then(|| Self { lookup, own, peer, last: lookup(&own, &peer), looked_up })
@@ -99,7 +99,7 @@ mod tests {
             buffer: None,
         };
         let entry = |index, kind, interface| GidEntry { index, gid, kind, interface };
-        // An interface and its VLAN interface.
+        // Interface 2, its VLAN interface 3, and a port without an interface (0).
         let gids = [
             entry(0, GidKind::RoceV1, 2),
             entry(1, GidKind::RoceV2, 2),

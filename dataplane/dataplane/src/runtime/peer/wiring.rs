@@ -83,8 +83,8 @@ impl<D: Device> PeerWiring<D> {
     /// Returns the endpoint to offer to the peer.
     fn offered(&self, qp: &LaneQueuePair<'_, D>) -> QueuePairEndpoint {
         let endpoint = self.described(qp);
-        // A message longer than the receive buffers would cause an error on both sides. The device writes the prefix into
-        // the same buffer.
+        // A message longer than the receive buffers would cause an error on both sides. The device writes the prefix
+        // and the message into one buffer.
         let room = self.room.saturating_sub(u32::from(self.prefix()));
         QueuePairEndpoint { max_message: endpoint.max_message.min(room), ..endpoint }
     }
