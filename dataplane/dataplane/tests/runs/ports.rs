@@ -1,4 +1,4 @@
-//! Tests that a running pipeline gets and loses ports while the other ports forward.
+//! Tests of changes that add and remove ports of a running pipeline, while the other ports forward packets.
 
 use std::thread;
 use std::time::Duration;
@@ -14,11 +14,12 @@ use dataplane_testing::wait_until;
 use crate::change::{Changing, kinds};
 use crate::common::{Folder, assert_conserved, drops, frames_of, stage};
 
-/// A port that receives 20,000 packets per second, so that a worker also answers fast on a busy machine.
+/// The link of a port that receives only 20,000 packets per second, so that a worker answers fast even on a busy
+/// machine.
 const FAST: &str = "kind = 'generator', flows = 64, rate = 20000";
 
-/// A config that sends the packets of each port back to the port, with `lines` in `[runtime]`. Each port has a name and a
-/// link.
+/// Returns a config that sends the packets of each port back to the port, with `lines` in `[runtime]`. `ports` has the
+/// name and the link of each port.
 fn reflecting(workers: usize, lines: &str, ports: &[(&str, &str)]) -> String {
     let config = Config::new().workers(workers).runtime("buffers = 16384\nburst = 64\nidle = 'sleep'").runtime(lines);
     let config = ports.iter().fold(config, |config, (name, link)| config.port_with(name, link, "rx_depth = 256"));
@@ -48,7 +49,7 @@ fn names(report: &Report) -> (Vec<&str>, Vec<&str>) {
     )
 }
 
-/// Waits until a port has received and sent more packets than now.
+/// Waits until a port has received and sent more packets than at the time of the call.
 fn wait_for_port(run: &Changing, name: &str) {
     let packets = |snapshot: &dataplane::runtime::Snapshot| {
         let found = snapshot.report().ports.iter().find(|port| port.name == name).map(|port| port.packets);
@@ -134,7 +135,7 @@ fn ports_keep_forwarding_when_their_numbers_change() {
 
 #[test]
 fn packets_in_flight_of_a_removed_port_are_sent_or_counted() {
-    // The port sends about 150 packets per second, so its send queue is full.
+    // The port `slow` sends about 150 packets per second, so its send queue is full.
     let slow = "kind = 'generator', flows = 8";
     let text = |drain: &str, has_slow: bool| {
         let config =
@@ -332,7 +333,7 @@ fn plan_reports_ports_that_need_a_restart() {
     assert!(restart.why.contains("set buffers in [runtime] to at least"), "{restart}");
     let refusal = run.refused(&text(&[("a", FAST), ("b", FAST)]));
     assert_eq!(refusal.code, ErrorCode::NeedsRestart, "{refusal}");
-    // A port that stays keeps its link.
+    // The program cannot change the link of an open port.
     let plan = run.plan(&text(&[("a", "kind = 'generator', flows = 9")]));
     let [changed] = &plan[..] else { panic!("{plan:#?}") };
     assert_eq!((changed.operation, &*changed.name, changed.hitless), (OperationKind::ChangePort, "a", false));
