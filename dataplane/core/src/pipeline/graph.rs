@@ -294,7 +294,8 @@ impl Graph {
     }
 
     /// Returns the name of the stage that a panic has interrupted, and the packets of the interrupted batch. Returns
-    /// `None` if no stage was running. The packets are lost, because the stage may have processed them only partly.
+    /// `None` if the panic has interrupted no stage. The packets are lost, because the stage may have processed
+    /// them only partly.
     pub fn interrupted(&mut self) -> Option<(&str, &mut Batch)> {
         // While a stage processes packets, all earlier stages have passed on their packets. The first stage with packets
         // therefore has the interrupted batch.
@@ -309,8 +310,8 @@ impl Graph {
     }
 
     /// Continues after a panic of a stage with [`OnPanic::Drop`] or [`OnPanic::Bypass`]: replaces the stage, and drops
-    /// the packets that the stage was processing. Returns `None` if the worker must end: no stage was running, the run
-    /// stops after a panic of the stage, or the stage was handing over its state.
+    /// the packets that the stage was processing. Returns `None` if the worker must end: the code that panicked is not
+    /// part of a stage, the run stops after a panic of the stage, or the stage was handing over its state.
     ///
     /// The graph may still contain packets of other stages. [`Graph::walk`] moves them on.
     ///
