@@ -9,7 +9,8 @@ use std::cell::RefCell;
 
 use dataplane_core::verbs::{Claim, QueueOwner};
 
-/// A cell that belongs to the first thread that claims it with [`Claim::Permanent`]. Any thread may drop the cell.
+/// A cell that belongs to the first thread that claims it with [`Claim::Permanent`], until this thread releases the
+/// cell. Any thread may drop the cell.
 pub(super) struct ThreadCell<T> {
     owner: QueueOwner,
     value: RefCell<T>,

@@ -105,7 +105,7 @@ fn netlink_request(socket: &Socket, kinds: (u16, u16), head: &[u8], attributes: 
     socket.send(&message, 0).ok()?;
     let (reply, _) = socket.recv_from_full().ok()?;
     let kind = u16::from_ne_bytes(reply.get(4..6)?.try_into().ok()?);
-    // A reply of any other type reports an error: the family or the interface does not exist.
+    // A reply of any other type reports an error: the requested family, interface, route or neighbour does not exist.
     (kind == kinds.1).then(|| reply.get(HEADER + head.len()..).map(<[u8]>::to_vec)).flatten()
 }
 
