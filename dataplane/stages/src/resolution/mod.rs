@@ -43,7 +43,7 @@ const ANNOUNCEMENTS: [u64; 2] = [0, 2000];
 /// Number of elements of each queue of a stage: the queues of received messages, and the queue of frames to send.
 const QUEUE: usize = 1024;
 /// Largest number of neighbour requests that the background thread handles in one step. Each worker requests at most
-/// 1,000 neighbours per second.
+/// 1,000 neighbours without an entry per second, on average.
 const MAX_REQUESTS_PER_STEP: usize = 512;
 /// Interval at which all unresolved neighbours are watched again, in milliseconds. If a request was refused or lost,
 /// the next packet to a watched neighbour repeats the request.

@@ -886,7 +886,7 @@ fn held_packet_causes_the_request_that_the_rate_limit_refused() {
         state.step(now);
         sent(harness).iter().filter(|request| request[38..42] == [10, 0, 0, 9]).count()
     };
-    // Each step handles some of the 256 requests.
+    // The first step handles the 256 requests, and the further steps find no request for the second neighbour.
     (1..=10).for_each(|now| state.step(now));
     assert_eq!(asked(&mut harness, &mut state, 20), 0);
     harness.advance(1_000_000_000);
