@@ -151,8 +151,8 @@ impl SlotMemory {
     }
 }
 
-/// The free slots of one region. The pool belongs to one worker. Only one lane of this worker uses the pool at a time,
-/// so the pool needs no atomics.
+/// The free slots of one region. The pool belongs to one worker, or to another thread if it is a detached pool
+/// ([`Pool::detached`]). Only one lane of this thread uses the pool at a time, so the pool needs no atomics.
 #[derive(Debug)]
 pub struct Pool {
     pub(super) memory: SlotMemory,
@@ -165,7 +165,7 @@ pub struct Pool {
 
 impl Pool {
     /// Divides a region into free slots. The pool takes ownership of the region, so no other pool and no memory
-    /// registration of other code can use the same memory.
+    /// registration of other code can use the same memory. Only detached pools of this pool share the memory.
     ///
     /// # Errors
     /// Fails if the region is smaller than the layout.

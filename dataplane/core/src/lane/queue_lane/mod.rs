@@ -36,8 +36,9 @@ use crate::verbs::{
 /// Opens a lane: creates the queues on a device, posts receives, and moves the queue pair to RTS if the peer is ready.
 /// Registers the pool's memory with the device.
 ///
-/// All methods of the lane need this pool, and batches of this pool. With another pool or batch, the methods panic before
-/// they move a packet. A receive that panics loses the buffers of the completions that it has polled.
+/// All methods of the lane need this pool, or a detached pool with the same memory ([`Pool::detached`]), and batches of
+/// this pool. With another pool or batch, the methods panic before they move a packet. A receive that panics loses the
+/// buffers of the completions that it has polled.
 ///
 /// # Errors
 /// Fails if a verb fails. The error names the verb and the device. Also fails if the prefix of the wiring does not fit

@@ -651,7 +651,7 @@ fn held_packets_get_the_new_numbers_of_their_ports() {
     }
     assert_eq!(sent, [vec![(0, b"22".to_vec())], vec![(1, b"00".to_vec())]]);
     let (_, counters) = after.counters().next().unwrap();
-    // Port 1 received two packets, and two other packets wait for port 1.
+    // Port 1, which was removed, received two packets and is the egress port of two other packets.
     assert_eq!(counters.drops[usize::from(Reason::Stopped.code())], 2);
     assert_eq!(counters.drops[usize::from(Reason::NoPort.code())], 2);
     assert_eq!(pool.available(), 64);
