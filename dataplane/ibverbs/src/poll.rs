@@ -460,7 +460,7 @@ unsafe impl CompletionQueue for VerbsCq {
     }
 
     fn release(&self) {
-        // If another thread owns the queue, the result is `false`, and the other thread stays the owner.
+        // If another running thread owns the queue, the result is `false`, and the other thread stays the owner.
         let _ = self.handle.owner.release();
     }
 
