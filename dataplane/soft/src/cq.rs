@@ -27,7 +27,8 @@ pub(super) struct CqShared {
     /// The completion fields that the creator of the queue requested and was granted.
     pub(super) fields: PollFields,
     pub(super) attachments: Arc<Attachments>,
-    /// Whether a raw-packet queue pair was ever attached to this queue. If so, only one thread may use the queue.
+    /// Whether a raw-packet queue pair was ever attached to this queue. If so, only one thread at a time may use the
+    /// queue.
     raw: AtomicBool,
     pub(super) inbox: Arc<Inbox>,
     pub(super) core: ThreadCell<CqCore>,

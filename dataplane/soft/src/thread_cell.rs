@@ -42,9 +42,9 @@ impl<T> ThreadCell<T> {
         self.value.try_borrow_mut().ok().map(|mut value| work(&mut value))
     }
 
-    /// Removes the owner if this thread is the owner, so that another thread can claim the cell.
+    /// Removes the owner if the owner is this thread or has ended, so that another thread can claim the cell.
     pub(super) fn release(&self) {
-        // If another thread owns the cell, the result is `false`, and the other thread stays the owner.
+        // If another running thread owns the cell, the result is `false`, and the other thread stays the owner.
         let _ = self.owner.release();
     }
 }
