@@ -167,8 +167,8 @@ impl fmt::Display for Diagnosis {
                 0 => writeln!(f, "no packet was dropped or lost since the start of the program"),
                 _ => writeln!(
                     f,
-                    "no packet was dropped or lost in this time, and {since_start} since the start of the program: \
-                     `dataplane why --total` names the causes"
+                    "no packet was dropped or lost in this time, but {since_start} since the start of the program; \
+                     help: `dataplane why --total` names the causes"
                 ),
             };
         }

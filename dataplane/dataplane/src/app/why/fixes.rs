@@ -11,7 +11,7 @@ const RECORD: &str = "record the packets for the owner of the sender: \
 const ERROR: &str = "or tell the sender with a stage `icmp_error`: outputs = { {output} = \"ERROR_STAGE\" }";
 
 /// The fix of a lack of packet buffers.
-pub(super) const POOL: &str = "set more `buffers` in [runtime]; `dataplane show memory` prints the present number";
+pub(super) const POOL: &str = "set more `buffers` in [runtime]; `dataplane show memory` prints the current number";
 
 /// The fix of a device that fails.
 pub(super) const DEVICE: &str =

@@ -122,7 +122,7 @@ fn counters_of_ports_and_interfaces_are_named() {
 }
 
 #[test]
-fn stage_and_port_with_one_name_are_told_apart() {
+fn stage_and_port_with_the_same_name_are_distinguished() {
     let mut observed = observed();
     observed.after.report.stages[1].name = "lan".to_owned();
     observed.drop("lan.tx_full", 3);

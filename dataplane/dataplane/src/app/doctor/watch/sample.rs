@@ -143,7 +143,7 @@ impl Sample {
             None => self.lacks(
                 "NUMA nodes of the memory",
                 format!(
-                    "/proc/{}/numa_maps cannot be read: run as root, or the kernel has no NUMA support",
+                    "/proc/{}/numa_maps cannot be read: the command needs root, or the kernel has no NUMA support",
                     subject.process
                 ),
             ),
