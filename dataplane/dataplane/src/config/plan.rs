@@ -141,7 +141,7 @@ pub struct Plan {
     pub cores: Vec<CoreId>,
     /// The number of packet buffers of each worker.
     pub buffers: u32,
-    /// The number of packet buffers that the rings and one burst of a worker need.
+    /// The minimum number of packet buffers of each worker: the rings of all ports and one burst.
     #[serde(skip)]
     pub least_buffers: u32,
     /// The ports, in the order of the config.

@@ -190,10 +190,10 @@ fn shared_with_removed(before: &Plan, after: &Plan, added: &PortPlan) -> Option<
     })
 }
 
-/// Returns the keys of a port, and whether the port is in `input` of `[pipeline]`.
+/// Returns the keys of a port, whether the port is in `input` of `[pipeline]`, and the name of its peer.
 fn port_keys(plan: &Plan, port: &PortPlan) -> Map<String, Value> {
     let mut keys = to_json(port);
-    // These values come from the stages, from the host, or from other ports.
+    // These values depend on the stages, on the host or on other ports, so a difference is no change of the port.
     ["requests", "verifiers", "node", "peer"].iter().for_each(|key| _ = keys.remove(*key));
     if let Some(peer) = port.peer.and_then(|peer| plan.ports.get(peer)) {
         keys.insert("peer".to_owned(), Value::String(peer.config.name.clone()));

@@ -59,8 +59,9 @@ pub(super) fn keeps_received(plan: &Plan) -> bool {
     plan.ports.iter().any(|port| !offload::received(port).is_empty())
 }
 
-/// Opens the lanes of a worker on added ports, given as the index and the device of each port. The lanes post no receives
-/// before the worker uses the lanes. Returns each lane with the name of its port. Any thread can call this function.
+/// Opens the lanes of a worker on added ports. `devices` has the index and the device of each added port. The lanes
+/// post no receives before the worker uses the lanes. Returns each lane with the name of its port. Any thread can call
+/// this function.
 pub(super) fn open_added(
     plan: &Plan,
     devices: &[(usize, Arc<dyn PortDevice>)],

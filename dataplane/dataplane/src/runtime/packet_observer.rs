@@ -162,9 +162,9 @@ struct CaptureObserver {
 }
 
 struct TraceObserver {
-    /// The number of packets to trace.
+    /// The number of packets that are still to be traced.
     left: usize,
-    /// The drop, as `STAGE.REASON`, with which the traced packets must end.
+    /// The selection of packets to find a drop. If set, only packets that end with this drop are traced.
     dropped: Option<DropSample>,
     recorder: PathRecorder,
     traced: Producer<(u64, TracedPacket)>,

@@ -314,7 +314,7 @@ impl Worker {
         };
         observer.begin(ctx, self.info.as_ref());
         let received = catch_unwind(AssertUnwindSafe(|| self.iterate(ctx, &mut *observer)));
-        // After a panic of a stage, the run may continue, and the observer too.
+        // After a panic of a stage, the run and the observer may continue, so keep the observer.
         self.observer = Some(observer);
         received.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -535,7 +535,7 @@ impl Worker {
 }
 
 impl ClosingLanes {
-    /// Returns the next message to the worker, if a lane is closing.
+    /// Returns the next message to the worker. Returns `None` if no lane is closing, or if there is no message yet.
     fn asked(&self, reply: &mut Reply) -> Option<Message> {
         if self.lanes > 0 { reply.asked() } else { None }
     }
@@ -561,7 +561,7 @@ impl ClosingLanes {
     }
 }
 
-/// Adds the packets of a lane.
+/// Adds the packets of a lane to `progress`.
 fn add_progress(progress: &mut Progress, counters: &LaneCounters) {
     progress.rx += counters.rx;
     progress.tx += counters.tx;

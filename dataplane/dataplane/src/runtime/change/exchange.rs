@@ -1,8 +1,8 @@
 //! The exchange of the graphs of all workers.
 //!
-//! Before the exchange, all workers must answer a request. After that, the exchange takes place, and nothing can revert
-//! it: each worker gets a message with its new graph, and switches at its next housekeeping. A worker that stops
-//! answering just at that time switches when it continues.
+//! Before the exchange, all workers must answer a request. Then each worker gets a message with its new graph, and
+//! switches at its next housekeeping. After these messages, nothing can cancel the exchange. A worker that stops
+//! answering after the request switches when it continues.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,18 +29,18 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The wait between two checks for the answers of the workers.
 const ANSWER_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// The running pipeline of an exchange.
+/// The parameters of an exchange.
 pub(super) struct Exchange<'a> {
     pub(super) current: &'a Generation,
     /// For the revert of a change, the pipeline whose objects are used again.
     pub(super) held: Option<&'a Generation>,
     /// The names of the stages that continue.
     pub(super) kept: &'a BTreeSet<String>,
-    /// Whether all workers must answer before the exchange, and must have switched to the graphs of the exchange before.
+    /// Whether all workers must answer before the exchange, and must already use the graphs of the previous exchange.
     /// A revert does not wait for a worker, because the change that is reverted may be the reason why the worker does
     /// not answer. A worker that has not switched yet then gets both graphs, one after the other.
     pub(super) must_answer: bool,
-    /// The operations of the change on ports, or `None` if the ports stay the same.
+    /// The ports after the exchange, and the lanes of the added ports. `None` if the ports stay the same.
     pub(super) ports: Option<&'a mut ChangedPorts>,
 }
 

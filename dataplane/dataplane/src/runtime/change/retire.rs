@@ -1,4 +1,4 @@
-//! Frees the pipeline before a change.
+//! Frees the earlier pipeline after a change, and closes the ports that the change has removed.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};

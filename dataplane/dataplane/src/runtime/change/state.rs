@@ -116,7 +116,7 @@ pub(crate) struct Changes {
 /// A change that reverts at its deadline, unless a client confirms the change.
 pub(super) struct Unconfirmed {
     pub(super) number: u64,
-    /// The number of the change before, whose config the revert restores.
+    /// The number of the earlier change whose config the revert restores.
     pub(super) restores: u64,
     pub(super) earlier: Arc<Generation>,
     /// The stages that the change has not replaced.

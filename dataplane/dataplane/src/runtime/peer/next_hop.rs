@@ -78,7 +78,7 @@ mod tests {
     use dataplane_core::verbs::{GidKind, LinkLayer};
 
     #[test]
-    fn interface_is_that_of_the_gid_with_the_index_of_the_connection() {
+    fn interface_belongs_to_the_gid_with_the_index_of_the_connection() {
         let gid = Gid(Ipv6Addr::LOCALHOST.octets());
         let own = QueuePairEndpoint {
             version: VERSION,

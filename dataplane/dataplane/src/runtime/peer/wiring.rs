@@ -39,7 +39,7 @@ pub(crate) struct PeerWiring<D: Device> {
     connector: Connector,
     kind: QpType,
     queue: u16,
-    /// The bytes that fit into a receive buffer, with the prefix.
+    /// The room of a receive buffer for the prefix and the message, in bytes.
     room: u32,
     rendezvous: Arc<Rendezvous>,
     /// Incremented when the addresses of the device's port change.
