@@ -128,7 +128,7 @@ fn registry() -> Registry {
     registry
 }
 
-/// A config whose generator sends packets through `stages`, and back.
+/// Returns a config with a generator, whose packets pass through `stages` and return to the generator.
 fn config(workers: usize, stages: &[(&str, &str)]) -> String {
     let config = Config::new().workers(workers).runtime("burst = 64").port("wire", "kind = 'generator', flows = 64");
     let config = stages.iter().fold(config.stage("parse", ""), |config, (kind, lines)| config.stage(kind, lines));
