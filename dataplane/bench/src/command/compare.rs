@@ -21,7 +21,7 @@ pub(super) struct CompareArgs {
     /// The second result
     #[arg(value_name = "B.json")]
     b: PathBuf,
-    /// The largest relative difference of rates and latencies that does not count
+    /// Ignore relative differences of rates and latencies up to this value
     #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = percent)]
     tolerance: f64,
     /// Print JSON
@@ -31,7 +31,7 @@ pub(super) struct CompareArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct HtmlArgs {
-    /// The JSON of a result
+    /// The file of a result in JSON
     #[arg(value_name = "RESULT.json")]
     result: PathBuf,
 }

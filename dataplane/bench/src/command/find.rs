@@ -61,7 +61,7 @@ pub(super) struct NdrArgs {
 pub(super) struct PdrArgs {
     #[command(flatten)]
     pub(super) search: SearchArgs,
-    /// The highest loss ratio. Several ratios share one search
+    /// The highest loss ratios, separated by commas. One search finds the results of all ratios
     #[arg(long, value_name = "PERCENT", default_value = "0.1%", value_delimiter = ',', value_parser = percent)]
     pub(super) loss: Vec<f64>,
     /// The share of the trials at a rate that may exceed the loss ratio
@@ -78,7 +78,7 @@ pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio
     let shares = setup::shares(&streams, &lines)?;
     let highest = match sum(&highest(&streams, &lines)?) {
         Some(highest) => highest,
-        // Use the highest rate that the tester can send.
+        // Measure the highest rate at which the tester can send.
         None => {
             let outcome = opened.tester.trial(&vec![None; streams.len()], args.trial.0)?;
             opened.report(method, &vec![None; streams.len()], &outcome).total.sent_pps

@@ -1,5 +1,5 @@
-//! A file that grows by whole lines of JSON. After an error, such as a full disk, the lines wait in memory and are written
-//! when the disk has room again.
+//! A file to which whole lines of JSON are appended. After an error, such as a full disk, the lines wait in memory.
+//! Each later write tries to write the waiting lines again.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -14,6 +14,7 @@ pub(super) struct Journal {
     file: File,
     /// The length of the file up to the last whole line.
     length: u64,
+    /// The lines that are not written yet.
     waiting: Vec<u8>,
     /// Whether the last write failed.
     is_failing: bool,
@@ -36,9 +37,9 @@ impl Journal {
         Ok(Self { path: path.to_owned(), file, length: 0, waiting: Vec::new(), is_failing: false })
     }
 
-    /// Writes a line to the disk. Prints the first of several errors in a row to standard error.
+    /// Writes a line to the disk. If several writes in a row fail, prints only the first error to standard error.
     pub(super) fn write(&mut self, line: &impl Serialize) {
-        // The types of the lines are always valid JSON.
+        // The conversion of these lines to JSON cannot fail.
         let Ok(text) = serde_json::to_vec(line) else { return };
         self.waiting.extend(text);
         self.waiting.push(b'\n');
@@ -65,14 +66,15 @@ impl Journal {
                 Ok(())
             }
             Err(error) => {
-                // Remove the part of a line that was written. A device such as a pipe has no length, and keeps the part.
+                // Remove the bytes that were written before the error. A pipe or a device has no length, and keeps the
+                // bytes.
                 let _ = self.file.set_len(self.length).and_then(|()| self.file.seek(SeekFrom::Start(self.length)));
                 Err(error)
             }
         }
     }
 
-    /// Writes the lines that wait.
+    /// Writes the waiting lines. Returns whether all lines of the file were written.
     pub(super) fn finish(mut self) -> Written {
         if self.waiting.is_empty() {
             return Written::All;

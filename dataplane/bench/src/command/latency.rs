@@ -24,7 +24,7 @@ pub(super) struct LatencyArgs {
     /// The loads, as shares of the highest rate
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_value = "10%,25%,50%,75%,90%", value_parser = load)]
     loads: Vec<f64>,
-    /// The duration of each load
+    /// The duration of the trial at each load
     #[arg(long = "for", value_name = "TIME", default_value = "10s")]
     duration: Period,
 }

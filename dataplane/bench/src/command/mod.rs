@@ -44,9 +44,9 @@ enum Method {
     Rate(RateArgs),
     /// Search the highest rate without loss (no drop rate, MLRsearch)
     Ndr(NdrArgs),
-    /// Search the highest rate with at most a loss ratio (partial drop rate, MLRsearch)
+    /// Search the highest rate at which the loss ratio stays within a limit (partial drop rate, MLRsearch)
     Pdr(PdrArgs),
-    /// Measure the tester itself on two ports that are directly connected
+    /// Measure the limits of the tester on two ports that are directly connected
     Calibrate(CalibrateArgs),
     /// Run the tests of RFC 2544 for several frame sizes
     Rfc2544(Rfc2544Args),

@@ -16,7 +16,7 @@ use crate::setup::{self, Sources, StreamSet};
 use crate::stream::Stream;
 use crate::tester::{Outcome, Tester, TesterOptions};
 
-/// The default length of the intervals of the counts by time.
+/// The default length of the intervals for counts by time.
 pub(super) const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The ports, the streams and the limits of a trial.
@@ -46,23 +46,23 @@ pub(super) struct TrafficArgs {
     /// Packets with a higher latency are late, and count as loss
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub(super) late: Period,
-    /// Report times without arrivals that are longer
+    /// Report a time without arrivals if it is longer than TIME
     #[arg(long, value_name = "TIME", default_value = "100ms")]
     pub(super) gap: Period,
-    /// The time without arrivals after which the counters are read
+    /// End the trial when no packet has arrived for this time after the last transmission
     #[arg(long, value_name = "TIME", default_value = "200ms")]
     pub(super) settle: Period,
-    /// Packets that the tester could not send for this time are skipped, instead of sent as a burst
+    /// The maximum delay of a packet by the tester. Packets with a longer delay are not sent, and count as missed
     #[arg(long, value_name = "TIME", default_value = "1ms")]
     pub(super) catch_up: Period,
-    /// The length of the intervals of the counts by time. Default: 100ms, or 1s for `soak`
+    /// The length of the intervals for counts by time. Default: 100ms, or 1s for `soak`
     #[arg(long, value_name = "TIME")]
     interval: Option<Period>,
-    /// Do not send a frame from the receiving ports before each trial. Bridges then flood the packets of a stream in one
-    /// direction
+    /// Do not send learning frames from the receiving ports before each trial. Without these frames, a bridge floods
+    /// the packets of a stream if no other packet comes from the destination of the stream
     #[arg(long)]
     pub(super) no_learn: bool,
-    /// The JSON result of `bench calibrate`, to mark results near the tester's own limits
+    /// The JSON result of `bench calibrate`. Results near the limits of the tester are then marked
     #[arg(long, value_name = "FILE")]
     pub(super) calibration: Option<PathBuf>,
     /// Write the result to FILE as an HTML page
@@ -74,7 +74,7 @@ pub(super) struct TrafficArgs {
 }
 
 impl TrafficArgs {
-    /// Returns the length of the intervals of the counts by time.
+    /// Returns the length of the intervals for counts by time, or `default` without the option `--interval`.
     pub(super) fn interval(&self, default: Duration) -> Duration {
         self.interval.map_or(default, |Period(interval)| interval)
     }
@@ -90,11 +90,12 @@ pub(super) struct Opened {
     pub(super) tester: Tester,
     /// The name and the device of each port.
     pub(super) names: Vec<(String, String)>,
+    /// The speed of the line of each port in bits per second, or `None` if the speed is unknown.
     pub(super) lines: Vec<Option<u64>>,
     pub(super) calibration: Option<Calibration>,
     pub(super) core: Option<u32>,
     pub(super) stop: Arc<AtomicBool>,
-    /// The configs of the streams, to build them again with other sizes.
+    /// The configs of the streams, from which the streams can be built again with other frame sizes.
     pub(super) set: StreamSet,
 }
 
@@ -165,7 +166,7 @@ fn read_calibration(path: &PathBuf) -> Result<Calibration> {
     Ok(report.calibration)
 }
 
-/// Returns an error for a result that cannot be trusted, after the result was printed.
+/// Returns an error if a result cannot be trusted. The caller prints the results first.
 pub(super) fn verdict(reports: &[&RateReport]) -> Result<()> {
     for report in reports {
         if report.unaccounted != 0 {

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 pub(super) struct Progress {
     is_watched: bool,
     begin: Instant,
-    /// The expected times of the parts that are not done, in seconds.
+    /// The sum of the expected times of the parts that are not done, in seconds.
     left: f64,
-    /// The expected times of the parts that are done, in seconds.
+    /// The sum of the expected times of the parts that are done, in seconds.
     done: f64,
     /// The name of the current part.
     part: String,
@@ -34,13 +34,14 @@ impl Progress {
         self.left = (self.left - expected).max(0.0);
     }
 
-    /// Returns the time that is left. The expected times are scaled by the time that the parts took so far.
+    /// Returns the time that is left: the expected times of the parts that are not done, multiplied by a factor. The
+    /// factor shows how much slower or faster than expected the finished parts were.
     fn remaining(&self) -> Duration {
         let scale = if self.done > 0.0 { self.begin.elapsed().as_secs_f64() / (self.done + 1.0) } else { 1.0 };
         Duration::from_secs_f64((self.left * scale.clamp(0.2, 20.0)).round())
     }
 
-    /// Replaces the line of the progress.
+    /// Replaces the progress line.
     pub(super) fn show(&self, detail: &str) {
         if self.is_watched {
             let (part, left) = (&self.part, humantime::format_duration(self.remaining()));
@@ -49,7 +50,7 @@ impl Progress {
         }
     }
 
-    /// Removes the line of the progress.
+    /// Removes the progress line.
     pub(super) fn clear(&self) {
         if self.is_watched {
             eprint!("\r\x1b[K");

@@ -19,7 +19,7 @@ pub(super) struct RateArgs {
     /// The rate of each port that sends: 10kpps, 1Gbps, 50% or max. Default: the rates of the streams
     #[arg(long, value_name = "RATE")]
     rate: Option<Rate>,
-    /// The duration
+    /// The time in which packets are sent
     #[arg(long = "for", value_name = "TIME", default_value = "10s")]
     duration: Period,
 }
@@ -50,7 +50,7 @@ pub(super) fn calibrate(args: &CalibrateArgs) -> Result<()> {
     let traffic = &args.traffic;
     let mut opened = Opened::new(traffic, |streams, _| Ok(vec![None; streams.len()]))?;
     let count = opened.tester.streams().len();
-    // The first packets fill caches and start the kernel's threads.
+    // Run a short trial first: it fills the caches and starts the threads of the kernel.
     opened.tester.trial(&vec![None; count], args.duration.0 / 10)?;
     let outcome = opened.tester.trial(&vec![None; count], args.duration.0)?;
     let max = opened.report("calibrate", &vec![None; count], &outcome);

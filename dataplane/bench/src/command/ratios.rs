@@ -1,6 +1,6 @@
 //! Ratios on the command line.
 
-/// Reads a ratio, such as `0.1%`. Returns the ratio as a number from 0 to below 1.
+/// Reads a ratio, such as `0.1%`. Returns the ratio as a number of at least 0 and below 1.
 pub(super) fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
     let ratio = number.map(|number| number / 100.0).filter(|ratio| (0.0..1.0).contains(ratio));

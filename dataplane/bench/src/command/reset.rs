@@ -11,22 +11,22 @@ use super::trials::Ended;
 use crate::report::ResetReport;
 use crate::tester::{Observer, TrialPlan};
 
-/// The command starts after this share of the trial.
+/// The command starts after the duration of the trial divided by this number.
 const DELAY: u32 = 10;
 
-/// Notes the start of the trial, and tells it the thread of the command.
+/// Sends the start time of the trial to the thread that runs the command.
 struct Start(Option<mpsc::Sender<Instant>>);
 
 impl Observer for Start {
     fn start(&mut self) {
         if let Some(start) = self.0.take() {
-            // Without a receiver, nobody needs the time.
+            // If the thread has ended, no thread needs the time.
             let _ = start.send(Instant::now());
         }
     }
 }
 
-/// Runs the trial and the command.
+/// Runs a trial, and the command during the trial.
 pub(super) fn reset_test(
     opened: &mut Opened,
     rates: &[Option<f64>],
@@ -53,7 +53,7 @@ pub(super) fn reset_test(
     let at = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
     let end = |gap: &crate::judge::Gap| gap.start.saturating_add(gap.length);
     let gaps = || outcome.streams.iter().flat_map(|stream| &stream.judgement.gaps).filter(|gap| end(gap) > at);
-    // A gap up to the end of the transmission has no arrival after it.
+    // After a gap that lasts until the end of the transmission, no packet arrived.
     let is_recovered = gaps().all(|gap| end(gap) < outcome.duration);
     let longest = gaps().map(|gap| gap.length).max();
     Ok(ResetReport {

@@ -28,13 +28,13 @@ use crate::tester::{Outcome, TrialPlan};
 
 /// The lowest rate of the search for the throughput, as a share of the highest rate.
 const LOWEST: f64 = 0.001;
-/// The resolution of the recovery time.
+/// The length of the intervals in which the recovery time is measured.
 const RESOLUTION: Duration = Duration::from_millis(1);
 /// The relative precision of the length of a burst.
 const BURST_WIDTH: f64 = 0.02;
-/// The shortest burst in seconds.
+/// The duration of the shortest burst, in seconds.
 const SHORTEST_BURST: f64 = 1e-5;
-/// How often a burst is repeated in which the tester was the limit.
+/// The maximum number of repetitions of a burst in which the tester could not send all packets in time.
 const BURST_REPEATS: usize = 4;
 
 #[derive(Debug, Args)]
@@ -71,7 +71,8 @@ pub(super) struct Rfc2544Args {
     /// The number of repetitions of back-to-back. Default: 50, or 3 with --quick
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=1000))]
     bursts: Option<u64>,
-    /// The duration of the overload before system recovery, and of the time after it. Default: 60s, or 1s with --quick
+    /// In the test `recovery`, the duration of the overload, and of the lower load after the overload. Default: 60s, or
+    /// 1s with --quick
     #[arg(long, value_name = "TIME")]
     overload: Option<Period>,
     /// The time between two trials. Default: 5s, or 0s with --quick
@@ -98,7 +99,7 @@ enum Test {
     Reset,
 }
 
-/// The times and numbers of a run.
+/// The durations and the numbers of trials of a run.
 struct Times2544 {
     trial: Duration,
     latency_trial: Duration,
@@ -112,7 +113,7 @@ struct Times2544 {
 }
 
 impl Times2544 {
-    /// Returns the times, and the differences to RFC 2544.
+    /// Returns the durations and the numbers, and the differences from RFC 2544.
     fn new(args: &Rfc2544Args) -> (Self, Vec<String>) {
         let seconds = Duration::from_secs_f64;
         let mut deviations = Vec::new();
@@ -145,7 +146,7 @@ impl Times2544 {
         (times, deviations)
     }
 
-    /// Returns the time that a test takes for one size, about, in seconds.
+    /// Returns the approximate time that a test takes for one frame size, in seconds.
     fn expected(&self, test: Test) -> f64 {
         let pause = (self.settle + self.rest).as_secs_f64();
         let trials = |number: f64, time: Duration| number * (time.as_secs_f64() + pause);
@@ -185,7 +186,7 @@ pub(super) fn rfc2544(args: &Rfc2544Args) -> Result<()> {
     let highest = |streams: &[Stream], lines: &[Option<u64>]| setup::rates(streams, Some(args.max), lines);
     let mut opened = Opened::new(traffic, highest)?;
     opened.tester.set_settle(times.settle);
-    // A size that does not fit is an error before the first trial.
+    // Check that all sizes fit before the first trial starts.
     for size in &args.sizes {
         let streams = opened.set.streams(Some(frame(*size)?))?;
         highest(&streams, &opened.lines)?;
@@ -230,7 +231,7 @@ fn frame(size: u16) -> Result<u16> {
     size.checked_sub(4).ok_or_else(|| Error::Config(format!("--sizes {size} is too small; help: use at least 64")))
 }
 
-/// The tests of one size.
+/// The tests of one frame size.
 struct Run<'a> {
     opened: &'a mut Opened,
     times: &'a Times2544,
@@ -253,7 +254,7 @@ impl Run<'_> {
         report.highest_pps = match fastest.iter().copied().sum::<Option<f64>>() {
             Some(highest) => highest,
             None => {
-                // The highest rate that the tester can send.
+                // Measure the highest rate at which the tester can send.
                 let outcome = self.trial(&vec![None; shares.len()], self.times.trial.min(Duration::from_secs(5)))?;
                 outcome.streams.iter().map(|stream| stream.sent).sum::<u64>() as f64 * 1e9 / outcome.duration as f64
             }
@@ -288,7 +289,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Runs a trial, and rests.
+    /// Runs a trial, and waits for the time between two trials.
     fn trial(&mut self, rates: &[Option<f64>], duration: Duration) -> Result<Outcome, Ended> {
         let outcome = self.opened.tester.trial(rates, duration).map_err(Ended::Failed)?;
         self.finish(outcome)
@@ -302,7 +303,7 @@ impl Run<'_> {
         Ok(outcome)
     }
 
-    /// Runs trials of a search. `work` gets the trials. Returns all reports of the trials with the result of `work`.
+    /// Calls `work`, which runs trials. Returns the result of `work`, and the reports of its trials.
     fn with_trials<R>(
         &mut self,
         shares: &[f64],
@@ -365,7 +366,7 @@ impl Run<'_> {
             );
             let (loss_ratio, sent, pps) = (trial.loss_ratio, trial.sent, trial.pps);
             steps.push(LossStep { share, pps, sent, loss_ratio, limits: trial.limits });
-            // RFC 2544: until two successive trials without loss.
+            // RFC 2544, section 26.3: the test ends after two successive trials without loss.
             if steps.iter().rev().take(2).filter(|step| step.loss_ratio == 0.0).count() == 2 {
                 break;
             }
@@ -373,7 +374,7 @@ impl Run<'_> {
         Ok(steps)
     }
 
-    /// Sends a burst. Returns the number of its packets, and whether all packets arrived.
+    /// Sends a burst. Returns the number of sent packets, and whether all packets were sent in time and arrived.
     fn burst(&mut self, rates: &[Option<f64>], seconds: f64) -> Result<(u64, bool), Ended> {
         let mut attempt = 0;
         loop {
@@ -401,7 +402,8 @@ impl Run<'_> {
         let (mut results, mut is_lower_bound) = (Vec::new(), true);
         let mut guess = longest;
         for _ in 0..self.times.bursts {
-            // The first repetition tries the longest burst, and the others start near the last result.
+            // The first repetition starts with the longest burst. Each later repetition starts near the previous
+            // result.
             let (mut good, mut packets, mut bad) = (0.0, 0, longest * (1.0 + BURST_WIDTH));
             let mut next = (guess * (1.0 + 2.0 * BURST_WIDTH)).min(longest);
             while bad - good > BURST_WIDTH * bad && bad > SHORTEST_BURST && good < longest {
@@ -424,7 +426,8 @@ impl Run<'_> {
         }
         let packets = results.iter().sum::<u64>() as f64 / results.len().max(1) as f64;
         let range = [results.iter().min(), results.iter().max()].map(|value| value.copied().unwrap_or(0));
-        // RFC 9004: the part of the burst that the device did not forward while it arrived.
+        // RFC 9004, section 6.4: while the burst arrives, the device forwards a part of the burst. The buffer
+        // holds the rest.
         let buffer = |throughput: f64| packets / highest * (1.0 - throughput / highest).max(0.0);
         let buffer_s = throughput.filter(|_| !is_lower_bound).map(buffer);
         Ok(BackToBackReport { packets, range, trials: self.times.bursts, is_lower_bound, buffer_s })

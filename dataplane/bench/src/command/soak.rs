@@ -23,7 +23,7 @@ use crate::stored::Stored;
 use crate::stream::Stream;
 use crate::tester::{IntervalCounts, Observer, TrialPlan};
 
-/// The number of intervals that can wait for the thread that writes.
+/// The maximum number of intervals that wait for the thread that writes the file.
 const WAITING: usize = 1024;
 
 #[derive(Debug, Args)]
@@ -33,19 +33,19 @@ pub(super) struct SoakArgs {
     /// The rate of each port that sends. Default: the rates of the streams
     #[arg(long, value_name = "RATE")]
     rate: Option<Rate>,
-    /// The duration, at most 39 hours
+    /// The time in which packets are sent, at most 39 hours
     #[arg(long = "for", value_name = "TIME", default_value = "1h")]
     duration: Period,
-    /// Write the result to FILE: one line of JSON per --interval
+    /// Write the result to FILE: lines of JSON, with one line for each interval (--interval)
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
 }
 
-/// Sends the counts of each interval to the thread that writes.
+/// Sends the counts of each interval to the thread that writes the file.
 struct Reporter {
     lines: SyncSender<SoakInterval>,
     length_s: f64,
-    /// The intervals that the thread could not take.
+    /// The number of intervals that are not in the file, because the thread was too slow.
     dropped: u64,
 }
 
@@ -65,7 +65,7 @@ pub(super) fn soak(args: &SoakArgs) -> Result<()> {
         return Err(Error::Config(format!("--for {given} is too long; help: use at most {longest}")));
     }
     let wanted = |streams: &[Stream], lines: &[Option<u64>]| setup::rates(streams, args.rate, lines);
-    // The file must be writable before the ports are opened.
+    // Create the file first, so that a wrong path is an error before the ports are opened.
     let mut journal = Journal::create(&args.output)?;
     let mut opened = Opened::new(traffic, wanted)?;
     let streams = opened.tester.streams().to_vec();

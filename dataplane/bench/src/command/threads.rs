@@ -1,11 +1,12 @@
-//! Threads next to the thread of the tester.
+//! The cores of threads other than the thread of the tester.
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Allows the current thread to run on all cores. A new thread of the tester runs only on the tester's core.
+/// Allows the current thread to run on all cores. A new thread would otherwise run only on the core of the tester,
+/// because the thread inherits the affinity of its creator.
 pub(super) fn use_all_cores() {
     let mut cores = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|core| cores.set(core));
-    // Without permission, the thread shares the core of the tester.
+    // If this fails, the thread shares the core with the tester.
     let _ = sched_setaffinity(None, &cores);
 }

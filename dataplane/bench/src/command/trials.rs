@@ -10,13 +10,13 @@ use super::opened::{Opened, verdict};
 use crate::report::{Nanoseconds, Pps, TrialReport};
 use crate::search::{Measurement, Trials, is_ignored};
 
-/// The longest sleep between two looks at the flag that ends a run.
+/// The longest sleep between two checks of the flag that ends a run.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Runs the trials of a search on the ports.
 pub(super) struct PortTrials<'a> {
     pub(super) opened: &'a mut Opened,
-    /// The share of each stream of the load.
+    /// For each stream, the share of the load that the stream sends.
     pub(super) shares: Vec<f64>,
     pub(super) reports: Vec<TrialReport>,
     /// The time between two trials.
@@ -48,7 +48,7 @@ impl Trials for PortTrials<'_> {
                 return Err(Ended::Failed(verdict(&[&report]).err().unwrap_or(Error::Wire(String::new()))));
             }
             let total = &report.total;
-            // The device did not forward these packets in the trial, but stored them.
+            // During the trial, the device did not forward these packets, but stored them.
             let held = total.held;
             let lost = total.corrupted + total.late + total.lost + held;
             let mut limits = report.tester.limits;
@@ -58,7 +58,7 @@ impl Trials for PortTrials<'_> {
             }
             limits.extend(report.tester.disturbances);
             let ignored = is_ignored(!limits.is_empty(), attempt);
-            // Packets that the tester could not send count as lost. The result is then too low, never too high.
+            // Count packets that the tester could not send as lost. The result can then be too low, but not too high.
             let loss_ratio = (lost + total.missed) as f64 / (total.sent + total.missed).max(1) as f64;
             let number = self.reports.len() + 1;
             let time = Nanoseconds(outcome.duration);
