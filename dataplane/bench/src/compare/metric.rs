@@ -17,7 +17,7 @@ pub enum Verdict {
     Better,
     /// The second result is worse.
     Worse,
-    /// The results do not show a difference. They do not prove that there is none.
+    /// The results do not show a difference. A difference may still exist.
     NoDifferenceShown,
 }
 
@@ -46,13 +46,14 @@ pub struct MetricReport {
     pub verdict: Verdict,
     /// The statistical test, and the numbers that it used.
     pub test: String,
-    /// The probability of such a difference by chance, two-sided and multiplied by the number of tests.
+    /// The two-sided probability of such a difference by chance, multiplied by the number of tests (correction of
+    /// Bonferroni).
     pub p_value: Option<f64>,
     /// `1 - p_value`.
     pub confidence: Option<f64>,
 }
 
-/// Adds the differences of the keys of a stream.
+/// Adds to `reasons` the keys of a stream with different values.
 pub(super) fn compare_keys(
     name: &str,
     a: &BTreeMap<String, String>,
@@ -71,7 +72,7 @@ pub(super) fn compare_keys(
     }
 }
 
-/// Whether two positive numbers differ by more than rounding.
+/// Returns whether two positive numbers differ by more than 0.1 %. Rounding causes smaller differences.
 pub(super) fn differ(a: f64, b: f64) -> bool {
     (a - b).abs() > 0.001 * a.abs().max(b.abs())
 }
@@ -81,9 +82,10 @@ pub(super) struct MetricTest {
     pub(super) name: String,
     pub(super) unit: &'static str,
     pub(super) values: [Option<f64>; 2],
-    /// The change of the metric, positive if the second result is better.
+    /// The change of the metric, positive if the second result is better: the difference of two loss ratios, or the
+    /// relative change of another metric.
     pub(super) change: f64,
-    /// The change that does not count.
+    /// Changes up to this value do not count.
     pub(super) tolerance: f64,
     pub(super) test: String,
     /// The two-sided probability of such a difference by chance.
@@ -101,7 +103,7 @@ impl MetricTest {
     }
 }
 
-/// Returns the verdict of a test. `change` is the relative change of the metric, positive if the second result is better.
+/// Returns the verdict of a test. `change` is positive if the second result is better.
 fn verdict(change: f64, tolerance: f64, p_value: Option<f64>) -> Verdict {
     if p_value.is_none_or(|p_value| p_value > 1.0 - CONFIDENCE) || change.abs() <= tolerance {
         return Verdict::NoDifferenceShown;

@@ -1,6 +1,7 @@
 //! Compares two results of the same method: better, worse, or no difference shown.
 //!
-//! A verdict needs two conditions: the difference exceeds a tolerance, and a statistical test excludes chance.
+//! The verdicts `better` and `worse` need two conditions: the difference exceeds a tolerance, and a statistical test
+//! shows that the difference is unlikely to be chance.
 
 mod metric;
 mod rate;
@@ -25,9 +26,9 @@ pub struct CompareReport {
     pub a: String,
     /// The file of the second result.
     pub b: String,
-    /// The verdict about the second result. It is `worse` if one of the metrics is worse.
+    /// The verdict about the second result: `worse` if at least one metric is worse.
     pub verdict: Verdict,
-    /// The smallest relative difference that counts.
+    /// The largest relative difference of rates and latencies that does not count.
     pub tolerance: f64,
     /// The compared metrics.
     pub metrics: Vec<MetricReport>,
@@ -35,7 +36,8 @@ pub struct CompareReport {
     pub notes: Vec<String>,
 }
 
-/// Compares two results. `files` are their names. A relative difference up to `tolerance` does not count.
+/// Compares two results. `files` are the names of the files. A relative difference of rates or latencies up to
+/// `tolerance` does not count.
 ///
 /// # Errors
 /// Returns the reasons why the results cannot be compared.

@@ -1,17 +1,18 @@
 //! Compares two results of `bench rate`: loss and latency of each stream.
 //!
-//! The parts of a trial are the values of the test of Mann and Whitney.
+//! Each trial is divided into parts of equal length. The Mann-Whitney U test compares the loss ratios of the parts, and
+//! the mean latencies of the parts.
 
 use super::metric::{MetricTest, compare_keys, differ};
 use super::statistics::{FEWEST, mann_whitney};
 use crate::report::{RateReport, SeriesReport, StreamReport};
 
-/// The maximum number of parts. Longer parts depend less on each other.
+/// The maximum number of parts. The test assumes independent parts, and long parts depend less on each other.
 const PARTS: usize = 30;
 /// Differences of the loss ratio up to this value do not count.
 const LOSS_TOLERANCE: f64 = 1e-6;
 
-/// Returns the tests of all streams. Adds the reasons why the results cannot be compared.
+/// Returns the tests of all streams. Adds to `reasons` why the results cannot be compared.
 pub(super) fn tests(a: &RateReport, b: &RateReport, tolerance: f64, reasons: &mut Vec<String>) -> Vec<MetricTest> {
     if a.streams.len() != b.streams.len() {
         reasons.push(format!("the numbers of streams differ: {} and {}", a.streams.len(), b.streams.len()));
@@ -64,7 +65,7 @@ fn parts(series: &SeriesReport) -> Vec<Part> {
             latency: (arrived > 0.0).then(|| sum / arrived),
         })
     };
-    // The last part can be incomplete.
+    // Leave out the last intervals if they are fewer than a part needs.
     (0..series.sent.len() / length).filter_map(|number| part(number * length)).collect()
 }
 

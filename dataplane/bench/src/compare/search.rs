@@ -1,11 +1,12 @@
 //! Compares two searches of the highest rate.
 //!
-//! The bounds of the results must not overlap: the device of one result failed at a load that is not above the load that
-//! the device of the other result carried. The test compares the trials of both results between these two loads. A trial
-//! of the device that failed had at most the middle load, and a trial of the device that passed had at least the middle
-//! load. If the probability of a failure grows with the load, and the first device were as good as the second device, its
-//! trials would fail at most as often. Fisher's exact test returns the probability that they fail so much more often by
-//! chance.
+//! A difference needs bounds that do not overlap: the upper bound of one result (the worse device) is at most the lower
+//! bound of the other result (the better device). The test uses trials between these two bounds: the trials of the
+//! worse device up to the middle load, and the trials of the better device from the middle load.
+//!
+//! Assume that both devices are equally good, and that failures are more likely at higher loads. The trials of the
+//! worse device then fail at most as often as the trials of the better device, because their loads are lower. Fisher's
+//! exact test returns the probability that the trials of the worse device fail so much more often by chance.
 
 use super::metric::{MetricTest, compare_keys, differ};
 use super::statistics::fisher_greater;
@@ -14,10 +15,10 @@ use crate::report::{
 };
 use crate::search::CONFIDENCE;
 
-/// The share of the duration of a full-length trial from which a trial counts as a full-length trial.
+/// A trial counts as a full-length trial if it lasts at least this share of the requested duration.
 const FULL: f64 = 0.99;
 
-/// Returns the tests of all goals. Adds the reasons why the results cannot be compared.
+/// Returns the tests of all goals. Adds to `reasons` why the results cannot be compared.
 pub(super) fn tests(a: &SearchReport, b: &SearchReport, tolerance: f64, reasons: &mut Vec<String>) -> Vec<MetricTest> {
     compare_streams(&a.streams, &b.streams, reasons);
     let names = |report: &SearchReport| report.goals.iter().map(|goal| goal.name.clone()).collect::<Vec<_>>();
@@ -29,7 +30,7 @@ pub(super) fn tests(a: &SearchReport, b: &SearchReport, tolerance: f64, reasons:
     pairs.map(|(first, second)| test((first, &a.trials), (second, &b.trials), "", tolerance, reasons)).collect()
 }
 
-/// Returns the tests of the throughput of all frame sizes. Adds the reasons why the results cannot be compared.
+/// Returns the tests of the throughput of all frame sizes. Adds to `reasons` why the results cannot be compared.
 pub(super) fn rfc2544_tests(
     a: &Rfc2544Report,
     b: &Rfc2544Report,
@@ -55,7 +56,7 @@ pub(super) fn rfc2544_tests(
     pairs.map(test).collect()
 }
 
-/// Adds the reasons why the streams of two searches cannot be compared.
+/// Adds to `reasons` why the streams of two searches cannot be compared.
 pub(super) fn compare_streams(a: &[StreamSetup], b: &[StreamSetup], reasons: &mut Vec<String>) {
     if a.len() != b.len() {
         reasons.push(format!("the numbers of streams differ: {} and {}", a.len(), b.len()));
@@ -77,7 +78,7 @@ pub(super) fn compare_streams(a: &[StreamSetup], b: &[StreamSetup], reasons: &mu
     }
 }
 
-/// Tests one goal. `suffix` is added to the name of the metric.
+/// Compares the results of one goal. `suffix` is added to the name of the metric.
 pub(super) fn test(
     (a, a_trials): (&GoalReport, &[TrialReport]),
     (b, b_trials): (&GoalReport, &[TrialReport]),
@@ -106,7 +107,7 @@ pub(super) fn test(
         test,
         p_value,
     };
-    // A device without a lower bound carries less than any load that was tried.
+    // Without a lower bound, the device carries no load of the search. The change is then -1 or 1.
     let change = before.zip(after).map(|(before, after)| after / before - 1.0);
     let is_worse = load(&b.upper).zip(before).filter(|(failed, passed)| failed <= passed);
     let is_better = load(&a.upper).zip(after).filter(|(failed, passed)| failed <= passed);
@@ -126,8 +127,8 @@ pub(super) fn test(
     }
 }
 
-/// Returns the text and the two-sided probability of the test that one device is worse. `loads` are the upper bound of the
-/// worse device and the lower bound of the better device.
+/// Tests whether one device is worse. Returns the description of the test and the two-sided probability. `low` is the
+/// upper bound of the worse device, and `high` is the lower bound of the better device.
 fn evidence(
     worse_name: &str,
     (worse, worse_trials): (&GoalReport, &[TrialReport]),

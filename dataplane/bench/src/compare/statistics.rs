@@ -1,6 +1,7 @@
 //! Statistical tests.
 
-/// The smallest number of values of each side for [`mann_whitney`]. With fewer values, the normal approximation is wrong.
+/// The smallest number of values of each side for [`mann_whitney`]. With fewer values, the normal approximation is
+/// too inaccurate.
 pub(super) const FEWEST: usize = 8;
 
 /// Returns the logarithm of the number of ways to choose `k` of `n`.
@@ -9,8 +10,8 @@ fn ln_choose(n: u64, k: u64) -> f64 {
     ln_factorial(n) - ln_factorial(k) - ln_factorial(n - k)
 }
 
-/// Fisher's exact test, one-sided. Returns the probability of at least `hits.1` hits on the second side, if a hit has the
-/// same probability on both sides and all hits are distributed at random. `trials` are the numbers of trials.
+/// Runs Fisher's exact test, one-sided. Returns the probability of at least `hits.1` hits on the second side, if a hit
+/// has the same probability on both sides and all hits are distributed at random. `trials` are the numbers of trials.
 pub(super) fn fisher_greater(hits: (u64, u64), trials: (u64, u64)) -> f64 {
     let (all, whole) = (hits.0 + hits.1, trials.0 + trials.1);
     if hits.0 > trials.0 || hits.1 > trials.1 {
@@ -22,9 +23,9 @@ pub(super) fn fisher_greater(hits: (u64, u64), trials: (u64, u64)) -> f64 {
     (hits.1..=most).filter(|second| all - second <= trials.0).map(probability).sum::<f64>().min(1.0)
 }
 
-/// The test of Mann and Whitney, with the normal approximation, the correction for ties and the correction for continuity.
-/// Returns the probability that the values of the second side are greater by chance, and that they are smaller by
-/// chance. Returns `None` for fewer than [`FEWEST`] values of a side.
+/// Runs the Mann-Whitney U test, with the normal approximation, the correction for ties and the correction for
+/// continuity. Returns two probabilities: that the values of the second side are greater by chance, and that the values
+/// are smaller by chance. Returns `None` for fewer than [`FEWEST`] values of a side.
 pub(super) fn mann_whitney(first: &[f64], second: &[f64]) -> Option<(f64, f64)> {
     if first.len() < FEWEST || second.len() < FEWEST {
         return None;
