@@ -11,11 +11,11 @@ const LEFT: f64 = 84.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 46.0;
-/// The height of the row for zero on a logarithmic scale.
+/// The height of the row for the value 0 on a logarithmic scale, in pixels.
 const ZERO_ROW: f64 = 24.0;
 /// The number of colours in the style of the page.
 const COLOURS: usize = 6;
-/// A line with more points is drawn without a mark at each point.
+/// The maximum number of points of a line with a mark at each point.
 const MOST_MARKS: usize = 120;
 
 /// The unit of an axis.
@@ -27,7 +27,7 @@ pub(super) enum Unit {
     Seconds,
     Ratio,
     Count,
-    /// A percentile, as the number of packets of which one packet is slower.
+    /// A percentile, as a number N: one of N packets is slower. For example, 100 is the 99th percentile.
     Percentile,
 }
 
@@ -118,7 +118,7 @@ struct Range {
     high: f64,
     from: f64,
     to: f64,
-    /// The pixel of values of 0 on a logarithmic scale.
+    /// The pixel of the value 0, if a logarithmic scale has a row for this value.
     zero: Option<f64>,
 }
 
@@ -203,7 +203,8 @@ impl Range {
     }
 }
 
-/// Returns a distance of about five ticks up to a value: 1, 2 or 5 times a power of ten.
+/// Returns the distance between the ticks of an axis: 1, 2 or 5 times a power of ten. About five ticks fit between 0
+/// and `high`.
 fn step(high: f64) -> f64 {
     let rough = high / 5.0;
     let power = 10f64.powf(rough.log10().floor());

@@ -63,9 +63,9 @@ impl Page {
         page
     }
 
-    /// Adds a line for each note. The reader must open a list of many notes, which has the name `what`.
+    /// Adds a paragraph for each note. Many notes are in a list with the title `what`, which is closed at first.
     pub(super) fn notes(&mut self, class: &str, what: &str, notes: &[String]) {
-        /// The maximum number of notes without a list.
+        /// The maximum number of notes that are not in a list.
         const SHOWN: usize = 3;
         let is_list = notes.len() > SHOWN;
         if is_list {

@@ -1,4 +1,4 @@
-//! The page of the latency at several loads.
+//! The page of a result of `bench latency`: the latency at several loads.
 
 use super::chart::{Axis, Chart, Mark, Scale, Series, Unit};
 use super::document::Page;

@@ -1,4 +1,4 @@
-//! A result as one HTML page, without scripts and without other files.
+//! A result as one HTML page that has no scripts and needs no other files.
 
 mod chart;
 mod document;
@@ -12,7 +12,7 @@ mod soak;
 use self::document::Page;
 use crate::stored::Stored;
 
-/// Returns the page of a result. `name` is the name of its file, or of the command.
+/// Returns the page of a result. `name` is the text below the heading, such as the name of the file.
 pub fn page(name: &str, result: &Stored) -> String {
     let mut page = Page::new(name, result);
     match result {

@@ -63,7 +63,8 @@ fn latency_table(page: &mut Page, name: &str, streams: &[StreamReport], of: impl
     page.table(&[name, "min", "p50", "p90", "p99", "p99.9", "p99.99", "max"], &rows);
 }
 
-/// Returns the middle of each interval of a stream, with a value.
+/// Returns a point for each interval of a stream: the middle of the interval, and the result of `of`. Leaves out the
+/// intervals for which `of` returns `None`.
 fn over_time<'a>(
     stream: &'a StreamReport,
     values: &'a [u64],
@@ -118,7 +119,8 @@ fn latency_over_time(streams: &[StreamReport]) -> Chart {
     Chart { x: TIME, y: LATENCY, series, lines: Vec::new(), ranges: Vec::new() }
 }
 
-/// Returns the points of a curve of percentiles. The horizontal value is the number of packets of which one is slower.
+/// Returns the points of a curve of percentiles. The horizontal value N means that one of N packets is
+/// slower.
 pub(super) fn percentile_points(times: &Times) -> Vec<(f64, f64)> {
     if times.count == 0 {
         return Vec::new();
@@ -132,7 +134,7 @@ pub(super) fn percentile_points(times: &Times) -> Vec<(f64, f64)> {
         (1e4, times.p99_99),
         (1e5, times.p99_999),
     ];
-    // A percentile of fewer packets is only the maximum.
+    // With fewer packets, a percentile is only the maximum.
     let count = times.count as f64;
     let known = known.into_iter().filter(|(packets, _)| *packets < count);
     known.chain([(count, times.max)]).map(|(packets, value)| (packets, value as f64)).collect()

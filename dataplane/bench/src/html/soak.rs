@@ -1,4 +1,4 @@
-//! The page of a long run.
+//! The page of a result of `bench soak`.
 
 use super::chart::{Axis, Chart, Mark, Scale, Series, Unit};
 use super::document::Page;
@@ -18,7 +18,7 @@ pub(super) fn add(page: &mut Page, report: &SoakReport) {
         let row = |interval: &&SoakInterval| {
             vec![format!("{:.3} s", interval.start_s), sent(interval).to_string(), interval.lost().to_string()]
         };
-        /// The maximum number of rows.
+        /// The maximum number of rows of the table.
         const SHOWN: usize = 50;
         page.table(&["interval", "sent", "lost"], &lossy.iter().take(SHOWN).map(row).collect::<Vec<_>>());
     }
