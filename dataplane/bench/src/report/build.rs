@@ -10,9 +10,9 @@ use crate::search::{Bound, GoalResult};
 use crate::stream::Stream;
 use crate::tester::{Outcome, StreamOutcome};
 
-/// A rate error above this ratio is a limit of the tester.
+/// If the tester missed more than this share of the packets of a trial, the trial shows a limit of the tester.
 const MAX_RATE_ERROR: f64 = 0.01;
-/// A result above this share of the tester's own maximum is a limit of the tester.
+/// A rate above this share of the tester's own maximum may show a limit of the tester.
 const MAX_OWN_SHARE: f64 = 0.9;
 /// A trial is disturbed if the tester waited for a core for more than this share of the trial.
 const MAX_WAIT: f64 = 0.01;
@@ -160,7 +160,7 @@ fn add(total: &mut Traffic, traffic: &Traffic) {
     total.unsent += traffic.unsent;
 }
 
-/// Returns the difference between the counters of the ports and the counters of the streams.
+/// Returns the number of packets by which the counters of the ports and of the streams differ.
 fn unaccounted(outcome: &Outcome) -> i64 {
     let sum = |values: &mut dyn Iterator<Item = u64>| values.sum::<u64>() as i64;
     let streams = || outcome.streams.iter();

@@ -13,7 +13,7 @@ use super::units::{Nanoseconds, Percent, Pps};
 pub struct LatencyStepsReport {
     /// The command: `latency`.
     pub method: String,
-    /// Where the trials ran.
+    /// The host and the program of the trials.
     pub environment: Environment,
     /// Whether the run was stopped before its end.
     pub stopped: bool,

@@ -11,9 +11,9 @@ use crate::series::{Intervals, Point};
 /// The result of one trial.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct RateReport {
-    /// The command: `rate` or `calibrate`.
+    /// The command: `rate`, `calibrate`, `latency` or `soak`.
     pub method: String,
-    /// Where the trial ran.
+    /// The host and the program of the trial.
     pub environment: Environment,
     /// The time in which packets were sent, in seconds.
     pub duration_s: f64,
@@ -25,13 +25,13 @@ pub struct RateReport {
     pub streams: Vec<StreamReport>,
     /// The ports.
     pub ports: Vec<PortReport>,
-    /// The tester itself.
+    /// The behaviour of the tester.
     pub tester: TesterReport,
     /// The difference between the counters of the ports and the counters of the streams. Must be 0.
     pub unaccounted: i64,
 }
 
-/// Where a trial ran.
+/// The host and the program of a trial.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Environment {
     /// The version of the program.
@@ -46,7 +46,7 @@ pub struct Environment {
     pub core: Option<u32>,
 }
 
-/// Packets that were sent, and their fate.
+/// The packets that were sent, and the results of these packets.
 ///
 /// `received + corrupted + late + lost` is `sent`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -65,8 +65,8 @@ pub struct Traffic {
     pub received_line_bps: f64,
     /// Packets that were sent.
     pub sent: u64,
-    /// Packets of a capture that were sent without a signature, because they have no room for one. The tester cannot judge
-    /// these packets. They are part of `sent_pps`, but not of `sent` and of the other rates.
+    /// Packets of a capture that were sent without a signature, because the packets have no room for a signature. The
+    /// tester cannot judge these packets. The packets are part of `sent_pps`, but not of `sent` or of the other rates.
     #[serde(default)]
     pub unsigned: u64,
     /// Packets that were due, but that the tester could not send in time. The packets are not part of `sent`.
@@ -76,13 +76,13 @@ pub struct Traffic {
     /// Packets of `received` that arrived after the last transmission.
     #[serde(default)]
     pub drained: u64,
-    /// Packets of `drained` that a queue of the device held longer than the time for draining. A search counts these
-    /// packets as lost.
+    /// Packets of `drained` that a queue of the device still held after the time for draining. The time for draining is
+    /// 1/200 of the trial, or 1 ms in a short trial. A search counts these packets as lost.
     #[serde(default)]
     pub held: u64,
     /// Packets that arrived with a wrong content.
     pub corrupted: u64,
-    /// Packets that arrived after the limit.
+    /// Packets that arrived with a latency above the limit.
     pub late: u64,
     /// Packets that did not arrive.
     pub lost: u64,
@@ -92,7 +92,8 @@ pub struct Traffic {
     pub duplicated: u64,
     /// Packets that arrived after a packet that was sent later (RFC 4737).
     pub reordered: u64,
-    /// Packets that arrived after the window of the judge had passed them. The packets also count as lost.
+    /// Packets that arrived so late that the tester no longer stored their sequence numbers. The packets also count as
+    /// lost.
     pub too_old: u64,
     /// Packets with a sequence number that was not sent.
     pub unsent: u64,
@@ -121,7 +122,7 @@ pub struct StreamReport {
     pub mean_reordering_extent: f64,
     /// The time from sending to receiving, in nanoseconds.
     pub latency_ns: Times,
-    /// The difference of the latencies of two consecutive packets, without its sign, in nanoseconds (RFC 3393).
+    /// The absolute difference between the latencies of two consecutive packets, in nanoseconds (RFC 3393).
     pub jitter_ns: Times,
     /// The number of times without arrivals that are longer than the limit.
     pub gap_count: u64,
@@ -169,7 +170,7 @@ pub struct StreamSetup {
     pub from: usize,
     /// The number of the port that receives.
     pub to: usize,
-    /// The share of the load.
+    /// The share of the load that the stream sends.
     pub share: f64,
     /// The mean length of the frames in bytes, without the frame check sequence.
     pub mean_size: f64,
@@ -186,7 +187,7 @@ pub struct GapReport {
     pub length_s: f64,
 }
 
-/// A distribution of times. The error of each value is at most 0.1 %.
+/// A distribution of times in nanoseconds. The error of each time is at most 0.1 %.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Times {
     /// The number of measured times.
@@ -256,18 +257,20 @@ pub struct PortReport {
     /// How often the link went down in the trial.
     #[serde(default)]
     pub link_downs: u64,
-    /// The counters of the device that changed in the trial.
+    /// The counters of the device that changed in the trial. Each value is the increase in the trial.
     pub counters: BTreeMap<String, u64>,
 }
 
-/// The tester itself.
+/// The behaviour of the tester in a trial.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct TesterReport {
     /// The reasons why the result may show a limit of the tester instead of the device under test.
     pub limits: Vec<String>,
-    /// The reasons why the trial may be disturbed, so that its latencies and losses may be caused by the tester's host.
+    /// The reasons why the host of the tester may have disturbed the trial. The host may then have caused some losses
+    /// and high latencies.
     pub disturbances: Vec<String>,
-    /// The clock of the receive times. The transmit times are from the system clock, read before a burst is sent.
+    /// The clock of the receive times. The transmit times are from the system clock, which the tester reads before it
+    /// sends a burst.
     pub clock: String,
     /// The longest time between two iterations of the tester's loop while it was sending, in nanoseconds.
     pub longest_pause_ns: u64,
@@ -278,13 +281,13 @@ pub struct TesterReport {
 /// The limits of the tester, from `bench calibrate`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Calibration {
-    /// The highest rate that the tester sends and judges port to port, in packets per second.
+    /// The highest rate that the tester sends and judges between directly connected ports, in packets per second.
     pub max_pps: f64,
     /// The relative difference between the requested and the actual rate, at half of the highest rate.
     pub rate_error: f64,
     /// The loss ratio at half of the highest rate.
     pub loss_ratio: f64,
-    /// The latency port to port at half of the highest rate, in nanoseconds.
+    /// The latency between directly connected ports, at half of the highest rate.
     pub latency_ns: Times,
 }
 
@@ -304,7 +307,7 @@ pub struct CalibrationReport {
 pub struct SearchReport {
     /// The command: `ndr` or `pdr`.
     pub method: String,
-    /// Where the trials ran.
+    /// The host and the program of the trials.
     pub environment: Environment,
     /// Whether the search was stopped before its end.
     pub stopped: bool,
@@ -381,7 +384,7 @@ pub struct TrialReport {
     pub lost: u64,
     /// The part of `lost` that a queue of the device held at the end of the trial.
     pub held: u64,
-    /// `lost` and the packets that the tester could not send in time, as a ratio of all these packets and of `sent`.
+    /// `(lost + missed) / (sent + missed)`. `missed` is the number of packets that the tester could not send in time.
     #[serde(default)]
     pub loss_ratio: f64,
     /// Whether the search ignores the trial, because the tester was the limit or was disturbed.

@@ -13,15 +13,15 @@ use super::units::{Nanoseconds, Percent, Pps};
 pub struct Rfc2544Report {
     /// The command: `rfc2544`.
     pub method: String,
-    /// Where the trials ran.
+    /// The host and the program of the trials.
     pub environment: Environment,
     /// Whether the run was stopped before its end.
     pub stopped: bool,
     /// The differences between the run and RFC 2544, such as shorter trials.
     pub deviations: Vec<String>,
-    /// The streams. Their key `size` is the size of the first part.
+    /// The streams of the config. The tests replace the sizes in `keys` and `mean_size` by the sizes of `sizes`.
     pub streams: Vec<StreamSetup>,
-    /// The results by frame size.
+    /// The results of each frame size.
     pub sizes: Vec<SizeReport>,
     /// The reasons why the result may show a limit of the tester instead of the device under test.
     pub tester_limits: Vec<String>,
@@ -34,7 +34,7 @@ pub struct SizeReport {
     pub size: u16,
     /// The highest rate of the tests in packets per second, summed over all streams.
     pub highest_pps: f64,
-    /// The bits per second on the line for one packet per second.
+    /// The number of bits of a packet on the line, with preamble and gap.
     pub line_bits: f64,
     /// Throughput (RFC 2544, section 26.1).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -107,16 +107,16 @@ pub struct LossStep {
 /// The longest burst at the highest rate without loss.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct BackToBackReport {
-    /// The mean length of the longest burst in packets.
+    /// The number of packets of the longest burst without loss: the mean of all repetitions.
     pub packets: f64,
     /// The shortest and the longest result of the repetitions.
     pub range: [u64; 2],
     /// The number of repetitions.
     pub trials: u64,
-    /// Whether no burst had a loss, so that the longest tried burst is only a lower bound.
+    /// Whether no burst had a loss. `packets` is then only a lower bound.
     pub is_lower_bound: bool,
-    /// The buffer time of the device in seconds: the time of the burst, less the part that the device forwards meanwhile
-    /// (RFC 9004, section 6.4). Absent without throughput.
+    /// The buffer time of the device in seconds (RFC 9004, section 6.4): the duration of the burst, less the part that
+    /// the device forwards while the burst arrives. `null` without a throughput, or if `is_lower_bound` is `true`.
     pub buffer_s: Option<f64>,
 }
 
@@ -129,11 +129,12 @@ pub struct RecoveryReport {
     pub overload_s: f64,
     /// The rate after the overload: half of the rate of the overload.
     pub after_pps: f64,
-    /// The time from the change of the rate to the last lost packet in seconds. Absent if the device did not recover.
+    /// The time from the end of the overload until no more packets are lost, in seconds. `null` if the device did not
+    /// recover.
     pub recovery_s: Option<f64>,
     /// The resolution of the time in seconds.
     pub resolution_s: f64,
-    /// The packets lost during the overload. Without a loss, the overload did not overload the device.
+    /// The number of packets lost during the overload. If no packet was lost, the rate did not overload the device.
     pub lost_in_overload: u64,
 }
 
@@ -148,10 +149,11 @@ pub struct ResetReport {
     pub pps: f64,
     /// The start of the command in seconds since the start of the trial.
     pub command_at_s: f64,
-    /// The longest time without arrivals after the start of the command, in seconds. Absent if no time without arrivals is
-    /// longer than the limit, or if no packet arrived after the reset.
+    /// The longest time without arrivals after the start of the command, in seconds. `null` if no time without arrivals
+    /// is longer than the limit (`--gap`), or if `is_recovered` is `false`.
     pub recovery_s: Option<f64>,
-    /// Whether packets arrived at the end of the trial.
+    /// Whether packets arrived again before the end of the trial: `false` if a time without arrivals that is longer
+    /// than the limit (`--gap`) lasts until the end.
     pub is_recovered: bool,
     /// The packets that were lost in the trial.
     pub lost: u64,

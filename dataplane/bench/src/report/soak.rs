@@ -16,7 +16,8 @@ use crate::tester::IntervalCounts;
 pub enum SoakLine {
     /// The first line.
     Start(Box<SoakStart>),
-    /// An interval. All packets of the interval arrived, or are late.
+    /// An interval. The line is written when the packets of the interval that have not arrived are late, or at the end
+    /// of the run.
     Interval(SoakInterval),
     /// The last line: the result of the whole run.
     End(Box<RateReport>),
@@ -27,7 +28,7 @@ pub enum SoakLine {
 pub struct SoakStart {
     /// The command: `soak`.
     pub method: String,
-    /// Where the run takes place.
+    /// The host and the program of the run.
     pub environment: Environment,
     /// The time of the start in RFC 3339 format.
     pub started: String,
@@ -35,7 +36,7 @@ pub struct SoakStart {
     pub requested_s: f64,
     /// The length of an interval in seconds.
     pub interval_s: f64,
-    /// The requested rate in packets per second. Absent if the rate is not limited.
+    /// The requested rate in packets per second. `null` if the rate is not limited.
     pub requested_pps: Option<f64>,
     /// The streams.
     pub streams: Vec<StreamSetup>,
@@ -59,7 +60,7 @@ pub struct SoakCounts {
     pub sent: u64,
     /// Packets that were lost, late or corrupted.
     pub lost: u64,
-    /// The mean latency of the received packets in nanoseconds.
+    /// The mean latency of the received packets in nanoseconds, or 0 without received packets.
     pub latency_mean_ns: u64,
     /// The highest latency of the received packets in nanoseconds.
     pub latency_max_ns: u64,
@@ -84,20 +85,20 @@ impl SoakInterval {
         Self { interval: counts.index, start_s: counts.index as f64 * length_s, streams }
     }
 
-    /// Returns the number of packets of all streams that were lost.
+    /// Returns the number of packets of all streams that were lost, late or corrupted.
     pub fn lost(&self) -> u64 {
         self.streams.iter().map(|stream| stream.lost).sum()
     }
 }
 
-/// A run that was read from a file.
+/// The lines of a run.
 #[derive(Clone, Debug)]
 pub struct SoakReport {
     /// The first line.
     pub start: SoakStart,
     /// The intervals.
     pub intervals: Vec<SoakInterval>,
-    /// The last line, if the run was not killed.
+    /// The last line, or `None` if the run was killed.
     pub end: Option<Box<RateReport>>,
 }
 
@@ -123,7 +124,7 @@ impl SoakReport {
     }
 }
 
-/// The intervals with losses, for display.
+/// The intervals of a run. The text shows only the intervals with losses.
 pub struct Losses<'a>(pub &'a [SoakInterval]);
 
 impl fmt::Display for Losses<'_> {
