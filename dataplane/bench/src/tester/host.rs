@@ -27,7 +27,7 @@ pub(super) fn counters(lanes: &PortLanes) -> Vec<BTreeMap<String, u64>> {
     let of = |(port, plan): (usize, &dataplane::config::PortPlan)| {
         let mut counters = lanes.counters(port);
         let interface = plan.config.kernel_interface();
-        // A device with its own counter counts these frames already.
+        // The counter `rx_out_of_buffer` of an RDMA device has these frames already.
         if !counters.contains_key("rx_out_of_buffer") || plan.config.link.is_some() {
             let missed = interface.and_then(|name| interface_counter(name, "statistics/rx_missed_errors"));
             counters.extend(missed.map(|missed| (INTERFACE_MISSED.to_owned(), missed)));
@@ -58,12 +58,13 @@ pub(super) fn account(lane: &dyn Lane, before: &LaneCounters, port: &mut PortOut
     port.rx = now.rx - before.rx;
 }
 
-/// Waits a little after an iteration without packets, as the key `idle` of the config requests.
+/// Waits for a short time after an iteration without packets, as the key `idle` of the config requests.
 #[inline]
 pub(super) fn pause(idle: Idle, senders: &[Sender], elapsed: u64, sending: bool) {
-    /// The longest sleep. A packet that arrives may wait this long.
+    /// The longest sleep, in nanoseconds. A packet that arrives may wait this long.
     const LONGEST: u64 = 50_000;
-    /// A shorter sleep would take longer than requested.
+    /// The shortest sleep, in nanoseconds. A shorter sleep would take longer than requested, so the thread yields
+    /// instead.
     const SHORTEST: u64 = 10_000;
     match idle {
         Idle::Spin => {}
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_without_the_counter_has_no_missed_frames() {
+    fn counter_of_an_unknown_interface_is_none() {
         assert_eq!(interface_counter("lo", "statistics/rx_missed_errors"), Some(0));
         assert_eq!(interface_counter("no such interface", "carrier_down_count"), None);
     }

@@ -29,7 +29,7 @@ use crate::series::{Intervals, Point};
 use crate::signature::Key;
 use crate::stream::Stream;
 
-/// The maximum time in which a trial discards packets before its start, in nanoseconds.
+/// Before a trial, the maximum time for discarding old packets and for sending learning frames, in nanoseconds.
 const DISCARD_TIME: u64 = 1_000_000_000;
 /// The number of iterations between two rounds of housekeeping.
 const HOUSEKEEPING: u64 = 256;
@@ -54,12 +54,12 @@ pub struct TesterOptions {
     pub gap: Duration,
     /// The trial ends when no packet has arrived for this time after the last transmission.
     pub settle: Duration,
-    /// The maximum delay of a packet by the tester. More delayed packets are not sent.
+    /// The maximum delay of a packet by the tester. Packets with a longer delay are not sent.
     pub catch_up: Duration,
-    /// The length of the intervals for counts by time. A long trial has longer intervals.
+    /// The length of the intervals for counts by time. If a trial has too many intervals, its intervals are longer.
     pub interval: Duration,
-    /// Whether each trial starts with learning frames: the receiving port of a stream sends a frame from the destination
-    /// MAC address of the stream, so that bridges do not flood the packets of the stream.
+    /// Whether learning frames are sent before each trial. The receiving port of a stream sends a frame from the
+    /// destination MAC address of the stream. Bridges then do not flood the packets of the stream.
     pub learn: bool,
 }
 
@@ -87,7 +87,7 @@ pub struct TrialPlan<'a> {
     pub change: Option<(Duration, &'a [Option<f64>])>,
 }
 
-/// The counts of an interval of a running trial. All packets of the interval arrived, or are late.
+/// The counts of an interval of a running trial. A packet of the interval that has not arrived yet is late or lost.
 #[derive(Clone, Debug, Default)]
 pub struct IntervalCounts {
     /// The number of the interval, from 0.
@@ -98,11 +98,12 @@ pub struct IntervalCounts {
     pub counts: Vec<Counts>,
 }
 
-/// A program that watches a running trial. The functions run in the loop of the tester, so they must be short.
+/// An observer of a running trial. The loop of the tester calls the functions of the observer, so the functions must be
+/// short.
 pub trait Observer {
-    /// Notes the start of the transmission.
+    /// Handles the start of the transmission.
     fn start(&mut self) {}
-    /// Notes the counts of an interval. The intervals arrive in order.
+    /// Handles the counts of an interval. The function is called for each interval, in order.
     fn interval(&mut self, _counts: &IntervalCounts) {}
 }
 
@@ -110,7 +111,7 @@ impl Observer for () {}
 
 /// The ports, the streams and their judges.
 pub struct Tester {
-    // The lanes are last, because the batches belong to their pool.
+    // The lanes are dropped last, because the batches belong to the pool of the lanes.
     outboxes: Vec<Box<Batch>>,
     inbox: Box<Batch>,
     senders: Vec<Sender>,
@@ -118,7 +119,7 @@ pub struct Tester {
     streams: Vec<Stream>,
     options: TesterOptions,
     clock: HostClock,
-    /// The number of the key of the last trial.
+    /// The number from which the key of the last trial was created.
     key: u64,
     stop: Arc<AtomicBool>,
     lanes: PortLanes,
@@ -215,8 +216,9 @@ impl Tester {
         Ok(outcome)
     }
 
-    /// Sends a frame from the destination MAC address of each stream. Streams with several destination addresses, or
-    /// with the address of a router, are skipped: the tester must not send from the address of another host.
+    /// Sends a frame from the destination MAC address of each stream. Skips streams with several destination addresses.
+    /// Skips streams to the address of another host, such as a router, because the tester must not send from this
+    /// address.
     fn send_learning_frames(&mut self) -> Result<()> {
         let Self { outboxes, streams, lanes, clock, .. } = self;
         let begin = clock.nanos();
@@ -256,8 +258,8 @@ impl Tester {
         let (lanes, pool) = lanes.parts();
         let failed = |port: usize, error: dataplane::error::VerbError| error.on(&names[port]);
         let mut ports = vec![PortOutcome::default(); lanes.len()];
-        // Discard the packets that arrived since the last trial, and post receive buffers. A port can receive packets
-        // without an end. The key of the trial then tells these packets from the packets of the trial.
+        // Discard the packets that arrived since the last trial, and post receive buffers. A port may always have more
+        // packets. The key of the trial distinguishes these packets from the packets of the trial.
         let begin = clock.nanos();
         let is_over = || stop.load(Ordering::Relaxed) || clock.nanos().0.saturating_sub(begin.0) > DISCARD_TIME;
         for (port, lane) in lanes.iter_mut().enumerate() {
@@ -309,8 +311,8 @@ impl Tester {
             for (port, lane) in lanes.iter_mut().enumerate() {
                 lane.reap(pool, &mut NoSink).map_err(|error| failed(port, error))?;
             }
-            // Step 2: send the packets that are due. The first stream changes, so that no stream has an advantage. The
-            // streams without a limit then share the rest.
+            // Step 2: send the packets that are due. Each iteration starts with another stream, so that no stream has
+            // an advantage. The streams without a rate limit then share the rest of the burst.
             let now = clock.nanos();
             let elapsed = now.0.saturating_sub(start.0);
             let mut moved = 0;
@@ -393,7 +395,7 @@ impl Tester {
                     lane.housekeep(pool).map_err(|error| failed(port, error))?;
                 }
                 stopped |= stop.load(Ordering::Relaxed);
-                // All packets of an interval arrived, or are late.
+                // When the interval is over by this time, a packet of the interval that has not arrived yet is late.
                 let over = (watched.index as u64 + 1).saturating_mul(intervals.length).saturating_add(late);
                 if sending && elapsed > over && watched.index + 1 < intervals.count {
                     observe(&mut watched, senders, receiver.judges, observer);

@@ -11,7 +11,7 @@ pub struct StreamOutcome {
     /// The packets with a signature that were passed to the port.
     pub sent: u64,
     /// The packets without a signature that were passed to the port, because the frames of the capture have no room for
-    /// one. They are not judged.
+    /// a signature. The tester does not judge these packets.
     pub unsigned: u64,
     /// The packets that were due, but that the tester could not send in time.
     pub missed: u64,
@@ -38,7 +38,7 @@ pub struct PortOutcome {
     pub foreign: u64,
     /// Packets that the device lost because the tester was too slow to receive them.
     pub overrun: u64,
-    /// Counters of the device that changed in the trial.
+    /// The counters of the device that changed in the trial, and the increase of each counter.
     pub device: BTreeMap<String, u64>,
     /// Whether the link is up at the end of the trial, if the device reports the state.
     pub link_up: Option<bool>,
@@ -65,6 +65,6 @@ pub struct Outcome {
     pub stopped: bool,
     /// The clock of the receive times.
     pub clock: String,
-    /// The intervals of the counts by time.
+    /// The intervals for counts by time.
     pub intervals: Intervals,
 }
