@@ -14,7 +14,7 @@ const DIGITS: u8 = 3;
 /// The number of gaps that a judge stores with their times. The judge stores the longest gaps.
 pub const STORED_GAPS: usize = 16;
 
-/// The entry of a packet that arrived.
+/// The entry in the window for a packet that arrived.
 const ARRIVED: u64 = u64::MAX;
 
 /// A packet that arrived.
@@ -61,7 +61,7 @@ pub struct Counts {
     pub held: u64,
     /// Packets that arrived with a wrong content.
     pub corrupted: u64,
-    /// Packets that arrived after the limit with the right content.
+    /// Packets that arrived with the right content and with a latency above the limit.
     pub late: u64,
     /// Packets that did not arrive.
     pub lost: u64,
@@ -74,8 +74,8 @@ pub struct Counts {
     pub max_extent: u64,
     /// The sum of all reordering extents.
     pub extents: u64,
-    /// Packets that arrived after the window had passed their sequence number. The packets also count as lost, because
-    /// a judge cannot distinguish them from duplicates.
+    /// Packets that arrived after the window had passed their sequence numbers. The judge cannot distinguish these
+    /// packets from duplicates, so the packets also count as lost.
     pub too_old: u64,
     /// Packets with a sequence number that was not sent.
     pub unsent: u64,
@@ -121,14 +121,15 @@ pub struct Judgement {
     pub counts: Counts,
     /// The latency of the packets of `received` and `late`, in nanoseconds.
     pub latency: Histogram<u64>,
-    /// The difference between the latencies of two packets that were sent one after the other, without its sign, in
-    /// nanoseconds (RFC 3393). Measured if the second packet also arrived directly after the first.
+    /// The absolute difference between the latencies of two packets that were sent one after the other, in nanoseconds
+    /// (RFC 3393). Measured only if the second packet also arrived directly after the first packet.
     pub jitter: Histogram<u64>,
     /// The longest gaps, in the order of their times.
     pub gaps: Vec<Gap>,
     /// The number of all gaps.
     pub gap_count: u64,
-    /// The received packets by the time of their transmission. The judge does not know the sent packets.
+    /// The received packets by the time of their transmission. `sent` of each point is 0, because the judge does not
+    /// know the sent packets.
     pub series: Vec<Point>,
 }
 
@@ -169,14 +170,14 @@ impl Judge {
         self.series.clear();
     }
 
-    /// Counts the packets of each interval of the trial. Call this function after [`Judge::start`].
+    /// Starts counting the packets of each interval of the trial. Call this function after [`Judge::start`].
     pub fn count_by_time(&mut self, intervals: Intervals) {
         self.series.resize(intervals.count, Point::default());
         self.cursor = Cursor::new(intervals);
     }
 
-    /// Notes the time `end` of the last transmission. Without a queue, the last packet arrives one latency later. Packets
-    /// that arrive later than that and the time `drain` were held by a queue of the device, and count as `held`.
+    /// Notes the time `end` of the last transmission. Without a queue in the device, the last packet arrives at `end`
+    /// plus the lowest latency. Packets that arrive more than `drain` after this time count as `held`.
     pub fn end_sending(&mut self, end: u64, drain: u64) {
         self.sending_end = Some((end, drain));
     }
@@ -192,8 +193,8 @@ impl Judge {
                 self.counts.unsent += 1;
                 return;
             }
-            // This packet is the first with a higher sequence number than the packets between the old and the new
-            // highest number. Older entries than the window are overwritten.
+            // For the missing packets before this packet, this packet is the first arrival with a higher sequence
+            // number. Entries that are older than the window are overwritten.
             for missing in self.next.max((sequence + 1).saturating_sub(length))..sequence {
                 self.window[(missing & mask) as usize] = self.position;
             }

@@ -1,7 +1,7 @@
 //! The frames of a capture as a stream: with other addresses, and with signatures where they fit.
 //!
-//! A signature overwrites the last bytes of the payload of UDP, TCP or ICMP. Frames with a shorter payload, fragments and
-//! other protocols are sent without a signature, so the tester cannot judge them.
+//! A signature overwrites the last bytes of the payload of UDP, TCP or ICMP. Frames with a shorter payload, fragments,
+//! and frames of other protocols are sent without a signature. The tester cannot judge frames without a signature.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use crate::signature::{LENGTH, fold, ones_sum};
 use crate::template::{Checksums, Template};
 
-/// The prefixes that replace other prefixes of the same length.
+/// For each prefix of addresses in a capture, the prefix that replaces it. Both prefixes have the same length.
 pub type Rewrite = BTreeMap<IpNet, IpNet>;
 
 /// The frames of a capture and their times.
@@ -85,7 +85,7 @@ impl Replay {
             frame[..6].copy_from_slice(&dst.0);
             frame[6..12].copy_from_slice(&src.0);
             let mut template = template(frame, rewrite);
-            // After the last frame, the first frame follows after the mean time.
+            // The first frame follows the last frame after the mean time.
             let gap = if index + 1 < count { time(index + 1).saturating_sub(time(index)) as f64 } else { mean };
             template.gap = if mean > 0.0 { gap / mean } else { 1.0 };
             if template.signature.is_some() {
@@ -107,7 +107,7 @@ fn template(mut frame: Vec<u8>, rewrite: &Rewrite) -> Template {
     let mut template = Template::unsigned(&[]);
     if let Some(payload) = place.as_ref().and_then(Place::payload) {
         let Payload { l4, checksum, start, end, is_udp } = payload;
-        // The payload ends before the padding of a short frame, and the signature with it.
+        // In a short frame, the payload and the signature end before the padding.
         let has_checksum = !(is_udp && frame[checksum..checksum + 2] == [0, 0]);
         let pseudo = place.as_ref().map_or(0, |place| place.pseudo_sum(&frame, end - l4));
         let fits = end - start >= LENGTH;
@@ -193,7 +193,7 @@ impl Place {
             Some(Payload { l4, checksum, start, end: start + payload.len(), is_udp })
         });
         // The offset of the fragment: 13 bits in both headers, at the low end for IPv4 and at the high end for IPv6. If other
-        // extensions are before the fragment header of IPv6, the checksum stays as it is.
+        // extension headers precede the fragment header of IPv6, the checksum is not adjusted.
         let word =
             |at: usize| frame.get(at..at + 2).and_then(|bytes| bytes.first_chunk()).map(|it| u16::from_be_bytes(*it));
         let offset_in_packet = match is_v6 {
@@ -215,7 +215,7 @@ impl Place {
         if self.is_v6 { ([self.ip + 8, self.ip + 24], 16) } else { ([self.ip + 12, self.ip + 16], 4) }
     }
 
-    /// Replaces the addresses.
+    /// Replaces the prefixes of the addresses, and adjusts the checksums.
     fn rewrite(&self, frame: &mut [u8], rewrite: &Rewrite) {
         let (offsets, width) = self.addresses();
         let before = self.address_sum(frame);
@@ -260,7 +260,8 @@ impl Place {
     }
 }
 
-/// Returns the address with another prefix, if `rewrite` has the prefix of the address.
+/// Returns the address with the prefix that replaces its longest prefix in `rewrite`. Returns `None` if `rewrite` has
+/// no prefix of the address.
 fn replaced(old: IpAddr, rewrite: &Rewrite) -> Option<IpAddr> {
     let (from, to) =
         rewrite.iter().filter(|(from, _)| from.contains(&old)).max_by_key(|(from, _)| from.prefix_len())?;

@@ -62,7 +62,7 @@ pub fn is_ignored(is_doubtful: bool, attempt: usize) -> bool {
     is_doubtful && attempt <= REPEATS
 }
 
-/// What the trials show about a load.
+/// The classification of a load by its trials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// The device fulfils the goal at this load.

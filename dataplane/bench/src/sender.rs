@@ -12,7 +12,7 @@ use crate::values::Random;
 
 /// Times of the schedule have this many bits for fractions of a nanosecond.
 const FRACTION: u32 = 16;
-/// Longer trials do not fit the schedule.
+/// The duration of the longest trial in nanoseconds. The schedule has no bits for longer times.
 pub const LONGEST_TRIAL: u64 = 1 << 47;
 
 /// The sender of a stream. Times are in nanoseconds since the start of the trial.
@@ -37,7 +37,7 @@ pub struct Sender {
     next: u64,
     /// The end of the trial, with its fraction.
     end: u64,
-    /// The maximum delay of a packet, with its fraction. More delayed packets are not sent.
+    /// The maximum delay of a packet, with its fraction. Packets with a longer delay are not sent.
     catch_up: u64,
     /// The time of the change of the rate, with its fraction, and the interval after the change.
     change: (u64, u64),
@@ -79,8 +79,8 @@ impl Sender {
     }
 
     /// Starts a trial of `duration` nanoseconds with `rate` packets per second, or as many as possible. The packets of a
-    /// trial depend only on the stream, not on earlier trials. `key` is the key of the signatures. `phase` is the time
-    /// of the first packet as a fraction of the interval.
+    /// trial do not depend on earlier trials. `catch_up` is the maximum delay of a packet in nanoseconds. `key` is the
+    /// key of the signatures. `phase` is the time of the first packet as a fraction of the interval.
     pub fn start(&mut self, key: Key, rate: Option<f64>, duration: u64, catch_up: u64, phase: f64) {
         self.key = key;
         self.fields.clone_from(&self.first_fields);
@@ -95,7 +95,7 @@ impl Sender {
         self.series.clear();
     }
 
-    /// Counts the packets of each interval of the trial. Call this function after [`Sender::start`].
+    /// Starts counting the packets of each interval of the trial. Call this function after [`Sender::start`].
     pub fn count_by_time(&mut self, intervals: Intervals) {
         self.series.resize(intervals.count, 0);
         self.cursor = Cursor::new(intervals);
@@ -113,7 +113,7 @@ impl Sender {
         self.change.0 = u64::MAX;
     }
 
-    /// Whether a packet is due at the time `now`. Skips the packets whose delay exceeds the maximum.
+    /// Returns whether a packet is due at the time `now`. Skips the packets whose delay exceeds the maximum.
     #[inline]
     pub fn is_due(&mut self, now: u64) -> bool {
         let now = now << FRACTION;
@@ -144,12 +144,12 @@ impl Sender {
         self.next += missed * self.interval;
     }
 
-    /// Whether the stream sends as fast as possible in this trial.
+    /// Returns whether the stream now sends as fast as possible.
     pub fn is_unlimited(&self) -> bool {
         self.interval == 0
     }
 
-    /// The time of the next packet, or `None` if all packets were sent.
+    /// Returns the time at which the next packet is due, or `None` if all packets were sent.
     pub fn next_due(&self) -> Option<u64> {
         (self.next < self.end).then_some(self.next >> FRACTION)
     }

@@ -1,11 +1,11 @@
 //! Counts of a trial by time: intervals of equal length, and the packets that were sent in each interval.
 //!
-//! A packet belongs to the interval in which it was sent, also if it arrives later. The packets that an interval lost are
-//! therefore the difference of two counts.
+//! A packet belongs to the interval in which it was sent, even if it arrives in a later interval. The loss of an
+//! interval is the number of sent packets minus the number of received packets.
 
 use std::time::Duration;
 
-/// The maximum number of intervals of all streams together. The memory of an interval is 40 bytes.
+/// The maximum number of intervals of all streams together. Each interval of a stream takes 40 bytes of memory.
 const MAX_INTERVALS: u64 = 1 << 18;
 
 /// The intervals of a trial.
@@ -18,8 +18,8 @@ pub struct Intervals {
 }
 
 impl Intervals {
-    /// Divides a trial of `duration` nanoseconds. Intervals have the length `wanted`, or a multiple of it if there were
-    /// too many for `streams` streams.
+    /// Divides a trial of `duration` nanoseconds. Intervals have the length `wanted`. If there were then too many
+    /// intervals for `streams` streams, the length is a multiple of `wanted`.
     pub fn new(wanted: Duration, duration: u64, streams: usize) -> Self {
         let most = (MAX_INTERVALS / streams.max(1) as u64).max(1);
         let wanted = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX).max(1);
@@ -29,7 +29,7 @@ impl Intervals {
     }
 }
 
-/// Finds the interval of a time. The search is fast if most times are in the interval of the time before.
+/// Finds the interval of a time. The search is fast if most times are in the same interval as the previous time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cursor {
     intervals: Intervals,

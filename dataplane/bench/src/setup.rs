@@ -248,10 +248,10 @@ pub fn weigh_by_rates(streams: &mut [Stream], lines: &[Option<u64>]) {
     }
 }
 
-/// Returns the share of each stream of the load of all ports. All ports send the same number of packets.
+/// Returns the share of each stream in the load of all ports. All sending ports send the same number of packets.
 ///
 /// # Errors
-/// Returns [`Error::Config`] if only some streams have a rate.
+/// Returns [`Error::Config`] if only some streams have a rate other than "max".
 pub fn shares(streams: &[Stream], lines: &[Option<u64>]) -> Result<Vec<f64>> {
     let rates = rates(streams, Some(Rate::Packets(1.0)), lines)?;
     let whole: f64 = rates.iter().flatten().sum();

@@ -1,5 +1,5 @@
-//! The signature: the last bytes of each frame that the tester sends. The receiver finds the signature although the
-//! device under test may change or remove headers, encapsulate the frame, or append padding.
+//! The signature: the last bytes of the payload of each frame that the tester can judge. The receiver finds the
+//! signature even if the device under test changes or removes headers, encapsulates the frame, or appends padding.
 //!
 //! | bytes | content |
 //! | --- | --- |
@@ -31,7 +31,7 @@ const MAX_PADDING: usize = 64;
 pub struct Key(u64);
 
 impl Key {
-    /// Creates the key with a number. Keys with different numbers differ in many bits. Otherwise, a signature with one
+    /// Creates a key from a number. Keys with different numbers differ in many bits. Otherwise, a signature with one
     /// wrong bit could be valid in another trial.
     pub const fn new(number: u64) -> Self {
         Self(mix(number))
@@ -82,7 +82,7 @@ fn check(bytes: &[u8; LENGTH], key: Key) -> u32 {
 }
 
 impl Signature {
-    /// Writes the signature. `key` is the key of the trial.
+    /// Returns the bytes of the signature. `key` is the key of the trial.
     #[inline]
     pub fn encode(&self, key: Key) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];

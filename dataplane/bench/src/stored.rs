@@ -11,7 +11,7 @@ use crate::report::{
     SoakReport,
 };
 
-/// A result that was read from a file.
+/// A result in the form in which files store it.
 #[derive(Clone, Debug)]
 pub enum Stored {
     /// The result of `rate`.
@@ -24,12 +24,12 @@ pub enum Stored {
     Rfc2544(Box<Rfc2544Report>),
     /// The result of `latency`.
     Latency(Box<LatencyStepsReport>),
-    /// The file of `soak`.
+    /// The result of `soak`.
     Soak(Box<SoakReport>),
 }
 
 impl Stored {
-    /// Reads a result.
+    /// Reads a result from a file.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, or is not a result.
@@ -74,7 +74,7 @@ impl Stored {
         }
     }
 
-    /// Returns where the trials ran.
+    /// Returns the host and the program of the trials.
     pub fn environment(&self) -> &Environment {
         match self {
             Self::Rate(report) => &report.environment,
@@ -123,7 +123,7 @@ impl Stored {
         match self {
             Self::Rate(report) => [&report.tester.limits[..], &report.tester.disturbances].concat(),
             Self::Search(report) => {
-                // The trials at the bounds decide.
+                // Only the trials at the bounds decide the result.
                 let bounds = report.goals.iter().flat_map(|goal| [&goal.lower, &goal.upper]).flatten();
                 let loads: Vec<f64> = bounds.map(|bound| bound.pps).collect();
                 let near = |trial: &&crate::report::TrialReport| loads.contains(&trial.pps) && !trial.ignored;

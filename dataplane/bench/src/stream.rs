@@ -93,7 +93,7 @@ pub struct StreamConfig {
     pub name: Option<String>,
     /// The port that sends. Default: the first port.
     pub from: Option<String>,
-    /// The port that receives. Default: the other port.
+    /// The port that receives. Default: the first port that is not `from`, or `from` if there is only one port.
     pub to: Option<String>,
     /// The rate of the stream. With the option `--rate`, only the ratio to the other streams matters.
     pub rate: Option<Rate>,
@@ -127,11 +127,11 @@ pub struct StreamConfig {
     pub dst_port: Values<u16>,
     /// The seed of random values, of random spacing, and of the filler.
     pub seed: u64,
-    /// A capture file whose frames are sent again and again.
+    /// A capture file. The frames of the file are sent in order, and then again from the first frame.
     pub capture: Option<PathBuf>,
-    /// The factor of the rate of the capture.
+    /// The factor by which the rate of the capture is multiplied.
     pub speed: f64,
-    /// The prefixes that replace prefixes of the addresses in the capture.
+    /// For each prefix of addresses in the capture, the prefix that replaces it.
     pub rewrite: Rewrite,
 }
 
@@ -193,7 +193,7 @@ pub struct Stream {
     pub(crate) rate: Option<Rate>,
     pub(crate) weight: f64,
     pub(crate) templates: Box<[Template]>,
-    /// The index of the template of each packet, repeated.
+    /// The indexes of the templates, in the order of the packets. After the last index, the order starts again.
     pub(crate) order: Box<[u8]>,
     pub(crate) fields: Vec<Field>,
     /// The offset of the IPv4 header checksum.
@@ -201,10 +201,10 @@ pub struct Stream {
     /// The offset of the checksum after the IP header.
     l4_checksum: usize,
     is_udp: bool,
-    /// The indexes of the templates with a signature. Empty if all templates have a signature and `order` selects them.
+    /// For a capture, the indexes of the templates with a signature. Empty for other streams.
     signed: Box<[u32]>,
     pub(crate) seed: u64,
-    /// The MAC addresses of a frame from the receiving port, if they are constant.
+    /// The source and destination MAC address of the learning frame, if the MAC addresses of the stream are constant.
     learning: Option<(MacAddr, MacAddr)>,
     /// Whether the frames are the frames of a capture, in their order.
     is_capture: bool,
@@ -519,7 +519,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Returns the length of the filler of a packet, if the stream has a packet with this size and sequence number.
+    /// Returns the length of the filler of a packet. `size` is the index of the frame size. Returns `None` if the
+    /// stream has no such packet.
     #[inline]
     pub(crate) fn filler(&self, size: u8, sequence: u64) -> Option<usize> {
         let index = match self.is_capture {
@@ -532,7 +533,7 @@ impl Stream {
         self.templates.get(index).map(|template| template.filler)
     }
 
-    /// Whether the frames are the frames of a capture, in their order.
+    /// Returns whether the frames are the frames of a capture, in their order.
     pub(crate) fn is_capture(&self) -> bool {
         self.is_capture
     }

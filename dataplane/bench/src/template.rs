@@ -25,12 +25,12 @@ pub(crate) struct Template {
     pub(crate) gap: f64,
 }
 
-/// The offsets of the checksums that a signature changes.
+/// The offsets of the checksums that are written in each packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Checksums {
-    /// The offset of the IPv4 header checksum, if header fields differ between packets.
+    /// The offset of the IPv4 header checksum. `None` for IPv6, and for captures, whose header fields are constant.
     pub(crate) ip: Option<usize>,
-    /// The offset of the checksum after the IP header.
+    /// The offset of the checksum after the IP header, or `None` if the frame has no such checksum.
     pub(crate) l4: Option<usize>,
     /// Whether a checksum of 0 is sent as 0xffff.
     pub(crate) is_udp: bool,

@@ -1,4 +1,4 @@
-//! The values of a header field: one value, a list, or a range that counts or is drawn at random.
+//! The values of a header field: one value, a list, or a range whose values are taken in turn or at random.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -42,7 +42,7 @@ const fn one() -> u64 {
 
 /// A type that a header field can have.
 pub trait FieldValue: Copy {
-    /// The width of the field in bits.
+    /// Returns the width of the field in bits.
     fn bits(self) -> u32;
     /// Returns the value as a number.
     fn number(self) -> u128;
@@ -112,7 +112,7 @@ impl<T: fmt::Display> fmt::Display for Values<T> {
 }
 
 impl<T: FieldValue> Values<T> {
-    /// Returns a first value, which has the type of all values.
+    /// Returns the first value, or `None` for an empty list.
     pub(crate) fn sample(&self) -> Option<T> {
         match self {
             Self::One(value) => Some(*value),
@@ -121,7 +121,7 @@ impl<T: FieldValue> Values<T> {
         }
     }
 
-    /// Returns the value if all packets have the same value.
+    /// Returns the value if the config has only one value.
     pub(crate) fn constant(&self) -> Option<T> {
         match self {
             Self::One(value) => Some(*value),
