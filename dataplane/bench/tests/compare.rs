@@ -1,4 +1,4 @@
-//! Comparisons of results whose difference is known, and the pages of these results.
+//! Tests of comparisons of results with a known difference, and of the HTML pages of these results.
 
 use dataplane_bench::compare::{CompareReport, Verdict, compare};
 use dataplane_bench::html::page;
@@ -9,7 +9,7 @@ use dataplane_bench::report::{
 use dataplane_bench::search::{Goal, Measurement, Trials, search};
 use dataplane_bench::stored::Stored;
 
-/// A device that carries up to `limit`, and loses packets above it.
+/// A device that carries loads up to `limit`, and loses packets at higher loads.
 struct Device {
     limit: f64,
     trials: Vec<TrialReport>,
@@ -156,9 +156,9 @@ fn trials_with_more_loss_or_a_higher_latency_are_worse() {
         (rate(|_| 0, 9000), Verdict::Better, "latency of stream-0 (median of the means of the parts): better"),
         // Below the tolerance of 1 %.
         (rate(|_| 0, 10_050), Verdict::NoDifferenceShown, ""),
-        // A single burst can be chance.
+        // A single burst of losses can be chance.
         (rate(|number| if number == 50 { 900 } else { 0 }, 10_000), Verdict::NoDifferenceShown, ""),
-        // Better latency does not make up for loss.
+        // The verdict is `worse` if one metric is worse and another metric is better.
         (rate(|number| number % 3, 9000), Verdict::Worse, "loss ratio of stream-0: worse"),
     ] {
         let report = compared(&base, &other).unwrap();

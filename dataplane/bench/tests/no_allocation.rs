@@ -14,12 +14,12 @@ use dataplane_testing::Folder;
 struct CountingAllocator;
 
 thread_local! {
-    /// The calls of this thread.
+    /// The number of allocations by this thread.
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
 fn count() {
-    // The memory of a thread is not available during the end of the thread.
+    // The counter of a thread is not available while the thread ends.
     let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
 }
 
@@ -53,7 +53,7 @@ fn number_of_allocations_does_not_depend_on_the_number_of_packets() {
     let streams = set.streams(None).unwrap();
     let clock = HostClock::new();
     let lanes = PortLanes::open(assembly, &clock, || false).unwrap();
-    // Each pause of the tester is a gap, so that the loop also stores gaps.
+    // With this short limit, each pause of the tester is a gap. The loop then also stores gaps.
     let (gap, settle) = (Duration::from_micros(1), Duration::from_millis(10));
     let options = TesterOptions { gap, settle, ..TesterOptions::default() };
     let mut tester = Tester::new(lanes, clock, streams, &[None], options, Arc::default());

@@ -1,4 +1,4 @@
-//! Streams of captures: the recorded frames of real programs, read with the crate `etherparse`.
+//! Tests of streams that send the frames of a capture. The captures have frames of real programs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 const KEY: Key = Key::new(7);
 const FILES: [&str; 7] =
     ["arp-and-ping.pcap", "dns.pcap", "fragments.pcap", "http.pcap", "ipv6-and-nd.pcap", "mixed.pcap", "vlan.pcap"];
-/// Other prefixes for all addresses of the recorded hosts.
+/// The key `rewrite` with a new prefix for each address in the captures.
 const REWRITE: &str = "rewrite = { '192.0.2.0/24' = '10.1.0.0/24', '198.51.100.0/24' = '10.2.0.0/24', \
                        '203.0.113.0/24' = '10.3.0.0/24', '2001:db8::/32' = 'fd00:1::/32' }";
 
@@ -99,7 +99,7 @@ fn frames_have_other_addresses_and_right_checksums_and_signatures_where_they_fit
         let path = capture(file);
         let original = Capture::read(&std::fs::read(&path).unwrap()).unwrap();
         let stream = stream(&format!("capture = '{}'\n{REWRITE}", path.display())).unwrap();
-        // Two rounds: the stream starts again after the last frame.
+        // Read two rounds, because the stream starts again after the last frame.
         let sent = frames(&stream, 2 * original.len());
         let mut sequence = 0;
         for (number, frame) in sent.iter().enumerate() {
@@ -169,7 +169,7 @@ fn frames_keep_the_times_of_the_file_at_the_factor() {
         }
         times
     };
-    // In milliseconds. After the last frame, the first frame follows after the mean time of 20 ms.
+    // The times are in milliseconds. The first frame follows the last frame after the mean time of 20 ms.
     assert_eq!(due("", 50.0), [0.0, 10.0, 40.0, 60.0, 70.0]);
     assert_eq!(due("speed = 2.0", 100.0), [0.0, 5.0, 20.0, 30.0, 35.0]);
     assert_eq!(due("rate = '1kpps'", 1000.0), [0.0, 0.5, 2.0, 3.0, 3.5]);
@@ -255,7 +255,7 @@ fn mistakes_have_a_fix() {
     }
 }
 
-/// The checksum of ICMPv6 covers the addresses and all fragments, so only a reassembled packet shows whether it is right.
+/// The checksum of ICMPv6 covers the addresses and all fragments, so the test checks reassembled packets.
 #[test]
 fn checksum_of_a_fragmented_packet_fits_the_other_addresses() {
     let path = capture("fragments.pcap");
@@ -264,7 +264,8 @@ fn checksum_of_a_fragmented_packet_fits_the_other_addresses() {
     let (mut whole, mut packets) = (Vec::new(), 0);
     for frame in frames(&stream, count) {
         let ip = &frame[14..];
-        // A fragment header (44) directly after the IPv6 header, before ICMPv6 (58).
+        // Skip all other frames than fragments of ICMPv6 (58) whose fragment header (44) directly follows the IPv6
+        // header.
         if frame[12..14] != [0x86, 0xdd] || ip[6] != 44 || ip[40] != 58 {
             continue;
         }

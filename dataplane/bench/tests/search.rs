@@ -1,4 +1,4 @@
-//! Searches devices whose truth is known.
+//! Tests of searches on simulated devices whose capacity is known.
 
 use dataplane_bench::search::*;
 use proptest::prelude::*;

@@ -12,7 +12,7 @@ use dataplane_bench::setup::{self, Sources};
 use dataplane_bench::tester::{IntervalCounts, Observer, Outcome, Tester, TesterOptions, TrialPlan};
 use dataplane_testing::Folder;
 
-/// The options of the tests. The machine of a test may be busy, so nothing is late and the tester catches up.
+/// The options of the tests. On a busy machine, packets may be delayed. With these limits, no packet is late or missed.
 const OPTIONS: TesterOptions = TesterOptions {
     late: Duration::from_secs(30),
     gap: Duration::from_secs(30),
@@ -22,7 +22,7 @@ const OPTIONS: TesterOptions = TesterOptions {
     learn: false,
 };
 
-/// Returns a config with two ports on one cable. `right` are further keys of the port `right`.
+/// Returns a config with two ports on one cable. The text `right` has further keys of the port `right`.
 fn cable(right: &str, streams: &str) -> String {
     format!(
         "[runtime]\nworkers = 1\nhugepages = 'none'\nidle = 'sleep'\n\
@@ -56,7 +56,8 @@ fn report(tester: &Tester, rates: &[Option<f64>], outcome: &Outcome) -> RateRepo
     rate_report("rate", tester.streams(), rates, &names, outcome, None, None)
 }
 
-/// Runs a trial with a number of packets of each stream, and checks the sums.
+/// Runs a trial with a rate for each stream, and checks that no packet is unaccounted. Returns the report, and the
+/// number of faults that the port `right` injected.
 fn trial(config: &str, rates: &[f64], duration: Duration) -> (RateReport, u64) {
     let mut tester = open(config, &Arc::default());
     let rates: Vec<_> = rates.iter().copied().map(Some).collect();
@@ -189,7 +190,8 @@ fn packets_in_a_queue_at_the_end_are_not_part_of_the_rate() {
     tester.close().unwrap();
     let total = &report.total;
     assert_eq!((total.sent, total.received, report.unaccounted), (1000, 1000, 0), "{report}");
-    // On a busy machine, the last transmission may be later, so that more packets arrive before.
+    // On a busy machine, the last transmission may be later, so that more packets arrive before the last
+    // transmission.
     assert!(total.held > 0 && total.held <= total.drained, "{report}");
     let in_time = (total.received - total.drained) as f64;
     assert!((total.received_pps * report.duration_s - in_time).abs() < 0.01, "{report}");
@@ -197,7 +199,7 @@ fn packets_in_a_queue_at_the_end_are_not_part_of_the_rate() {
 }
 
 #[test]
-fn streams_share_the_highest_rate_by_weights_or_by_the_own_rates() {
+fn streams_share_the_highest_rate_by_weights_or_by_their_own_rates() {
     for keys in [["weight = 1", "weight = 4"], ["rate = 100", "rate = '400pps'"]] {
         let [a, b] = keys.map(|keys| format!("[[stream]]\n{keys}\n"));
         let folder = Folder::new();
@@ -272,7 +274,7 @@ fn rate_above_the_tester_is_marked_as_a_limit_of_the_tester() {
 }
 
 #[test]
-fn mistakes_of_a_config_have_their_place() {
+fn mistakes_of_a_config_are_reported_with_their_position() {
     let folder = Folder::new();
     let why = |config: &str| match setup::load(&sources(&folder, config)) {
         Ok(_) => panic!("{config}"),
@@ -282,7 +284,7 @@ fn mistakes_of_a_config_have_their_place() {
     assert!(stream.contains("bench.toml:11: `size` 20 does not fit"), "{stream}");
     let key = why(&cable("", "[[stream]]\nsrc = 1\n"));
     assert!(key.contains("unknown field `src`") && key.contains("line 10"), "{key}");
-    // The lines of the ports keep their numbers although the streams are read apart.
+    // The lines of the ports keep their numbers although the streams are read separately.
     let port = why(&cable("mtuu = 9\n", "[[stream]]\nsize = [\n  { size = 70 },\n]\n"));
     assert!(port.contains("bench.toml:18:1"), "{port}");
     let pipeline = why(&(cable("", "") + "[pipeline]\ninput = ['left']\n"));
@@ -293,7 +295,7 @@ fn mistakes_of_a_config_have_their_place() {
 }
 
 #[test]
-fn rates_are_shared_by_weights_or_by_the_own_rates() {
+fn rates_are_shared_by_weights_or_by_their_own_rates() {
     let folder = Folder::new();
     let rates = |streams: &str, total: Option<&str>| {
         let (_, set) = setup::load(&sources(&folder, &cable("", streams))).unwrap();
@@ -350,7 +352,7 @@ fn observer_gets_each_interval_once_and_in_order() {
     let outcome = tester.trial_with(&plan, &mut sums).unwrap();
     assert_eq!(sums.0, (0..outcome.streams[0].series.len()).collect::<Vec<_>>());
     let counts = outcome.streams[0].judgement.counts;
-    // A packet that is late for its interval is in the final counts only.
+    // A packet that arrives after its interval was reported is only in the final counts.
     assert!(sums.1 == outcome.streams[0].sent && sums.2 <= counts.received, "{sums:?} {counts:?}", sums = sums.0);
     tester.close().unwrap();
 }
