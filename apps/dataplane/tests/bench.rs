@@ -145,7 +145,7 @@ fn page_that_cannot_be_written_is_an_error_after_the_result() {
     assert!(err.contains("/dev/full") && err.contains("No space left on device"), "{err}");
 }
 
-/// Options with which the tests of RFC 2544 take a second.
+/// Options with which the tests of RFC 2544 take about a second.
 const SHORT: &str = "--quick --trial 100ms --latency-trial 50ms --burst 20ms --bursts 2 --overload 100ms --max 2kpps";
 
 #[test]
@@ -219,7 +219,7 @@ fn latency_is_measured_at_each_load() {
     assert!(fs::read_to_string(folder.file("a.html")).unwrap().contains("Latency over load"));
 }
 
-/// Returns the lines of the file of a long run.
+/// Returns the lines of the file that `soak` writes.
 fn lines(folder: &Folder) -> Vec<Value> {
     let text = fs::read_to_string(folder.file("soak")).unwrap_or_default();
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
@@ -248,7 +248,7 @@ fn soak_locates_losses_in_time() {
 }
 
 #[test]
-fn killed_soak_keeps_the_intervals_that_were_over() {
+fn killed_soak_keeps_the_intervals_that_had_ended() {
     let folder = cable();
     let line = "soak lab.toml --rate 1kpps --for 90s --interval 50ms --output soak --settle 50ms --late 1ms";
     let mut program = bench(&folder, line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -272,7 +272,7 @@ fn full_disk_is_an_error_that_keeps_the_soak_running() {
 }
 
 #[test]
-fn interrupted_soak_has_an_end_with_the_mark_stopped() {
+fn interrupted_soak_marks_its_last_line_as_stopped() {
     let folder = cable();
     let line = "soak lab.toml --rate 1kpps --for 1h --interval 50ms --output soak --settle 50ms --late 1ms";
     let program = RunningProgram::start(bench(&folder, line).stdout(Stdio::piped()).stderr(Stdio::piped()));

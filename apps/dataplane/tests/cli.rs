@@ -789,7 +789,7 @@ fn stages_are_listed_and_described() {
             assert!(described.contains(row["key"].as_str().unwrap()), "{name}: {row}");
         }
     }
-    // The description has the built-in drop reasons that the stage uses.
+    // The description lists the built-in drop reasons that the stage uses.
     let (_, described, _) = dataplane(&folder, "stages acl");
     assert!(
         described.ends_with("\ndrop reasons\n  denied  a rule, or the default action, denies the packet\n"),
@@ -833,7 +833,7 @@ fn capacity_predicts_from_a_measurement_and_writes_no_capture() {
     assert_eq!((status, err.as_str()), (0, ""));
     let prediction = json(&out);
     let number = |key: &str| prediction[key].as_f64().unwrap_or_else(|| panic!("{key}: {prediction}"));
-    // The cores carry the rate at the measured cost.
+    // At the measured cost per packet, the predicted number of cores carries the target rate.
     assert!(number("cores") * number("core_pps") >= number("target_pps"), "{prediction}");
     assert!((number("core_pps") * number("ns_per_packet") / 1e9 - 1.0).abs() < 1e-6, "{prediction}");
     let line_bits = (number("frame_bytes") + 24.0) * 8.0;

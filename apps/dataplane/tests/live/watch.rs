@@ -54,7 +54,7 @@ fn watch_ends_with_status_0_by_an_interrupt_and_at_the_end_of_the_program() {
 }
 
 #[test]
-fn watch_has_no_config() {
+fn watch_refuses_a_config_and_needs_a_running_program() {
     let folder = RuntimeFolder::new();
     let (status, _, err) = folder.dataplane("doctor --watch @/x.toml");
     assert!(status == 2 && err.contains("cannot be used with"), "{err}");

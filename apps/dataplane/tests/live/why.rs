@@ -1,4 +1,5 @@
-//! Tests of the command `why`: each test plants causes of drops or losses, and the command must name the largest first.
+//! Tests of the command `why`. Each test runs configs that drop or lose packets. The command must name the largest
+//! cause first.
 
 use dataplane::header::MacAddr;
 use dataplane::header::build::Frame;
@@ -9,23 +10,24 @@ use serde_json::Value;
 
 use crate::common::{LINK, Running, RuntimeFolder, json, number};
 
-/// A generator that needs little CPU time. The MAC address of the frames is the address of [`OWN`].
+/// The link of a port that receives few frames, so that the generator needs little CPU time. The destination MAC
+/// address of the frames is the address of [`OWN`].
 const SLOW: &str = "kind = 'generator', size = 64, flows = 16, rate = '2kpps'";
 
-/// A port that receives the frames of [`SLOW`] and [`frame`].
+/// The MAC address of a port. The frames of [`SLOW`] and [`frame`] have this destination MAC address.
 const OWN: &str = "mac = '02:00:00:00:00:02'";
 
-/// A port without input.
+/// The link of a port that receives at most one frame.
 const SINK: &str = "kind = 'generator', count = 1";
 
 /// The link of a port that receives the frames of `in.pcap`, one in each millisecond.
 const REPLAY: &str = "kind = 'pcap', input = 'in.pcap', loop = true, pace = 'file'";
 
-/// The maximum number of times that a test runs `why`. On a busy machine, a worker may not run for a second, and then has
-/// no examples, or loses further packets.
+/// The maximum number of times that a test runs `why`. On a busy machine, a worker may not run for a second. `why` then
+/// has no examples, or reports further losses.
 const ATTEMPTS: usize = 10;
 
-/// A cause that a config causes, and the expected result of `why`.
+/// A config that drops or loses packets, and the first cause that `why` must report.
 struct Planted {
     name: &'static str,
     kind: &'static str,
@@ -42,7 +44,8 @@ fn frame() -> Frame<'static> {
     Frame::new().ipv4([192, 0, 2, 1].into(), [198, 51, 100, 9].into()).udp(5000, 53)
 }
 
-/// Returns a pcap file with these frames, one in each millisecond, or `burst` frames in each 20 milliseconds.
+/// Returns a pcap file that repeats these frames. If `burst` is 1, the file has one frame in each millisecond.
+/// Otherwise, the file has `burst` frames in each 20 milliseconds.
 fn pcap(frames: &[Vec<u8>], burst: usize) -> Vec<u8> {
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
     let mut file = words(&[0xa1b2_c3d4, 0x0004_0002, 0, 0, 65_535, 1]);
@@ -418,7 +421,8 @@ fn full_socket_ring_and_down_link_are_named_first() {
         ip("link add out0 type veth peer name in0\nlink set out0 up\nlink set in0 up");
         let folder = RuntimeFolder::new();
         folder.0.write("in.pcap", pcap(&[frame().build()], 250));
-        // Each burst of 250 frames goes to the ring of `ring`, which has 64 places, before the worker reads the ring.
+        // A burst of 250 frames arrives at the port `ring` before the worker reads from this port. The receive ring of
+        // the port has room for 64 frames.
         let config = Config::new()
             .runtime("burst = 256")
             .port("bursts", REPLAY)
@@ -431,7 +435,7 @@ fn full_socket_ring_and_down_link_are_named_first() {
             .stage("tx", "port = 'out'")
             .stage("drop", "name = 'end'")
             .to_string();
-        // The stages come after the ports in the file.
+        // Move the added ports before the section [pipeline].
         let (ports, rest) = config.split_once("[pipeline]").unwrap();
         let (added, stages): (Vec<&str>, Vec<&str>) =
             rest.split("[[").skip(1).partition(|table| table.starts_with("port]]"));
