@@ -189,7 +189,12 @@ impl StateMachine {
     /// Handles a packet of a worker for a gateway of the config, like [`StateMachine::request`]. The gateway gets an
     /// entry even if the port has its maximum number of neighbours.
     pub(super) fn request_gateway(&mut self, hop: NextHop, askable: bool, now: Millis, actions: &mut Vec<Action>) {
-        if !askable || self.entries.contains_key(&hop) {
+        if let Some(entry) = self.entries.get_mut(&hop) {
+            // A message or another kind of packet may have created the entry.
+            entry.is_gateway = true;
+            return self.request(hop, askable, now, actions);
+        }
+        if !askable {
             return self.request(hop, askable, now, actions);
         }
         let (state, is_gateway) = (State::Incomplete(0), true);

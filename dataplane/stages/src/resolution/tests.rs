@@ -961,6 +961,19 @@ fn gateway_is_requested_although_the_table_is_full() {
     assert_eq!(asked(&mut state, &mut harness, 100), 1);
 }
 
+/// A received query created the entry of the gateway, before a packet for the gateway arrived.
+#[test]
+fn gateway_that_a_message_created_is_not_evicted() {
+    let (mut machine, mut actions) = (machine(16), Vec::new());
+    machine.receive(&heard(1, Some(1), Claim::Asks, true), 0, &mut actions);
+    machine.request_gateway(hop(1), true, 1, &mut actions);
+    for last in 2..=200 {
+        machine.request(hop(last), true, 2, &mut actions);
+    }
+    assert!(machine.len() <= 16);
+    assert!(!actions.contains(&Action::Forget(hop(1))));
+}
+
 /// A request for a neighbour is lost: the test takes the request from the queue instead of the resolver.
 #[test]
 fn lost_request_is_repeated_after_a_second() {
