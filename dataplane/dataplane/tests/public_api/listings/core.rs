@@ -579,6 +579,7 @@ pub mod file {
     pub fn host_remedy(error: &io::Error) -> Option<&'static str> {}
     pub fn can_be_written(path: &Path) -> io::Result<()> {}
     pub fn create_folders(path: &Path) -> io::Result<()> {}
+    pub fn replace(path: &Path, content: &[u8]) -> io::Result<io::Result<()>> {}
     pub fn can_create_in(folder: &Path) -> io::Result<()> {}
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Readers {

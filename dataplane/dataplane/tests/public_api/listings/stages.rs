@@ -201,6 +201,7 @@ pub mod forwarding {
             pub fn listed_neighbors(&self) -> Vec<NextHop> {}
             pub fn neighbors_known(&self) -> usize {}
             pub fn neighbor_slots_freed(&self) -> u64 {}
+            pub fn has_routes(&self, hop: NextHop) -> bool {}
             pub fn watch_unresolved(&self) {}
             pub fn publish_before_readers(&mut self, shared: &Forwarding) {}
             pub fn publish(&mut self, shared: &Forwarding) {}
@@ -263,7 +264,7 @@ pub mod forwarding {
         pub fn path(&self, group: u32, flow_hash: u32) -> Option<Path> {}
         pub fn next_hop_state(&self, next_hop: u32) -> Resolved {}
         pub fn neighbor(&self, hop: NextHop) -> Option<Resolved> {}
-        pub fn ask(&self, hop: NextHop) -> bool {}
+        pub fn ask(&self, hop: NextHop) {}
         pub fn mac(&self, port: u8) -> Option<MacAddr> {}
         pub fn mtu(&self, port: u8) -> Option<u32> {}
         pub fn address(&self, port: u8, v6: bool) -> Option<IpAddr> {}
