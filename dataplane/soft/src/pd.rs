@@ -159,7 +159,8 @@ unsafe impl ProtectionDomain for SoftPd {
         };
         let (index, of) = spec.queue;
         let extended = spec.send_api == SendApi::Extended && !device.has(Capability::ExtendedSend);
-        if !device.has(wanted) || extended || (of > 1 && !device.has(Capability::Rss)) {
+        let creates = device.has(wanted) || open.spec.unlisted.contains(&wanted);
+        if !creates || extended || (of > 1 && !device.has(Capability::Rss)) {
             return failed(libc::EOPNOTSUPP);
         }
         let raw = spec.kind == QpType::RawPacket;

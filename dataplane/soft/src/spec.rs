@@ -40,6 +40,9 @@ pub struct SoftSpec {
     pub faults: FaultSpec,
     /// The capabilities that the device does not offer, although its profile and link support them.
     pub refuse: Vec<Capability>,
+    /// The capabilities for queue pair types that the device does not list, although it creates queue pairs of these
+    /// types. For example, iWARP devices create RC queue pairs, but verbs cannot connect them.
+    pub unlisted: Vec<Capability>,
     /// A change of the state of RC, UC and UD queue pairs that the device refuses with `EINVAL`: the old state and the
     /// new state. For example, some drivers refuse the change from RTS to SQD.
     pub refused_change: Option<(QpState, QpState)>,
@@ -73,6 +76,7 @@ impl SoftSpec {
             wall_ahead: 0,
             faults: FaultSpec::default(),
             refuse: Vec::new(),
+            unlisted: Vec::new(),
             refused_change: None,
             checks_every_key: true,
             rss: RssSpec::STANDARD,

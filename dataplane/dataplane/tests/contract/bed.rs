@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, MessageSharedQueue, poll};
 use dataplane::units::{Gid, QpNum};
 use dataplane::verbs::{
-    Access, AttributeMask, Completion, CqSpec, Destination, Device, GidKind, LinkLayer, Path, PollFields, PostError,
-    QpAttributes, QpCaps, QpSpec, QpState, QpType, RecvRequest, Remote, SendApi, SendFlags, SendOp, SendRequest, Sge,
-    WcFlags, WcStatus,
+    Access, AttributeMask, Capability, Completion, CqSpec, Destination, Device, GidKind, LinkLayer, Path, PollFields,
+    PostError, QpAttributes, QpCaps, QpSpec, QpState, QpType, RecvRequest, Remote, SendApi, SendFlags, SendOp,
+    SendRequest, Sge, WcFlags, WcStatus,
 };
 
 use crate::differences::BedProperties;
@@ -54,6 +54,23 @@ pub(crate) struct TestBed<D: Device> {
 }
 
 impl<D: Device> TestBed<D> {
+    /// Skips the case unless both devices list the capability for this type of queue pairs. A device may create queue
+    /// pairs of a type that it does not list: iWARP devices create RC queue pairs, but verbs cannot connect them.
+    pub(crate) fn require_type(&self, kind: QpType) -> Outcome {
+        let capability = match kind {
+            QpType::Rc => Capability::Rc,
+            QpType::Uc => Capability::Uc,
+            QpType::Ud => Capability::Datagram,
+            QpType::RawPacket => Capability::RawPacket,
+            _ => return Ok(()),
+        };
+        let has = |device: &D| device.capabilities().has.contains(&capability);
+        match has(&self.a) && has(&self.b) {
+            true => Ok(()),
+            false => Err(Stop::Skip(format!("{kind} queue pairs"), libc::EOPNOTSUPP)),
+        }
+    }
+
     /// Returns the properties that decide which differences from the standard apply.
     pub(crate) fn properties(&self) -> Outcome<BedProperties> {
         let gid = self.a.gids(1)?.into_iter().find(|entry| entry.index == self.gid_index[0]);
@@ -190,6 +207,7 @@ impl<D: Device> Endpoint<D> {
         domain: MessageDomain<D>,
         srq: Option<&MessageSharedQueue<D>>,
     ) -> Outcome<Self> {
+        bed.require_type(spec.kind)?;
         let device = domain.device().clone();
         let (send_cq, recv_cq) = (device.create_cq(&spec.cq, None)?.0, device.create_cq(&spec.cq, None)?.0);
         let EndpointSpec { signal_all, send_api, queue, .. } = spec;

@@ -7,9 +7,12 @@
 //!
 //! The suite runs on the software device with both of its profiles: `Spec` (the standard) and `Rxe` (the behaviour of
 //! rxe, the kernel's software RoCE driver). A further bed (`soft::unchecked`) is a software device with two properties of
-//! real NICs: its library may not check a key, and it refuses the change from RTS to SQD. With `--include-ignored`, the suite also runs on real rxe devices: `rxe0`
-//! and `rxe1`, which are connected to each other, and `rxe2`, which loops back to itself. `tools/vm/check-contract`
-//! runs the suite in a VM with these devices. `tools/nic-day` runs the suite on the devices of a real NIC.
+//! real NICs: its library may not check a key, and it refuses the change from RTS to SQD. On the bed `soft::iwarp`, the
+//! suite must skip every case with a queue pair.
+//!
+//! With `--include-ignored`, the suite also runs on real rxe devices: `rxe0` and `rxe1`, which are connected to each
+//! other, and `rxe2`, which loops back to itself. `tools/vm/check-contract` runs the suite in a VM with these devices.
+//! `tools/nic-day` runs the suite on the devices of a real NIC.
 //!
 //! Each case on each test bed is a separate test with the name `BED::FILE::CASE`.
 
@@ -197,6 +200,7 @@ fn main() -> ExitCode {
     tests.extend(tests_of("soft::alone", |name| soft_alone(name, Profile::Spec), skips::SOFT_ALONE));
     tests.extend(tests_of("soft::unchecked", soft_unchecked, skips::SOFT_UNCHECKED));
     tests.extend(tests_of("soft::fewer_capabilities", soft_fewer_capabilities, skips::SOFT_FEWER_CAPABILITIES));
+    tests.extend(tests_of("soft::iwarp", soft_iwarp, skips::SOFT_IWARP));
     // Compare endpoints on two devices with endpoints on one device: the results must be equal.
     for (name, profile) in [("soft::fuzz", Profile::Spec), ("soft::fuzz_rxe_profile", Profile::Rxe)] {
         tests.push(fuzz_test(name, move || (soft("two devices", profile), soft_alone("one device", profile)), 1000));
@@ -233,6 +237,16 @@ fn soft_fewer_capabilities(name: &'static str) -> TestBed<SoftDevice> {
     further.0[15] ^= 1;
     bed.b.set_gids(&[further, own]);
     TestBed { gid_index: [0, 1], ..bed }
+}
+
+/// Returns a test bed with two software devices that are like iWARP devices: the devices only create RC queue pairs, do
+/// not list them, and refuse every change of their state.
+fn soft_iwarp(name: &'static str) -> TestBed<SoftDevice> {
+    soft_with(name, Profile::Spec, |spec| {
+        spec.refuse = vec![Capability::RawPacket, Capability::Datagram, Capability::Uc];
+        spec.unlisted = vec![Capability::Rc];
+        spec.refused_change = Some((QpState::Reset, QpState::Init));
+    })
 }
 
 /// Returns a test bed with two connected software devices. `change` changes the description of each device.

@@ -22,6 +22,14 @@ pub(crate) const SOFT_ALONE: &[&str] = &["raw packets from a device to itself"];
 pub(crate) const SOFT_UNCHECKED: &[&str] = &["state SQD"];
 /// The capabilities that a software device lacks if it refuses atomics and flow tags.
 pub(crate) const SOFT_FEWER_CAPABILITIES: &[&str] = &["atomic", "flow_tag"];
+/// The capabilities that a software device lacks if it is like an iWARP device.
+pub(crate) const SOFT_IWARP: &[&str] = &[
+    "IBV_QPT_RAW_PACKET queue pairs",
+    "IBV_QPT_RC queue pairs",
+    "IBV_QPT_UC queue pairs",
+    "IBV_QPT_UD queue pairs",
+    "raw_packet",
+];
 /// The capabilities that the software device lacks with the profile `Rxe`.
 pub(crate) const RXE: &[&str] =
     &["IBV_QPT_RAW_PACKET queue pairs", "parent_domain", "raw_packet", "rss", "state SQE", "timestamps"];

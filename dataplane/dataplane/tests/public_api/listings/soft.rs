@@ -726,6 +726,7 @@ mod spec {
         pub wall_ahead: i64,
         pub faults: FaultSpec,
         pub refuse: Vec<Capability>,
+        pub unlisted: Vec<Capability>,
         pub refused_change: Option<(QpState, QpState)>,
         pub checks_every_key: bool,
         pub rss: RssSpec,
