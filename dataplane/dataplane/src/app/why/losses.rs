@@ -61,7 +61,10 @@ const BLOCKED: &str = "a stage of the worker waits or does not return";
 
 fn port_losses(observed: &Observed, port: &PortReport) -> Vec<Cause> {
     let mut causes = Vec::new();
-    for (counter, meaning, queue) in QUEUES {
+    // The counters of a device can grow although the port loses no packet. On a reliable connection, the peer sends the
+    // packets again. A port that is not an input can share its device with other ports and programs.
+    let loses = observed.port_growth(&port.name, |port| port.rx_lost) > 0;
+    for (counter, meaning, queue) in QUEUES.into_iter().filter(|_| loses) {
         let packets = observed.device_growth(&port.name, counter);
         if packets > 0 {
             causes.push(queue_cause(observed, port, (counter, meaning, queue), packets));
@@ -224,8 +227,12 @@ fn interface_causes(observed: &Observed, port: &PortReport) -> Vec<Cause> {
     let growth = |counter: &str| observed.device_growth(&port.name, counter);
     // `rx_dropped` may include the frames that an AF_XDP socket did not accept. These frames have their own causes.
     let in_socket = growth("kernel_rx_dropped") + growth("kernel_rx_ring_full");
-    let missed = counters.missed + counters.fifo;
-    let dropped = (counters.drops - counters.missed.min(counters.drops)).saturating_sub(in_socket);
+    let mut missed = counters.missed + counters.fifo;
+    let mut dropped = (counters.drops - counters.missed.min(counters.drops)).saturating_sub(in_socket);
+    // The frames of an RDMA port do not pass the queues of the kernel, so none of these frames was for the port.
+    if observed.rdma_ports.contains(&port.name) {
+        (missed, dropped) = (0, 0);
+    }
     let seconds = Duration(observed.seconds * 1e9);
     let found = [
         (

@@ -1,6 +1,6 @@
 //! Collects the counters of a running program, before and after a time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -22,6 +22,8 @@ pub(super) struct Observed {
     pub(super) seconds: f64,
     /// The kernel interface of each port that has an interface, and the increases of the counters of the interface.
     pub(super) interfaces: BTreeMap<String, (String, InterfaceCounters)>,
+    /// The ports of RDMA devices.
+    pub(super) rdma_ports: BTreeSet<String>,
     /// For each worker, the time in which the worker waited for its core, because other threads used the core.
     pub(super) waits: BTreeMap<usize, Duration>,
 }
@@ -103,7 +105,7 @@ fn silent_worker(error: &str) -> Option<usize> {
 pub(super) fn observe(args: &args::Why) -> Result<Observed, CommandError> {
     let target = &args.target;
     let mut client = stats::connect(target.socket.as_deref(), target.process, "dataplane why --process PROCESS")?;
-    let links = interfaces(&mut client)?;
+    let (links, rdma_ports) = links(&mut client)?;
     let mut live = || -> Result<Live, CommandError> {
         let answer = client.call(&Call::Stats {}).map_err(|error| stats::failed(error, ""))?;
         answer.parse().map_err(|error| stats::failed(error, ""))
@@ -112,7 +114,7 @@ pub(super) fn observe(args: &args::Why) -> Result<Observed, CommandError> {
         let after = live()?;
         // The counters of the interfaces include losses from before the start of the program, so do not use them.
         let (seconds, waits) = (after.report.duration_s, waits(after.pid));
-        return Ok(Observed { before: None, after, seconds, interfaces: BTreeMap::new(), waits });
+        return Ok(Observed { before: None, after, seconds, interfaces: BTreeMap::new(), rdma_ports, waits });
     }
     let before = live()?;
     let start = Instant::now();
@@ -136,20 +138,21 @@ pub(super) fn observe(args: &args::Why) -> Result<Observed, CommandError> {
         let was = waited.get(&worker).copied().unwrap_or(now);
         (worker, now.saturating_sub(was))
     });
-    Ok(Observed { before: Some(before), after, seconds, interfaces, waits: waits.collect() })
+    Ok(Observed { before: Some(before), after, seconds, interfaces, rdma_ports, waits: waits.collect() })
 }
 
-/// Returns the kernel interface of each port that has an interface, by the name of the port.
-fn interfaces(client: &mut Client) -> Result<BTreeMap<String, String>, CommandError> {
-    let mut found = BTreeMap::new();
+/// Returns the kernel interface of each port that has an interface, by the name of the port, and the ports of RDMA
+/// devices.
+fn links(client: &mut Client) -> Result<(BTreeMap<String, String>, BTreeSet<String>), CommandError> {
+    let (mut interfaces, mut rdma_ports) = (BTreeMap::new(), BTreeSet::new());
     for page in client.show(Show { what: "links".to_owned(), ..Show::default() }) {
         for row in page.map_err(|error| stats::failed(error, ""))?.rows {
-            if let Ok(LinkRow { port, interface: Some(interface), .. }) = serde_json::from_str(row.get()) {
-                found.insert(port, interface);
-            }
+            let Ok(LinkRow { port, device_port, interface, .. }) = serde_json::from_str(row.get()) else { continue };
+            rdma_ports.extend(device_port.map(|_| port.clone()));
+            interfaces.extend(interface.map(|interface| (port, interface)));
         }
     }
-    Ok(found)
+    Ok((interfaces, rdma_ports))
 }
 
 /// Returns the folders of the worker threads of a process in `/proc`, by the number of the worker. The map is empty if

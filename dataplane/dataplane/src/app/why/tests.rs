@@ -21,14 +21,21 @@ fn observed() -> Observed {
     before.recent.workers.iter_mut().for_each(|worker| (worker.loops, worker.idle_loops) = (1000, 800));
     let mut after = before.clone();
     after.report.duration_s += 2.0;
-    Observed { before: Some(before), after, seconds: 2.0, interfaces: Default::default(), waits: Default::default() }
+    let (interfaces, rdma_ports, waits) = Default::default();
+    Observed { before: Some(before), after, seconds: 2.0, interfaces, rdma_ports, waits }
 }
 
 impl Observed {
     /// Increases a counter of the device of the port `lan`.
-    fn lose(&mut self, counter: &str, packets: u64) {
+    fn count(&mut self, counter: &str, packets: u64) {
         let counters = &mut self.after.report.ports[0].device_counters;
         *counters.entry(counter.to_owned()).or_default() += packets;
+    }
+
+    /// Increases a counter of the device of the port `lan`, and the losses of the port.
+    fn lose(&mut self, counter: &str, packets: u64) {
+        self.count(counter, packets);
+        self.after.report.ports[0].rx_lost += packets;
     }
 
     fn drop(&mut self, name: &str, packets: u64) {
@@ -88,11 +95,11 @@ fn counters_of_ports_and_interfaces_are_named() {
             observed.drop("lan.tx_full", 9);
         }),
         ("lan.tx_error", CauseKind::Send, |observed| {
-            observed.lose("tx_queue_full", 8);
-            observed.lose("tx_link_down", 1);
+            observed.count("tx_queue_full", 8);
+            observed.count("tx_link_down", 1);
             observed.drop("lan.tx_error", 9);
         }),
-        ("lan.rx_unmatched", CauseKind::NotAccepted, |observed| observed.lose("rx_unmatched", 9)),
+        ("lan.rx_unmatched", CauseKind::NotAccepted, |observed| observed.count("rx_unmatched", 9)),
         ("lan.tx_lost", CauseKind::File, |observed| observed.after.report.ports[0].tx_lost += 9),
         ("limit.copies_missed", CauseKind::Copies, |observed| observed.after.report.stages[2].copies_missed += 9),
         ("gone.denied", CauseKind::Stage, |observed| observed.drop("gone.denied", 9)),
@@ -119,6 +126,28 @@ fn counters_of_ports_and_interfaces_are_named() {
     observed.interfaces.insert("lan".to_owned(), ("eth1".to_owned(), counters));
     observed.lose("kernel_rx_dropped", 30);
     assert_eq!(diagnose(&dataplane_stages::registry(), &observed).causes.len(), 1);
+}
+
+#[test]
+fn device_counter_of_a_port_without_losses_is_no_cause() {
+    let mut observed = observed();
+    observed.count("rx_out_of_buffer", 16);
+    assert!(losses::losses(&observed).is_empty());
+    observed.after.report.ports[0].rx_lost += 16;
+    assert_eq!(losses::losses(&observed)[0].name, "lan.rx_out_of_buffer");
+}
+
+#[test]
+fn frames_of_the_kernel_are_no_losses_of_an_rdma_port() {
+    let mut observed = observed();
+    let counters = InterfaceCounters { errors: 4, drops: 9, missed: 5, fifo: 1 };
+    observed.interfaces.insert("lan".to_owned(), ("eth1".to_owned(), counters));
+    let names =
+        |observed: &Observed| -> Vec<String> { losses::losses(observed).into_iter().map(|cause| cause.name).collect() };
+    let errors = "lan.interface_rx_errors";
+    assert_eq!(names(&observed), ["lan.interface_rx_missed", "lan.interface_rx_dropped", errors]);
+    observed.rdma_ports.insert("lan".to_owned());
+    assert_eq!(names(&observed), [errors]);
 }
 
 #[test]
