@@ -17,7 +17,8 @@ pub(super) struct Diagnosis {
     pub(super) received: u64,
     /// The packets that the stages and the ports dropped. The ledger contains these packets.
     pub(super) dropped: u64,
-    /// The packets that were lost elsewhere. The ledger does not contain these packets.
+    /// The packets that the report counts as lost: `rx_lost` and `tx_lost` of the ports. The ledger does not contain
+    /// these packets.
     pub(super) lost: u64,
     /// The causes, in descending order of their packets. Causes with an unknown number of packets are last.
     pub(super) causes: Vec<Cause>,
@@ -37,6 +38,9 @@ pub(super) struct Cause {
     pub(super) kind: CauseKind,
     /// Whether the ledger contains the packets.
     pub(super) in_ledger: bool,
+    /// Whether the report counts the packets as lost. `false` for missing copies, for packets that a port does not
+    /// accept, and for counters of interfaces, which also count the packets of other programs.
+    pub(super) is_lost: bool,
     /// The stage that dropped the packets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) stage: Option<String>,
@@ -123,6 +127,7 @@ impl Cause {
             name,
             kind,
             in_ledger: false,
+            is_lost: false,
             stage: None,
             stage_kind: None,
             port: None,
@@ -141,16 +146,15 @@ impl Cause {
 impl Diagnosis {
     pub(super) fn new(observed: &Observed, mut causes: Vec<Cause>) -> Self {
         causes.sort_by_cached_key(|cause| (Reverse(cause.packets), cause.name.clone()));
-        let sum = |causes: &mut dyn Iterator<Item = &Cause>| causes.filter_map(|cause| cause.packets).sum();
         let total = &observed.after.report;
         Self {
             duration_s: observed.seconds,
             received: observed.growth(|report| report.packets.rx),
             dropped: observed.growth(|report| report.ledger.dropped),
-            lost: sum(&mut causes.iter().filter(|cause| !cause.in_ledger)),
+            lost: causes.iter().filter(|cause| cause.is_lost).filter_map(|cause| cause.packets).sum(),
             causes,
             notes: Vec::new(),
-            since_start: total.ledger.dropped + total.ports.iter().map(|port| port.rx_lost).sum::<u64>(),
+            since_start: total.ledger.dropped + total.ports.iter().map(|port| port.rx_lost + port.tx_lost).sum::<u64>(),
         }
     }
 }
@@ -180,7 +184,11 @@ impl fmt::Display for Diagnosis {
                 Some(packets) => {
                     let rate = PacketsPerSecond(packets as f64 / duration_s.max(1e-9));
                     let noun = if packets == 1 { "packet" } else { "packets" };
-                    writeln!(f, "{packets} {noun}, {rate}, {:.1} % of all", packets as f64 * 100.0 / all as f64)?;
+                    write!(f, "{packets} {noun}, {rate}")?;
+                    match cause.in_ledger || cause.is_lost {
+                        true => writeln!(f, ", {:.1} % of all", packets as f64 * 100.0 / all as f64)?,
+                        false => writeln!(f)?,
+                    }
                 }
                 None => writeln!(f, "an unknown number of packets")?,
             }

@@ -84,6 +84,7 @@ fn port_losses(observed: &Observed, port: &PortReport) -> Vec<Cause> {
     if unwritten > 0 {
         let meaning = "the packets were sent, but writing the capture file of the port failed";
         let mut cause = new(port, "tx_lost", CauseKind::File, unwritten, meaning);
+        cause.is_lost = true;
         cause.evidence = observed.failures().cloned().collect();
         cause.fix = fixes::of_port(&port.name, "tx_lost");
         causes.push(cause);
@@ -124,6 +125,7 @@ fn queue_cause(
     packets: u64,
 ) -> Cause {
     let mut cause = new(port, counter, CauseKind::Bursts, packets, meaning);
+    cause.is_lost = true;
     cause.evidence.push(increase(observed, port, counter));
     let restarts = observed.port_growth(&port.name, |port| port.recoveries + port.rebuilds);
     if restarts > 0 {

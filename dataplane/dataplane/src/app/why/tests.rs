@@ -138,6 +138,24 @@ fn device_counter_of_a_port_without_losses_is_no_cause() {
 }
 
 #[test]
+fn only_losses_of_the_report_are_counted_as_lost() {
+    let mut observed = observed();
+    observed.drop("rules.denied", 10);
+    observed.lose("rx_missed", 20);
+    observed.after.report.ports[0].tx_lost += 10;
+    observed.after.report.stages[2].copies_missed += 50;
+    ["rx_unmatched", "rx_too_long"].iter().for_each(|counter| observed.count(counter, 60));
+    let counters = InterfaceCounters { errors: 70, ..Default::default() };
+    observed.interfaces.insert("lan".to_owned(), ("eth1".to_owned(), counters));
+    let diagnosis = diagnose(&dataplane_stages::registry(), &observed);
+    assert_eq!((diagnosis.dropped, diagnosis.lost, diagnosis.causes.len()), (10, 30, 7));
+    let text = diagnosis.to_string();
+    for line in ["lan.rx_missed: 20 packets, 10 pps, 50.0 % of all\n", "limit.copies_missed: 50 packets, 25 pps\n"] {
+        assert!(text.contains(line), "{text}");
+    }
+}
+
+#[test]
 fn frames_of_the_kernel_are_no_losses_of_an_rdma_port() {
     let mut observed = observed();
     let counters = InterfaceCounters { errors: 4, drops: 9, missed: 5, fifo: 1 };
