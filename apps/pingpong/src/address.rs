@@ -22,9 +22,9 @@ pub(crate) struct Address {
     pub(crate) lid: u16,
     /// The queue pair number, 24 bits. 0 means no queue pair.
     pub(crate) qpn: u32,
-    /// The packet sequence number (PSN) of the first packet that this side sends, 24 bits.
+    /// The packet sequence number (PSN) of the first packet that this queue pair sends, 24 bits.
     pub(crate) psn: u32,
-    /// The GID of the port, or 0 if the side sent none.
+    /// The GID of the port, or 0 if the port has no GID.
     pub(crate) gid: Gid,
 }
 
@@ -141,7 +141,7 @@ mod tests {
             }
         }
 
-        /// Same as `accepted_bytes_round_trip`, with bytes that differ from a valid address in one byte.
+        /// Like `accepted_bytes_round_trip`, but with bytes that differ from a valid address in one byte.
         #[test]
         fn changed_address_is_refused_or_round_trips(at in 0..BYTES, byte: u8) {
             let mut bytes = *RDMA_CORE_ADDRESS;

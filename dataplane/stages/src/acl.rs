@@ -335,7 +335,7 @@ impl Stage for Acl {
 
     fn info() -> StageInfo {
         StageInfo::new()
-            .keeps("the hits of each rule whose counter has the same name in the new stage")
+            .keeps("the hits of each rule that has the same name in the new stage")
             .drops(&[Reason::Denied])
             .gauges(&["rules"])
             .tables(const { &[TableInfo::of::<RuleTable>("acl")] })

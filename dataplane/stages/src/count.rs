@@ -9,8 +9,8 @@ use dataplane_core::prelude::*;
 /// Counts packets and bytes. All packets go to the next stage.
 ///
 /// A pipeline can have several `count` stages. Each of the stages counts the packets at its own point of the pipeline.
-/// The counters appear in the report under the name of the stage. The length of a frame includes its headers and
-/// excludes its frame check sequence.
+/// The counters appear in the report under the name of the stage. The counted bytes of a frame include its headers and
+/// exclude its frame check sequence.
 ///
 /// ```toml
 /// [[pipeline.stage]]

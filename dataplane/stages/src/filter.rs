@@ -56,12 +56,12 @@ const OTHER: Edge = Edge::new(0);
 /// for 400 values, and minutes for 2,000 values.
 const MOST_VALUES: usize = 400;
 /// The maximum number of instructions of a program before optimisation. The time of the optimiser grows faster than the
-/// square of the number of instructions: about 1 s for 8,192 instructions of `host`, and 4 s for 12,000 instructions.
+/// square of the number of instructions: about 1 s for 8,192 instructions compiled from `host` primitives, and 4 s for 12,000.
 const MOST_UNOPTIMISED: usize = 8192;
 /// The maximum number of characters of an expression in a message.
 const LONGEST_QUOTE: usize = 80;
 
-/// The words that match IP broadcast addresses in an expression.
+/// The words of the primitive `ip broadcast`, which matches IPv4 broadcast addresses.
 const IP_BROADCAST: [&str; 2] = ["ip", "broadcast"];
 
 /// A compiled filter for Ethernet frames.
@@ -94,8 +94,8 @@ pub fn bytecode(expression: &str) -> Result<String, Problem> {
     let too_long =
         |message: String| problem(message).help("split the filter over several `filter` stages, or use an `acl` stage");
     let words = expression.split(|c: char| c.is_whitespace() || "()[]|&!=<>+-*/,".contains(c));
-    // The crate `pcap` passes the netmask 0 to libpcap instead of `PCAP_NETMASK_UNKNOWN`, with which libpcap itself
-    // would refuse this expression.
+    // libpcap refuses `ip broadcast` if the netmask is `PCAP_NETMASK_UNKNOWN`. The crate `pcap` passes the netmask 0
+    // instead, so refuse `ip broadcast` here.
     let is_ip_broadcast =
         |part: &str| part.split_whitespace().collect::<Vec<_>>().windows(2).any(|at| at == IP_BROADCAST);
     if expression.split(|c: char| "()[]|&!=<>+*/,".contains(c)).any(is_ip_broadcast) {

@@ -15,9 +15,14 @@ use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage, StageInfo};
 /// use     = "ingress"
 /// ports   = ["lan"]
 /// outputs = { listed = "lan_packets" }
+/// next    = "all_packets"
 ///
 /// [[pipeline.stage]]
 /// name = "lan_packets"
+/// use  = "count"
+///
+/// [[pipeline.stage]]
+/// name = "all_packets"
 /// use  = "count"
 /// ```
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

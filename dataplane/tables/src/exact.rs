@@ -71,7 +71,8 @@ struct KeyGroups {
     tag: u16,
 }
 
-/// The groups and tags of up to [`WAYS`] keys. Separate arrays let the compiler compute several keys at once.
+/// The groups and tags of up to [`WAYS`] keys. With separate arrays, the compiler can compute the groups and tags of
+/// several keys at once.
 struct KeyGroupsBatch {
     first: [u32; WAYS],
     second: [u32; WAYS],
@@ -430,7 +431,8 @@ mod tests {
                         prop_assert_eq!(error, TableError::Keys(most));
                         prop_assert!(!model.contains_key(&key::<WORDS>(number)));
                         // A table may be full below its capacity if many keys share their groups. A table that refuses
-                        // a key has at least as many keys as two groups have slots.
+                        // a key below its capacity has at least `2 * SLOTS` keys, because all slots of two groups are
+                        // occupied.
                         prop_assert!(model.len() >= most.min(2 * SLOTS), "full with {} of {most}", model.len());
                     }
                 },

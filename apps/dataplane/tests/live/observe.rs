@@ -15,8 +15,8 @@ use crate::common::{LINK, Running, RuntimeFolder, json, number};
 /// A generator with 16 flows from the UDP ports 1024 to 1039 that needs little CPU time.
 const SLOW: &str = "kind = 'generator', size = 64, flows = 16, rate = '2kpps'";
 
-/// Starts a program: the stage `edge` denies the UDP ports 1024 to 1027, the stage `even` splits off port 1030, and the
-/// stage `out` sends on the port `wire`.
+/// Starts a program: the stage `edge` denies the UDP ports 1024 to 1027. The stage `even` passes port 1030 to the next
+/// stage, and sends all other ports by its output `other` to the stage `out`. The stage `out` sends on the port `wire`.
 fn start(folder: &RuntimeFolder, link: &str, more: &str) -> Running {
     folder.0.write("x.toml", pipeline(link, more));
     folder.run("", None)

@@ -38,7 +38,8 @@ use dataplane_core::units::Period;
 /// grh           = true
 /// ```
 ///
-/// The port that connects, with a reliable connection on InfiniBand and an alternate path:
+/// A port of another connection: the port connects to its peer, with a reliable connection on InfiniBand and an alternate
+/// path:
 ///
 /// ```toml
 /// [[port]]
@@ -47,7 +48,7 @@ use dataplane_core::units::Period;
 /// qp     = "rc"
 ///
 /// [port.connection]
-/// to                 = "192.0.2.1:18515"
+/// to                 = "192.0.2.9:18515"
 /// gid_index          = 3
 /// access             = ["remote_read", "remote_write"]
 /// path_mtu           = 2048

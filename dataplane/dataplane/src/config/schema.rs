@@ -68,9 +68,10 @@ struct Pipeline {
     stage: Vec<Stage>,
 }
 
-/// A stage. Packets enter at the first stage in the list. From each stage, packets continue to the next stage in the
-/// list, unless `outputs` or `next` names another target. The stages must not form a loop. Every kind of stage has the
-/// keys `name`, `use`, `outputs`, `next`, `drops` and `on_panic`. All other keys are parameters of the kind.
+/// A stage. Packets enter at the first stage in the list. Packets that do not leave a stage by a named output continue
+/// to the next stage in the list, unless `next` names another target. The key `outputs` sets the targets of the named
+/// outputs. The stages must not form a loop. Every kind of stage has the keys `name`, `use`, `outputs`, `next`, `drops`
+/// and `on_panic`. All other keys are parameters of the kind.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct Stage {

@@ -6,20 +6,20 @@ use std::sync::{Arc, Weak};
 use super::rules::Rules;
 use dataplane_core::pipeline::{Problem, Setup};
 
-/// The place of a rule that the replaced stage does not have.
+/// The value in [`Places`] for a rule whose name does not exist in the replaced stage.
 const NEW: u32 = u32::MAX;
 
 /// The rules of a stage, with the hit counters of one worker.
 pub(super) struct RuleSet {
     pub(super) rules: Arc<Rules>,
-    /// The hits of each rule, by its place.
+    /// The hits of each rule, indexed like `rules`.
     pub(super) hits: Vec<u64>,
     /// The hits of removed rules.
     pub(super) gone: u64,
     places: Arc<Places>,
 }
 
-/// For each rule, the place of the rule with the same name in the replaced stage, or [`NEW`].
+/// For each rule, the index of the rule with the same name in the replaced stage, or [`NEW`].
 struct Places {
     /// The rules of the replaced stage.
     earlier: Weak<Rules>,
@@ -43,7 +43,8 @@ impl RuleSet {
     pub(super) fn new(rules: Arc<Rules>, setup: &mut Setup<'_>) -> Result<Self, Problem> {
         let earlier = setup.earlier::<Rules>();
         let mut places = setup.shared(|_| Ok(Places::new(&rules, earlier.as_ref())))?;
-        // If a change is reverted, the shared object belongs to the pipeline before the reverted change.
+        // A revert uses the shared object of the earlier pipeline again. The indexes in this object refer to another stage
+        // than the stage that the revert replaces, so compute the indexes again.
         if !places.earlier.ptr_eq(&earlier.as_ref().map(Arc::downgrade).unwrap_or_default()) {
             places = Arc::new(Places::new(&rules, earlier.as_ref()));
             setup.share(places.clone());

@@ -2,8 +2,9 @@
 //! Winter 1993; `linux/filter.h`).
 //!
 //! Jumps only lead forward and stay inside the program, and the last instruction returns. A program therefore ends
-//! after at most as many steps as it has instructions. A read outside the packet and a division by zero end the
-//! program with 0. Shifts by 32 bits or more give 0, as in libpcap.
+//! after at most as many steps as it has instructions. A read outside the packet and a division by an X of 0 end the
+//! program with 0. A shift by an X of 32 or more gives 0, as in libpcap. A program that divides by the constant 0, or
+//! shifts by a constant of 32 or more, is refused.
 
 /// The maximum number of instructions (`BPF_MAXINSNS`).
 const MOST: usize = 4096;
@@ -120,8 +121,8 @@ impl Comparison {
     }
 }
 
-/// Returns the first instruction that may read a word of the scratch memory before the program stores a value there, and
-/// the word. Jumps must stay inside the program. Linux also refuses a program with such an instruction
+/// Finds the first instruction that may read a word of the scratch memory before the program stores a value there.
+/// Returns the indexes of the instruction and of the word. Jumps must stay inside the program. Linux also refuses a program with such an instruction
 /// (`check_load_and_stores` in net/core/filter.c).
 fn unset_memory(ops: &[BpfOp]) -> Option<(usize, u8)> {
     // For each instruction: the words that have a value on every path to the instruction, as a bit set.

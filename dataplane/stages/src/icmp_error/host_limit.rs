@@ -7,7 +7,7 @@ const WAYS: usize = 4;
 /// The number of sets. The table has 64 KiB.
 const SETS: usize = 1024;
 
-/// The limit of one host: the generic cell rate algorithm (ITU-T I.371), which stores only one time per host.
+/// The limit of one host: the generic cell rate algorithm (ITU-T I.371), which stores a single timestamp per host.
 #[derive(Clone, Copy, Debug, Default)]
 struct HostEntry {
     /// The hash of the address.

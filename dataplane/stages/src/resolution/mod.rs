@@ -42,11 +42,11 @@ const TIMEOUT_INTERVAL: u64 = 50;
 const ANNOUNCEMENTS: [u64; 2] = [0, 2000];
 /// Number of elements of each queue of a stage: the queues of received messages, and the queue of frames to send.
 const QUEUE: usize = 1024;
-/// Largest number of neighbour requests that the background thread handles in one step. Each worker requests at most
-/// 1,000 neighbours without an entry per second, on average.
+/// Largest number of neighbour requests that the background thread handles in one step. On average, each
+/// worker requests at most 1,000 neighbours per second that have no entry.
 const MAX_REQUESTS_PER_STEP: usize = 512;
-/// Interval at which all unresolved neighbours are watched again, in milliseconds. If a request was refused or lost,
-/// the next packet to a watched neighbour repeats the request.
+/// Interval at which the writer sets the mark [`forwarding::Mark::Watched`] of all unresolved neighbours again, in
+/// milliseconds. The next packet to a marked neighbour causes a new request, so a refused or lost request is repeated.
 const RETRY_INTERVAL: u64 = 1000;
 /// Limit of unsolicited messages that a stage of a worker passes on: messages per second, and burst size.
 const HINT_LIMIT: (u64, u64) = (100, 64);
@@ -171,8 +171,8 @@ impl Resolution {
         }
         let millis = |period: Period| period.as_nanos() / 1_000_000;
         let settings = Settings {
-            // All ports share one table of neighbours. Each port gets an equal share, so that no port takes the share
-            // of another port.
+            // The neighbours of all ports are in one table. Each port gets an equal share of the entries, so that no
+            // port takes the share of another port.
             most: usize::from(parameters.most).min(MAX_NEIGHBORS / resolution.ports.len()),
             reachable: millis(parameters.reachable),
             ageing: millis(parameters.ageing),
@@ -202,8 +202,9 @@ impl Resolution {
             }
         });
         if open.settings != settings {
-            // If the existing resolver belongs to the running pipeline, a change has other settings, and builds a new
-            // resolver for all stages. Otherwise two stages of the config disagree, and the problem is reported.
+            // If the existing resolver belongs to the running pipeline, this call is part of a change to other settings.
+            // The program then prepares all stages again with a new resolver. Otherwise, two stages of one config have
+            // different settings, and the program reports the problem.
             setup.renew_common::<Self>();
             let problem =
                 Problem::at("source", format!("stage `{}` resolves neighbours with other parameters", open.stage));
@@ -294,8 +295,8 @@ pub struct ResolutionClient {
     pub reader: Reader,
     /// The next hops of the config.
     pub hops: Vec<NextHop>,
-    /// For each next hop of the config, its number in the tables. The index is the number of the next hop in the config
-    /// minus 1.
+    /// The numbers of the next hops in the tables. Element 0 belongs to next hop 1 of the config, element 1 to next hop
+    /// 2.
     pub numbers: Vec<u32>,
     /// The frames that wait to be sent.
     frames: Consumer<Frame>,
@@ -432,7 +433,7 @@ struct ResolverState {
     actions: Vec<Action>,
     /// Time of the last timeout check.
     last_timeout_check: u64,
-    /// The time at which all unresolved neighbours were last watched again.
+    /// The time at which all unresolved neighbours were last marked again (see [`RETRY_INTERVAL`]).
     last_retry: u64,
     /// For each port: when its link last changed, and how many announcements were sent since.
     announced: Vec<(u64, usize)>,
