@@ -1,4 +1,4 @@
-//! Longest prefix match.
+//! Longest-prefix-match lookup of IPv4 and IPv6 addresses.
 
 use dataplane::tables::lpm::{Lpm4, Lpm6};
 use zerocopy::{FromBytes, Immutable, KnownLayout};

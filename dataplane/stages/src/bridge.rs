@@ -287,7 +287,7 @@ impl Stage for Bridge {
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
         report("flooded", self.flooded);
         report("flood_copies_missed", self.missed);
-        // All workers share the table, so only one worker reports its counter.
+        // All workers share the table, so only one worker reports the counter of the table.
         let table = self.table.as_ref().filter(|_| self.place.0 == 0);
         report("evicted", table.map_or(0, |table| table.evicted.load(Ordering::Relaxed)));
         if let Some(guard) = &self.guard {

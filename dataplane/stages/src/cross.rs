@@ -22,7 +22,7 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 pub struct Cross {
     /// The pairs of port names. A port can be in one pair only. No default: at least one pair is required.
     pub pairs: Vec<[String; 2]>,
-    /// The other port of the pair, indexed by port.
+    /// For each port, the other port of its pair.
     #[serde(skip)]
     #[schemars(skip)]
     others: Vec<Option<u8>>,

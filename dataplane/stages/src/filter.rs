@@ -56,7 +56,8 @@ const OTHER: Edge = Edge::new(0);
 /// for 400 values, and minutes for 2,000 values.
 const MOST_VALUES: usize = 400;
 /// The maximum number of instructions of a program before optimisation. The time of the optimiser grows faster than the
-/// square of the number of instructions: about 1 s for 8,192 instructions compiled from `host` primitives, and 4 s for 12,000.
+/// square of the number of instructions: about 1 s for 8,192 instructions compiled from `host` primitives, and 4 s for
+/// 12,000 instructions.
 const MOST_UNOPTIMISED: usize = 8192;
 /// The maximum number of characters of an expression in a message.
 const LONGEST_QUOTE: usize = 80;

@@ -11,8 +11,8 @@ use dataplane_tables::bucket::{SingleRate, TokenBucket, TwoRate};
 /// Limits traffic to a rate of packets or bytes, and marks packets as green, yellow or red (RFC 2697, RFC 2698).
 ///
 /// The stage needs one rate, either `packets_per_second` or `bytes_per_second`. The burst sizes and the peak rate have
-/// the unit of this rate: packets or bytes. The counted bytes of a frame include its headers and exclude its frame check
-/// sequence. The meter uses the receive timestamps of the packets. Green packets go to the next stage. The keys
+/// the unit of this rate: packets or bytes. The counted bytes of a frame include its headers and exclude its frame
+/// check sequence. The meter uses the receive timestamps of the packets. Green packets go to the next stage. The keys
 /// `yellow` and `red` define whether yellow and red packets go to the next stage or are dropped as `rate_exceeded`.
 ///
 /// With several workers, each worker gets an equal share of the rates, because the flows are distributed over the

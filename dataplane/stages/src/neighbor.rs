@@ -248,7 +248,7 @@ impl NeighborKey {
 /// The MAC addresses of the config.
 #[derive(Debug, Default)]
 struct MacTable {
-    /// Indexes into `macs`.
+    /// For each key, its index in `macs`.
     places: Exact<5>,
     macs: Vec<MacAddr>,
 }
@@ -459,9 +459,9 @@ impl Stage for Neighbor {
         let earlier = earlier.downcast::<Self>().and_then(|earlier| earlier.live.as_ref());
         let Some((live, earlier)) = self.live.as_ref().zip(earlier) else { return true };
         match (&live.known, &earlier.known) {
-            // Held packets have the numbers of next hops in these tables.
+            // Held packets have the numbers of next hops in these tables, so both stages must use the same tables.
             (NeighborSource::Kernel(now), NeighborSource::Kernel(before)) => Arc::ptr_eq(now.shared(), before.shared()),
-            // Held packets have the numbers of next hops in the config. Each number must keep its meaning.
+            // Held packets have the numbers of next hops in the config, so each number must keep its next hop.
             (NeighborSource::Resolution(now), NeighborSource::Resolution(before)) => now.hops.starts_with(&before.hops),
             _ => false,
         }

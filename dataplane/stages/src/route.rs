@@ -455,7 +455,6 @@ impl Stage for Route {
 }
 
 impl Route {
-    /// Routes a batch with the tables that mirror the kernel's routes.
     /// Describes the route of the kernel for a packet.
     fn explain_kernel_route(&self, reader: &Reader, destination: IpAddr, packet: &Packet<'_>) -> String {
         if self.port_names.is_empty() {
@@ -483,6 +482,7 @@ impl Route {
         }
     }
 
+    /// Routes a batch with the tables that mirror the kernel's routes.
     fn process_kernel_routes(&mut self, batch: &mut Batch) {
         let Some(reader) = &self.reader else { return };
         // All packets of a batch have the same ingress port.

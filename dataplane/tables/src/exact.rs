@@ -26,7 +26,8 @@ use super::tags::{Group, SLOTS};
 use super::{MAX_VALUE, MISS, TableError, zeroed};
 use dataplane_core::mem::{prefetch, prefetch_l2};
 
-/// The largest fraction of the slots that keys occupy, as numerator and denominator. At this fraction, few groups are full.
+/// The largest fraction of the slots that keys occupy, as numerator and denominator. At this fraction, few groups are
+/// full.
 const LOAD_FACTOR: (usize, usize) = (2, 3);
 
 /// Number of groups that are searched for a free slot before the table counts as full.

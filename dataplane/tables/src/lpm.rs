@@ -313,8 +313,8 @@ mod tests_v6 {
         }
     }
 
-    /// A single prefix takes no line if it ends in the first level. Otherwise, it takes one line for each half of the
-    /// address that it reaches.
+    /// A single prefix takes no line if it ends in the first level. Otherwise, the prefix takes one line for each half of
+    /// the address that the prefix reaches.
     #[test]
     fn single_prefix_takes_at_most_one_cache_line_for_each_half_of_the_address() {
         for (len, lines) in [(20, 0), (21, 1), (48, 1), (63, 1), (64, 1), (65, 2), (127, 2), (128, 2)] {

@@ -1,5 +1,5 @@
-//! Checks Kubernetes manifests. Standard input has a JSON array of manifests. The program prints each mistake, and exits with
-//! status 1 if there is a mistake.
+//! Checks Kubernetes manifests. Standard input has a JSON array of manifests. The program prints each mistake, and exits
+//! with status 1 if there is a mistake.
 //!
 //! The schemas of the kinds of Kubernetes come from the crate `k8s-openapi`, which is generated from the OpenAPI
 //! description of Kubernetes. Unknown fields are mistakes, as for `kubectl apply --validate=strict`. The kinds of other
@@ -101,7 +101,7 @@ fn manifest(spec: Value) -> Value {
     )
 }
 
-/// The Prometheus operator, `monitoring.coreos.com/v1`.
+/// Returns the schema of a `ServiceMonitor` of the Prometheus operator, `monitoring.coreos.com/v1`.
 fn service_monitor() -> Value {
     let duration = json!({ "type": "string", "pattern": "^[0-9]+(ms|s|m|h)$" });
     let endpoint = object(
@@ -118,12 +118,12 @@ fn service_monitor() -> Value {
     ))
 }
 
-/// The Network Plumbing Working Group, `k8s.cni.cncf.io/v1`.
+/// Returns the schema of a `NetworkAttachmentDefinition` of the Network Plumbing Working Group, `k8s.cni.cncf.io/v1`.
 fn network_attachment() -> Value {
     manifest(object(json!({ "config": { "type": "string" } }), &["config"]))
 }
 
-/// Kustomize, `kustomize.config.k8s.io/v1beta1`.
+/// Returns the schema of a `Kustomization` of Kustomize, `kustomize.config.k8s.io/v1beta1`.
 fn kustomization() -> Value {
     let names = json!({ "type": "array", "items": { "type": "string" } });
     let pairs = json!({ "type": "array", "items": object(json!({

@@ -183,13 +183,13 @@ struct Comparison {
 }
 
 impl Comparison {
-    /// Takes a value of the statistics.
+    /// Removes a value from the rest of the statistics, and returns the value.
     fn take(&mut self, path: &str) -> Value {
         let value = self.rest.pointer_mut(path).unwrap_or_else(|| panic!("the statistics have no {path}"));
         value.take()
     }
 
-    /// Takes the sample of a metric.
+    /// Removes the sample of a metric from the samples, and returns its value.
     fn sample(&mut self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let labels: BTreeMap<_, _> = labels.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
         let key = (format!("dataplane_{name}"), labels);
@@ -533,7 +533,7 @@ fn address_that_cannot_be_used_is_reported_at_the_start() {
     assert_eq!((status, err.contains(&in_use)), (2, true), "{err}");
     drop(listener);
 
-    // This test listens on the socket, like another program.
+    // This test listens on the socket, as another program would.
     fs::create_dir(folder.path("theirs")).unwrap();
     let theirs = folder.path("theirs/m.sock");
     let listener = UnixListener::bind(&theirs).unwrap();
@@ -611,7 +611,7 @@ fn wrong_requests_are_refused_and_do_not_disturb_others() {
         let response = get(address, path);
         assert_eq!((response.status(), response.body.as_str()), (200, body));
     }
-    // A client that closes its connection early.
+    // These clients close their connections early.
     for _ in 0..50 {
         connect(address).write_all(OPEN_METRICS.as_bytes()).unwrap();
     }

@@ -85,7 +85,7 @@ fn packets_are_captured_at_a_stage_an_output_and_a_port() {
         let has = |part: &[u8]| text.windows(part.len()).any(|at| at == part);
         assert_eq!(has(b"edge.denied"), options.contains(&"--drops"), "{options:?}");
         assert!(has(b"time stamps: software"));
-        // The option epb_flags with the direction inbound.
+        // The bytes of the option epb_flags with the direction inbound.
         assert!(direction == 0 || has(&[2, 0, 4, 0, 1, 0, 0, 0]), "{options:?}");
     }
     // The output `other` never has port 1030, although the stage receives it.
@@ -185,7 +185,7 @@ fn client_that_reads_nothing_loses_only_captured_packets() {
     let mut client = Client::of_process_in(&running);
     client.call(&Call::Capture(Capture { at: Some("edge".to_owned()), ..Capture::default() })).unwrap();
     let before = running.ask().unwrap();
-    // More packets than the program keeps for the client.
+    // Wait until the program has received more packets than it keeps for the client.
     wait_until("the traffic goes on", || {
         number(&running.ask().unwrap()["packets"]["rx"]) > number(&before["packets"]["rx"]) + 100_000
     });

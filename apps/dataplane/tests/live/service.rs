@@ -21,7 +21,7 @@ impl Manager {
     fn new(folder: &RuntimeFolder) -> Self {
         let socket = UnixDatagram::bind(folder.path("notify")).unwrap();
         let (sender, receiver) = mpsc::channel();
-        // Read all the time. A program waits if the queue of the socket is full.
+        // Read without pauses, because a program waits while the queue of the socket is full.
         thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(length) = socket.recv(&mut bytes) {
@@ -161,7 +161,7 @@ fn watchdog_is_fed_only_while_all_workers_make_progress() {
 fn watchdog_of_another_process_is_not_fed() {
     let folder = RuntimeFolder::new();
     let manager = Manager::new(&folder);
-    // The process 1 is another process.
+    // `WATCHDOG_PID` names process 1, which is not the started program.
     let running = manager.run(&folder, &[("WATCHDOG_USEC", "1000"), ("WATCHDOG_PID", "1")]);
     manager.until("READY=1");
     running.program.signal("-HUP");

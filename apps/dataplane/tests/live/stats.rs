@@ -114,7 +114,7 @@ fn traffic_passes_with_few_privileges_and_a_full_standard_error() {
     let held = |pid: &str| u64::from_str_radix(&status_of(pid, "CapPrm"), 16).unwrap();
     match held("self") {
         0 => skip("this process has no capabilities that the program could give up"),
-        // The reload of rules may need to read files of other users.
+        // The program keeps this capability, because a reload of rules may read files of other users.
         all => assert_eq!(held(&pid), all & CAP_DAC_READ_SEARCH),
     }
     // `Seccomp` is 2 if a filter is active (proc_pid_status(5)).

@@ -38,8 +38,8 @@ use dataplane_core::units::Period;
 /// grh           = true
 /// ```
 ///
-/// A port of another connection: the port connects to its peer, with a reliable connection on InfiniBand and an alternate
-/// path:
+/// A port of another connection: the port connects to its peer, with a reliable connection on InfiniBand and an
+/// alternate path:
 ///
 /// ```toml
 /// [[port]]

@@ -186,15 +186,15 @@ const RESERVED: [&str; 4] = ["default", "fragments", "gone", "rules"];
 /// Compiled rules, shared by all workers.
 pub(super) struct Rules {
     pub(super) classifier: Classifier,
-    /// For each rule, its place in the order of the rules, and its action. The index is the number of the rule in the
-    /// classifier.
+    /// For each rule, its index in the order of precedence, and its action. Element n belongs to the rule with the
+    /// number n in the classifier.
     pub(super) verdicts: Vec<(u32, Action)>,
     /// Names of the hit counters. No two rules have the same name.
     pub(super) names: Vec<String>,
     /// The rules as text.
     pub(super) texts: Vec<String>,
     pub(super) actions: Vec<Action>,
-    /// Whether each rule has a name of its own.
+    /// For each rule, whether the rule sets the name of its counter.
     pub(super) named: Vec<bool>,
 }
 
@@ -395,7 +395,7 @@ impl Rules {
         self.names.len()
     }
 
-    /// Describes the rule with this place.
+    /// Describes the rule with this index in the order of precedence.
     pub(super) fn explain(&self, place: u32) -> Option<String> {
         let rule = place as usize;
         let text = self.texts.get(rule)?;

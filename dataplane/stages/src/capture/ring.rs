@@ -29,7 +29,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Copies as much of a packet as fits into a buffer, with a comment that is the concatenation of `comment`.
+    /// Copies as much of a packet as fits into a buffer, followed by the comment: the parts in `comment`, joined.
     #[inline(always)]
     pub(super) fn new(mut buffer: Buffer, nanos: u64, source: ClockSource, packet: &[u8], comment: &[&str]) -> Self {
         let len = packet.len().min(buffer.len() - COMMENT);

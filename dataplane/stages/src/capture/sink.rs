@@ -42,8 +42,8 @@ struct Shared {
     /// Whether a worker has used the capture. The writer then creates a file even without packets.
     is_used: AtomicBool,
     missed: AtomicU64,
-    /// The number of packets that workers copied for the writer and that were then not written. These packets are also
-    /// counted as missed.
+    /// The number of packets that workers copied for the writer, but that the writer did not write. These packets also
+    /// count as missed.
     lost: AtomicU64,
 }
 

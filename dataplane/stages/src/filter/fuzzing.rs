@@ -99,7 +99,7 @@ pub(crate) fn program(input: &[u8]) {
     }
 }
 
-/// Parses a text as a program, and runs the program on the text.
+/// Parses a text as a program, and runs the program on the bytes of the text.
 pub(crate) fn text(input: &[u8]) {
     if let Ok(text) = std::str::from_utf8(input)
         && let Ok(program) = Program::parse(text)

@@ -1,4 +1,4 @@
-//! The error of the tables.
+//! The error of the forwarding tables.
 
 /// The error for a refused route or neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

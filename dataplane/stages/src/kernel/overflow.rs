@@ -98,7 +98,7 @@ mod tests {
         let mut overflow = Overflow::default();
         let mut at =
             |name: &str, refused| overflow.warning(KernelTable { name: name.to_owned(), limit: 1024, refused });
-        // Refusals from before the start of the program.
+        // These refusals happened before the first check, so there is no warning.
         assert_eq!(at("arp_cache", 7), None);
         assert_eq!(at("ndisc_cache", 0), None);
         assert_eq!(at("arp_cache", 7), None);

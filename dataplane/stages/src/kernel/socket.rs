@@ -14,7 +14,7 @@ use rustix::fd::AsFd;
 
 /// `RTNLGRP_LINK`, `_NEIGH`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR`, `_IPV6_ROUTE` (linux/rtnetlink.h).
 const MULTICAST_GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
-/// Requested size of the socket's receive buffer, in bytes. The system may limit it.
+/// Requested size of the socket's receive buffer, in bytes. The system may limit the size.
 pub(super) const BACKLOG: usize = 8 << 20;
 /// Size of a read buffer, in bytes: larger than any message batch of the kernel.
 const READ_BUFFER: usize = 256 << 10;
@@ -22,8 +22,8 @@ const READ_BUFFER: usize = 256 << 10;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest number of reads in one [`Events::wait`].
 const MAX_READS: usize = 256;
-/// Largest number of messages to discard at a time. The limit is rarely reached, because discarding a message takes less
-/// time than the kernel needs to report a change.
+/// Largest number of messages to discard at a time. The limit is rarely reached, because discarding a message takes
+/// less time than the kernel needs to report a change.
 const MAX_DISCARDS: usize = 1 << 20;
 /// Number of attempts to get a dump that no change interrupts.
 const DUMP_ATTEMPTS: usize = 10;

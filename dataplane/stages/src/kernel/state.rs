@@ -456,7 +456,8 @@ impl State {
             if self.links.get(&index).is_some_and(|link| link.up != (true, true)) {
                 continue;
             }
-            // The new entry stops workers from requesting the neighbour again before the kernel had time to resolve it.
+            // The new entry stops workers from requesting the neighbour again before the kernel had time for the
+            // resolution.
             if let Err(refused) = self.writer.note_neighbor(hop) {
                 self.refuse_neighbor(hop, refused);
                 continue;

@@ -234,7 +234,7 @@ fn neighbours_are_mirrored_and_resolved() {
             neigh del 10.1.0.10 lladdr 02:00:00:00:01:02 dev a0\n");
         becomes("10.1.0.9", 0, at(4));
         becomes("10.1.0.10", 0, None);
-        // No host has this address. The kernel tries to resolve it, and reports the failure.
+        // No host has this address. The kernel tries to resolve the address, and reports the failure.
         reader.ask(hop("10.1.0.66", 0));
         becomes("10.1.0.66", 0, Some(Resolved::Failed));
         assert!(tables.count(Count::Asked) >= 1);

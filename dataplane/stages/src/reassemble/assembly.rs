@@ -224,7 +224,7 @@ impl Assembly {
         Ok(self.total == Some(self.received))
     }
 
-    /// Returns the first fragment as it was received, or `None` if it has not arrived.
+    /// Returns the first fragment as it was received, or `None` if the fragment has not arrived.
     pub(super) fn first(&self) -> Option<&[u8]> {
         let first = self.first.as_ref()?;
         self.memory.get(HEAD - first.payload..HEAD + first.end - first.payload)

@@ -74,7 +74,7 @@ impl Model {
     /// fragment.
     fn take(&mut self, part: &Part) -> Result<Option<Vec<u8>>, &'static str> {
         if part.offset == 0 && !part.more {
-            // An unfragmented packet or an atomic fragment.
+            // An unfragmented packet or an atomic fragment is complete.
             return Ok(Some(part.payload.clone()));
         }
         if part.payload.is_empty() || part.more && !part.payload.len().is_multiple_of(8) {

@@ -32,8 +32,8 @@ pub(super) const FAILED_TIME: Millis = 3000;
 enum Limit {
     /// The first request for an unknown neighbour, if the request is sent at once.
     First,
-    /// The first request for an unknown neighbour, in two cases: the request had to wait, or the MAC address in a
-    /// received message did not answer.
+    /// The first request for an unknown neighbour, in two cases: the request had to wait, or no host answered at
+    /// the MAC address from a received message.
     Waiting,
     /// A repeated request for an unknown neighbour.
     Repeat,
@@ -54,7 +54,7 @@ const MAX_WAIT: Millis = 200;
 /// The age at which an unknown neighbour counts as failed if the limit delays its repeated requests, in milliseconds.
 const MAX_REPEAT_TIME: Millis = RETRANS_TIMER * (MAX_SOLICITS as Millis + 1);
 /// The maximum number of neighbours that are evicted at once is `most` ([`Settings`]) divided by this number, but at
-/// least 1. The same number of places is for neighbours that have never answered.
+/// least 1. The same number of entries is for neighbours that have never answered.
 const EVICTION_DIVISOR: usize = 16;
 
 /// The parameters of the config.
@@ -132,8 +132,8 @@ struct NeighborEntry {
     is_gateway: bool,
 }
 
-/// The state machine of all neighbours of one port. Each port has its own table and limits, so a flood on one port does
-/// not affect the neighbours of other ports.
+/// The state machine of all neighbours of one port. Each port has its own entries and limits, so a flood on one port
+/// does not affect the neighbours of other ports.
 #[derive(Debug)]
 pub(super) struct StateMachine {
     settings: Settings,
@@ -386,14 +386,14 @@ impl StateMachine {
         actions.push(Action::Set(hop, resolved, mark));
     }
 
-    /// Makes room for one more neighbour. Returns `false` if there is no room. Never evicts neighbours in use and
-    /// gateways.
+    /// Makes room for one more neighbour. Returns `false` if there is no room. Evicts neither neighbours in use
+    /// nor gateways.
     ///
-    /// A share of the places ([`EVICTION_DIVISOR`]) is for neighbours that have never answered, so that a new neighbour
-    /// has time to answer during a scan. If neighbours that have never answered use all places of the share, evicts the
-    /// oldest of them. Otherwise, evicts the oldest neighbours that have answered before, and are now stale or do not
-    /// answer any more. An unsolicited message first evicts neighbours that have never answered, and evicts no stale
-    /// neighbour that has answered.
+    /// A share of the entries ([`EVICTION_DIVISOR`]) is for neighbours that have never answered, so that a new neighbour
+    /// has time to answer during a scan. If such neighbours use the whole share, evicts the oldest of these neighbours.
+    /// Otherwise, evicts the oldest neighbours that have answered before, and are now stale or do not answer any more.
+    /// For an unsolicited message, first evicts neighbours that have never answered, and evicts no stale neighbour that
+    /// has answered.
     fn make_room(&mut self, unsolicited: bool, actions: &mut Vec<Action>) -> bool {
         if self.entries.len() < self.settings.most {
             return true;

@@ -202,7 +202,7 @@ impl Resolution {
             }
         });
         if open.settings != settings {
-            // If the existing resolver belongs to the running pipeline, this call is part of a change to other settings.
+            // If the existing resolver belongs to the running pipeline, this call is part of a change of the settings.
             // The program then prepares all stages again with a new resolver. Otherwise, two stages of one config have
             // different settings, and the program reports the problem.
             setup.renew_common::<Self>();
