@@ -42,10 +42,17 @@ impl<T> ThreadCell<T> {
         self.value.try_borrow_mut().ok().map(|mut value| work(&mut value))
     }
 
-    /// Removes the owner if the owner is this thread or has ended, so that another thread can claim the cell.
+    /// Removes the owner if the owner is this thread or has ended, so that another thread can claim the cell. Does
+    /// nothing while this thread accesses the state: the claim must last until the access ends.
     pub(super) fn release(&self) {
-        // If another running thread owns the cell, the result is `false`, and the other thread stays the owner.
-        let _ = self.owner.release();
+        let is_unused = match self.owner.claim(Claim::Temporary) {
+            Some(_guard) => self.value.try_borrow_mut().is_ok(),
+            None => true,
+        };
+        if is_unused {
+            // If another running thread owns the cell, the result is `false`, and the other thread stays the owner.
+            let _ = self.owner.release();
+        }
     }
 }
 
@@ -69,6 +76,21 @@ mod tests {
             }
         });
         assert_eq!(cell.with(Claim::Temporary, |value| *value), Some(40_000));
+    }
+
+    #[test]
+    fn release_during_an_access_keeps_the_owner() {
+        for claim in [Claim::Permanent, Claim::Temporary] {
+            let cell = ThreadCell::new(());
+            let other = || thread::scope(|scope| scope.spawn(|| cell.with(Claim::Temporary, |()| ())).join().unwrap());
+            let during = cell.with(claim, |()| {
+                cell.release();
+                other()
+            });
+            assert_eq!(during, Some(None), "{claim:?}");
+            cell.release();
+            assert_eq!(other(), Some(()), "{claim:?}");
+        }
     }
 
     #[test]
