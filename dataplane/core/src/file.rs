@@ -131,7 +131,9 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<io::Result<()>> {
     new.push(name);
     new.push(format!(".{}.new", std::process::id()));
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut created = File::from(openat(&place.folder, &new, flags, Mode::from_raw_mode(0o666))?);
+    // A new content of a file with fewer permissions must not be readable meanwhile.
+    let mode = if place.known.is_some() { 0o600 } else { 0o666 };
+    let mut created = File::from(openat(&place.folder, &new, flags, Mode::from_raw_mode(mode))?);
     let mut write = || {
         created.write_all(content)?;
         if let Some(before) = &place.known {
