@@ -270,11 +270,11 @@ impl Stage for Bridge {
             check_period("loop_shut", time, Period::from_secs(3)..=Period::from_secs(3600))?;
             let ports: Vec<(u8, Option<u16>)> =
                 self.joined.iter().map(|port| (port.number, port.lowest_vlan())).collect();
-            share_earlier::<Loops>(setup);
+            share_earlier(setup, Loops::new);
             let loops = setup.shared(|_| Ok(Loops::new()))?;
             self.guard = Some(LoopGuard::new(setup, loops, &ports, time));
         }
-        share_earlier::<Table>(setup);
+        share_earlier(setup, Table::new);
         let table = setup.shared(|_| Ok(Table::new()))?;
         if setup.worker().0 == 0 {
             let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
@@ -327,11 +327,15 @@ impl Stage for Bridge {
     }
 }
 
-/// Shares the object of the replaced bridge, unless the numbers of ports in the object are invalid. Without the learned
-/// addresses, the new bridge floods the frames, and loses no packets.
-fn share_earlier<T: Send + Sync + 'static>(setup: &mut Setup<'_>) {
+/// Shares the object of the replaced bridge, unless the numbers of ports in the object are invalid. In this case, shares
+/// a new object, also if a revert would use the object of the earlier bridge again: it has learned addresses of ports
+/// that the revert removes. Without the learned addresses, the new bridge floods the frames, and loses no packets.
+fn share_earlier<T: Send + Sync + 'static>(setup: &mut Setup<'_>, make: impl FnOnce() -> T) {
     if setup.has_earlier_port_numbers() {
         setup.earlier::<T>().into_iter().for_each(|earlier| setup.share(earlier));
+    } else if setup.worker().0 == 0 {
+        // The bridges of the other workers use this object too.
+        setup.share(Arc::new(make()));
     }
 }
 

@@ -82,6 +82,10 @@ pub struct Reassemble {
     /// Whether to reassemble only datagrams for addresses that the config gives to the ports. Default: `false`.
     #[serde(default)]
     own: bool,
+    /// Whether all ports of the replaced stage have the same numbers now.
+    #[serde(skip)]
+    #[schemars(skip)]
+    keeps_ports: bool,
     #[serde(skip)]
     #[schemars(skip)]
     hosts: Option<Responder>,
@@ -210,6 +214,9 @@ impl Stage for Reassemble {
             }
         }
         check_period("timeout", self.timeout, Period::from_secs(1)..=Period::from_secs(60))?;
+        // The datagrams have the numbers of their ports, so a change of the ports must prepare this stage again.
+        let _ = setup.ports();
+        self.keeps_ports = setup.has_earlier_port_numbers();
         if self.own {
             let hosts = Responder::new(&[], |_| true, None, None, setup);
             let problem = |_| {
@@ -245,7 +252,7 @@ impl Stage for Reassemble {
     fn adopt(&mut self, earlier: &mut dyn Stage) {
         let Some(earlier) = earlier.downcast::<Self>() else { return };
         std::mem::swap(&mut self.counts, &mut earlier.counts);
-        if (self.datagrams, self.largest) == (earlier.datagrams, earlier.largest) {
+        if self.keeps_ports && (self.datagrams, self.largest) == (earlier.datagrams, earlier.largest) {
             std::mem::swap(&mut self.slots, &mut earlier.slots);
             std::mem::swap(&mut self.index, &mut earlier.index);
         }
@@ -253,7 +260,7 @@ impl Stage for Reassemble {
 
     fn info() -> StageInfo {
         StageInfo::new()
-            .keeps("the datagrams in reassembly, unless `datagrams` or `largest` changes")
+            .keeps("the datagrams in reassembly, unless `datagrams` or `largest` changes, or a port is removed or gets another number")
             .outputs(&[("expired", "fragments with offset 0 of datagrams that were not complete in time")])
             .reasons(&[
                 (

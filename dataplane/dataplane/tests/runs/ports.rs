@@ -286,6 +286,34 @@ fn unconfirmed_change_of_ports_reverts() {
 }
 
 #[test]
+fn bridge_forgets_the_addresses_of_a_port_that_a_revert_removes() {
+    let bridge = |ports: &[(&str, u8, u8)]| {
+        let config = Config::new().workers(1).runtime("buffers = 16384\nidle = 'sleep'");
+        let config = ports.iter().fold(config, |config, (name, from, to)| {
+            let link = "kind = 'generator', rate = 20000";
+            let macs = format!("src_mac = '02:00:00:00:00:{from:02x}', dst_mac = '02:00:00:00:00:{to:02x}'");
+            config.port_with(name, &format!("{link}, {macs}"), "rx_depth = 256")
+        });
+        let names: Vec<&str> = ports.iter().map(|(name, ..)| *name).collect();
+        config.input(&names).stage("bridge", "").stage("tx", "").to_string()
+    };
+    let (a, b, c) = (("a", 0x0a, 0x0c), ("b", 0x0b, 0x0c), ("c", 0x0c, 0x0a));
+    let run = Changing::start(&bridge(&[a, b]));
+    let flooded = || stage(run.snapshot().report(), "bridge").counters["flooded"];
+    let wait_for_floods = || {
+        let before = flooded();
+        wait_until("flooded frames", || flooded() > before + 100);
+    };
+    wait_for_floods();
+    let unconfirmed = ApplyOptions { confirm: Some(Duration::from_secs(600)), ..ApplyOptions::default() };
+    run.apply_with(&bridge(&[a, b, c]), &unconfirmed).unwrap();
+    wait_for_port(&run, "c");
+    run.changer().rollback(&run.registry).unwrap();
+    wait_for_floods();
+    run.end();
+}
+
+#[test]
 fn clients_that_add_ports_at_once_get_a_clear_answer() {
     let run = Changing::start(&reflecting(1, "", &[("a", FAST)]));
     let texts = ["b", "c"].map(|name| reflecting(1, "", &[("a", FAST), (name, FAST)]));
