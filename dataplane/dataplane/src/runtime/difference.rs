@@ -1,6 +1,7 @@
 //! The difference between two checked configs, as a list of operations.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 use serde_json::{Map, Value};
 
@@ -66,7 +67,7 @@ pub(crate) fn operations(
 
 /// Returns the operations that need a restart: changes of the number of workers, of `[runtime]`, and of ports that stay.
 /// An added port also needs a restart if the workers have too few packet buffers, or if a removed port uses the same
-/// interface, file or device.
+/// interface, file or device, or listens on the same address.
 pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     let runtime = |plan: &Plan| {
@@ -171,8 +172,8 @@ fn find<'a>(plan: &'a Plan, name: &str) -> Option<&'a PortPlan> {
     plan.ports.iter().find(|port| port.config.name == name)
 }
 
-/// Returns the removed port that uses the same interface, file or port of an RDMA device as an added port, and a
-/// description of the shared object.
+/// Returns the removed port that uses the same interface, file, port of an RDMA device or listening address as an added
+/// port, and a description of the shared object.
 fn shared_with_removed(before: &Plan, after: &Plan, added: &PortPlan) -> Option<(String, String)> {
     let objects = |port: &PortPlan| {
         let config = &port.config;
@@ -185,9 +186,18 @@ fn shared_with_removed(before: &Plan, after: &Plan, added: &PortPlan) -> Option<
     let wanted = objects(added);
     let removed = before.ports.iter().filter(|port| find(after, &port.config.name).is_none());
     removed.into_iter().find_map(|port| {
-        let shared = objects(port).into_iter().find(|object| wanted.contains(object))?;
-        Some((port.config.name.clone(), shared))
+        let shared = objects(port).into_iter().find(|object| wanted.contains(object));
+        Some((port.config.name.clone(), shared.or_else(|| shared_listener(port, added))?))
     })
+}
+
+/// Returns a description of the address on which a port listens for its peer, if another port cannot listen at the same
+/// time. A listener of a wildcard address has the TCP port of all addresses.
+fn shared_listener(port: &PortPlan, other: &PortPlan) -> Option<String> {
+    let listen = |port: &PortPlan| port.config.connection.as_ref()?.rendezvous.listen;
+    let (one, two): (SocketAddr, SocketAddr) = (listen(port)?, listen(other)?);
+    let has_same_ip = one.ip() == two.ip() || one.ip().is_unspecified() || two.ip().is_unspecified();
+    (one.port() == two.port() && has_same_ip).then(|| format!("the address {one}"))
 }
 
 /// Returns the keys of a port, whether the port is in `input` of `[pipeline]`, and the name of its peer.
@@ -262,4 +272,50 @@ pub(crate) fn port_operation(exists: bool, port: &str, why: &str) -> Operation {
 /// how to avoid the restart.
 pub(crate) fn stage_restart(stage: &str, why: &str, hint: &str) -> Operation {
     restart(OperationKind::ReplaceStage, stage, Vec::new(), &format!("{why}; restart the program{hint}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{self, Diagnostics, Source};
+    use dataplane_core::topology::Topology;
+
+    /// Returns a plan with one port that listens for its peer.
+    fn listening(port: &str, device: &str, address: &str) -> Plan {
+        let text = format!(
+            "[[port]]\nname = '{port}'\ndevice = '{device}'\nqp = 'rc'\nconnection = {{ listen = '{address}' }}\n\
+             [pipeline]\ninput = ['{port}']\n[[pipeline.stage]]\nuse = 'tx'\n"
+        );
+        let source = Source::new("x.toml", &text, &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let loaded = config::load(&source, &mut diagnostics);
+        let plan = config::plan(&loaded, &dataplane_stages::registry(), &Topology::uniform(4), &mut diagnostics);
+        plan.unwrap_or_else(|| panic!("{}", diagnostics.render(false)))
+    }
+
+    #[test]
+    fn port_that_listens_on_the_address_of_a_removed_port_needs_a_restart() {
+        let before = listening("old", "mlx5_0", "192.0.2.1:18515");
+        for (device, address, shared) in [
+            ("mlx5_1", "192.0.2.1:18515", Some("the address 192.0.2.1:18515")),
+            ("mlx5_1", "0.0.0.0:18515", Some("the address 192.0.2.1:18515")),
+            ("mlx5_1", "192.0.2.2:18515", None),
+            ("mlx5_1", "192.0.2.1:18516", None),
+            ("mlx5_0", "192.0.2.1:18516", Some("the device mlx5_0 port 1")),
+        ] {
+            let operations = operations(
+                &before,
+                &listening("new", device, address),
+                &dataplane_stages::registry(),
+                &BTreeMap::new(),
+            );
+            let added = operations.iter().filter(|operation| operation.operation == OperationKind::AddPort);
+            let [added] = added.collect::<Vec<_>>()[..] else { panic!("{operations:#?}") };
+            assert_eq!(added.hitless, shared.is_none(), "{added}");
+            assert!(
+                shared.is_none_or(|shared| added.why.contains(&format!("port old uses {shared} until"))),
+                "{added}"
+            );
+        }
+    }
 }
