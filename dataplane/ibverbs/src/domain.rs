@@ -81,7 +81,7 @@ impl VerbsPd {
 
     /// Returns a protection domain for objects that only one thread uses, so that drivers need no locks. The result is
     /// a parent domain, which extends this domain with a new thread domain. Each call creates a thread domain, because
-    /// drivers may share other resources between the objects of one thread domain.
+    /// the objects of one thread domain may share resources in the driver.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the driver does not support thread domains.

@@ -192,8 +192,8 @@ impl VerbReturn for c_int {
     }
 }
 
-/// Sets `errno` to 0. Otherwise, a verb that returns null without setting `errno` would have the error of an earlier
-/// call.
+/// Sets `errno` to 0. Without this call, a verb that returns null and does not set `errno` would seem to fail with the
+/// error of an earlier call.
 fn clear_errno() {
     // SAFETY: the pointer refers to the `errno` of this thread.
     unsafe { *libc::__errno_location() = 0 };

@@ -61,8 +61,9 @@ impl VerbsQp {
 
     /// Converts the error of a failed post. The caller tried to post `count` requests, starting at `first`. The driver
     /// sets `bad` to the first request that was not posted. Without a valid `bad`, the driver may hold any of the
-    /// requests and execute them later. This function then moves the queue pair to ERR, which flushes all requests. If
-    /// the change to ERR also fails, all requests count as posted, so that the caller does not use their memory again.
+    /// requests and execute them later. This function then moves the queue pair to ERR, which flushes all requests, and
+    /// returns an error with 0 accepted requests. If the change to ERR also fails, all requests count as accepted, so
+    /// that the caller does not use their memory again.
     #[cold]
     fn refused<T>(&mut self, error: VerbError, first: *const T, count: usize, bad: *const T) -> PostError {
         let taken = accepted(first, count, bad).unwrap_or_else(|| if self.stop_and_flush() { 0 } else { count });
@@ -145,8 +146,8 @@ impl VerbsQp {
             return Err(refuse(RECV, libc::EBUSY));
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is valid, this thread has claimed its completion queue, and the caller guarantees that
-        // the list is valid.
+        // SAFETY: the queue pair is valid, this thread has claimed the completion queue of the receives (`recv_queue`),
+        // and the caller guarantees that the list is valid.
         let answer = unsafe {
             (*last).next = ptr::null_mut();
             let answer = match self.wq {
@@ -179,7 +180,8 @@ impl VerbsQp {
             return Err(refuse(SEND, libc::EBUSY));
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: same as in `post_recvs`.
+        // SAFETY: the queue pair is valid, this thread has claimed the completion queue of the sends (`send_queue`),
+        // and the caller guarantees that the list is valid.
         let answer = unsafe {
             (*last).next = ptr::null_mut();
             let answer = ffi::ibv_post_send(self.raw(), first, &mut bad);
@@ -276,7 +278,8 @@ impl VerbsQp {
     /// checksums the device can compute.
     ///
     /// # Safety
-    /// The chunk must not be longer than the list. The packets must be in the bound memory, which must not change.
+    /// The chunk must not be longer than the list. The packets must be inside the slots that `bind_slots` has set, and
+    /// nothing may write to the packets during the call.
     unsafe fn set_flags(&self, chunk: &[Desc]) {
         let Some(memory) = &self.post_lists.slots else { return };
         let base = memory.mr.region().base().as_ptr();

@@ -24,8 +24,9 @@ use dataplane_core::verbs::{
 
 impl VerbsQp {
     /// Queries the attributes in `mask`. For a raw-packet queue pair, returns only the stored state and the stored port,
-    /// and does not call the driver. A call would return nothing new, because the mlx5 driver also returns a stored
-    /// state. If only the receive queue has failed, a query fails on mlx5, and the kernel logs a warning.
+    /// and does not call the driver. The returned state is ERR if a completion has marked the state as unknown. A call
+    /// of the driver would return nothing new, because the mlx5 driver also returns a stored state. If only the receive
+    /// queue has failed, a query fails on mlx5, and the kernel logs a warning.
     fn query_attributes(&self, mask: AttributeMask) -> Result<QpAttributes, VerbError> {
         if self.kind == QpType::RawPacket {
             let known = self.state.load(Ordering::Relaxed);
@@ -149,7 +150,7 @@ unsafe impl QueuePair for VerbsQp {
             return QpState::from_raw(known);
         }
         // A completion has reported a failure. Some failures do not change the state, and some stop only the send
-        // queue, so the state is queried. mana does not support this query.
+        // queue, so query the state. If the query fails, as with mana, the state counts as ERR.
         let state = self.query_attributes(AttributeMask::STATE).map_or(QpState::Err, |attributes| attributes.state);
         self.set_state(state);
         if state == QpState::Err {

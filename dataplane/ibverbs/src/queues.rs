@@ -107,10 +107,10 @@ impl CqHandle {
     /// A flushed request marks no raw-packet queue pair, because the request may be from before the last reset. The
     /// caller of the poll sees the flush in the status of the completion.
     ///
-    /// The status [`WcStatus::LocLenErr`] of a receive marks no raw-packet queue pair: a frame was longer than its
-    /// receive buffer. On mlx5, the receive queue then continues (Linux 187a9830c921). If a device stops the queue
-    /// nevertheless, the other receives complete with the flush status. The status may also belong to a send, so it
-    /// marks each queue pair whose sends complete on this completion queue.
+    /// The status [`WcStatus::LocLenErr`] marks a raw-packet queue pair only if the sends of the queue pair complete on
+    /// this completion queue, because the failed request may be a send. A receive with this status does not stop its
+    /// queue pair: a frame was longer than its receive buffer, and on mlx5 the receive queue continues (Linux
+    /// 187a9830c921). If another device stops the receive queue, the later receives complete with the flush status.
     #[cold]
     pub(super) fn mark_failed(&self, number: u32, status: WcStatus) {
         for qp in self.attached().iter() {

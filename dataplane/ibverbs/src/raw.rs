@@ -53,7 +53,7 @@ pub(super) fn caps(context: &Context) -> RawPacketCaps {
     let reported = reported_caps(&context.limits.attr);
     // mlx4 refuses an indirection table unless the numbers of its work queues are consecutive, and the first number is a
     // multiple of the table size (`mlx4_ib_create_rwq_ind_table`). A program cannot choose these numbers, and a table
-    // that repeats its queues is always refused.
+    // that contains a work queue more than once is always refused.
     let rss = reported.rss.filter(|_| context.driver != "mlx4");
     RawPacketCaps { flow: flow::limits(&context.driver), rss, ..reported }
 }

@@ -1,5 +1,5 @@
-//! RDMA devices of the kernel that libibverbs does not list. libibverbs leaves out a device without an error: see
-//! `setup_sysfs_dev` and `ibverbs_get_device_list` in its file `init.c`.
+//! RDMA devices of the kernel that libibverbs does not list. libibverbs reports no error when it leaves out a
+//! device: see `setup_sysfs_dev` and `ibverbs_get_device_list` in the file `init.c` of libibverbs.
 
 use std::fmt;
 use std::fs;

@@ -279,14 +279,14 @@ pub(super) struct State {
     known_attributes: Option<u32>,
     /// Whether the device refuses unsignalled sends, except on queue pairs that signal all sends.
     refuses_unsignalled: bool,
-    /// The device accepts receives with at most this number of elements, but never completes the receives.
+    /// If `Some`, the device accepts a receive with at most this number of elements, but never completes the receive.
     ignored_receives: Option<usize>,
     /// Whether queue pairs stay in ERR after a reset, as on irdma.
     reset_is_final: bool,
     /// The numbers of the queue pairs that were reset or moved to ERR while `reset_is_final` was set.
     ended_qps: HashSet<u32>,
     live: isize,
-    /// The registration to which each memory window is bound, by the numbers of both.
+    /// For the number of each bound memory window, the number of the registration to which the window is bound.
     bound: HashMap<u32, u32>,
     /// The fields and flags with which the creation of a CQ fails, and the error.
     lacks: Option<(u64, u32, c_int)>,

@@ -190,7 +190,7 @@ fn slots_of_an_undestroyed_queue_pair_are_not_reused() {
         }
         assert_eq!(received.map_err(|error| (error.verb, error.errno)), Err(("ibv_destroy_qp", refused)));
         test.fake.refuse("ibv_destroy_qp", 0);
-        // Same steps as in a worker that ends its lanes.
+        // A worker ends its lanes with the following steps.
         lane.reap(&mut pool, &mut NoSink).unwrap();
         // The new queue pair may still be in RESET, so `stop` may fail.
         let _ = lane.stop();
@@ -302,8 +302,8 @@ fn short_frames_of_a_lane_are_sent_inline_if_the_device_supports_that() {
 }
 
 /// A device may refuse every queue pair on a completion queue with timestamps, although the device creates such
-/// completion queues. The device then has no timestamps, but has its queue pairs. A lane of the device creates its queues
-/// without timestamps, with the flow rules of the port.
+/// completion queues. The device then has no timestamps, but still has all types of queue pairs. A lane of the device
+/// creates its queues without timestamps, with the flow rules of the port.
 #[test]
 fn lane_has_no_device_timestamps_if_its_queue_pair_is_refused_with_them() {
     use dataplane_core::verbs::Capability::{
@@ -430,7 +430,7 @@ fn raw_lane_recovers_without_a_query_of_its_queue_pair() {
             let made = |call: &&Call| matches!(call, Call::CreateFlow { .. });
             assert_eq!(calls.iter().filter(made).count(), 7, "the port receives again: {context}");
         }
-        // A later turn finds nothing to do.
+        // In the next loop, the lanes have nothing left to recover.
         lanes.iter_mut().for_each(TestLane::turn);
         assert!(!test.fake.calls().iter().any(|call| matches!(call, Call::ModifyQp { .. })), "{context}");
     }
@@ -538,7 +538,9 @@ fn lane_creates_its_queues_again_if_a_reset_queue_pair_cannot_be_initialised() {
     assert_eq!((refused.verb, refused.errno), ("ibv_modify_qp", libc::EINVAL));
 }
 
-/// If the device refuses the change to ERR, the send queue may still work. A marker would then send a packet again.
+/// A marker is a send of a packet that was already posted. In state ERR, the flush of the marker shows that all earlier
+/// sends have completed. If the device refuses the change to ERR, the send queue may still work, so a marker would send
+/// the packet again.
 #[test]
 fn marker_is_posted_only_after_the_change_to_err() {
     for is_refused in [false, true] {

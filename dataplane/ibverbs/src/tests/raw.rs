@@ -144,7 +144,7 @@ fn refused_path_fields_hide_no_capability() {
     use dataplane_core::verbs::Capability::{self, ExtendedCq, Timestamps};
     let path = (PollFields::SLID | PollFields::SL).bits();
     let irdma = |fake: &Fake| fake.lacks(PollFields::DLID_PATH_BITS.bits(), 0, libc::EOPNOTSUPP);
-    // The completion queues of mlx4 have no wall clock, flow tag, VLAN tag and tag matching.
+    // The completion queues of mlx4 have no wall clock, flow tag, VLAN tag or tag matching.
     let mlx4 = |fake: &Fake| {
         let unknown = PollFields::WALLCLOCK | PollFields::FLOW_TAG | PollFields::CVLAN | PollFields::TM_INFO;
         fake.lacks(unknown.bits(), 2, libc::EOPNOTSUPP);
@@ -169,7 +169,7 @@ fn refused_path_fields_hide_no_capability() {
         assert_eq!((got.byte_len(), got.slid(), got.sl(), got.dlid_path_bits()), (Some(60), None, None, None));
         assert!(got.ticks().is_some());
     }
-    // A device without this limit has all fields.
+    // A device that refuses no fields has all standard fields.
     let test = test_device();
     let spec = CqSpec { depth: 4, fields: PollFields::STANDARD, ..CqSpec::default() };
     let (_cq, granted) = test.device.create_cq(&spec, None).unwrap();
@@ -580,7 +580,7 @@ fn ionic_has_no_completion_queues_without_overrun_detection() {
     assert!(test.device.missing_reason(IgnoreOverrun).is_some_and(|why| why.contains("ionic ignores")));
 }
 
-/// mlx4 reports RSS, but refuses every indirection table that repeats its work queues.
+/// mlx4 reports RSS, but refuses every indirection table that contains a work queue more than once.
 #[test]
 fn mlx4_has_no_rss_for_several_workers() {
     use dataplane_core::verbs::Capability::Rss;
