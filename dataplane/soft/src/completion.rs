@@ -43,8 +43,8 @@ impl Stamps {
     }
 
     /// Sets the timestamps of a completion whose stamp is in `ticks`. If the stamps are wall-clock times, moves the
-    /// stamp to `wallclock`, and sets `ticks` to the value that `counter` had at this time. mlx5 devices stamp with
-    /// ticks instead, and the library of mlx5 computes the wall-clock time.
+    /// stamp to `wallclock`, and sets `ticks` to the value that `counter` had at the time of the stamp. mlx5 devices do
+    /// the opposite: they stamp with ticks, and the library of mlx5 computes the wall-clock time.
     pub(super) fn set_times(&self, completion: &mut Completion, counter: &Counter) {
         if self.by_wall() && completion.status == WcStatus::Success {
             let (now, values) = (self.now(), completion.values());

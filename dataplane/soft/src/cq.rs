@@ -54,8 +54,8 @@ impl Drop for CqShared {
 
 /// The time until an armed queue without a file descriptor raises its event. A packet waits at most this long.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// The time until an armed queue raises its event while the link is down. The queue does not wait only for its file
-/// descriptors, because the descriptors may change when the link comes up.
+/// The time until an armed queue raises its event while the link is down. It is not enough to wait for the current file
+/// descriptors, because the link may have other descriptors when it comes up again.
 const LINK_DOWN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A completion queue of the software device.

@@ -243,7 +243,8 @@ impl CqCore {
         })
     }
 
-    /// Lets the fabric process messages. If the inbox has overrun, moves the queue pairs to ERR.
+    /// Lets the fabric process messages. If the inbox is unusable, for example after an overrun, marks this queue as
+    /// unusable and moves the queue pairs to ERR.
     #[cold]
     fn fetch(&mut self) {
         if let Some(fabric) = &self.fabric {

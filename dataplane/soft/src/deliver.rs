@@ -19,9 +19,9 @@ use dataplane_core::verbs::{Completions, EventKind, QpState, RecvInfo, WcStatus}
 const MAX_FRAMES_PER_POLL: usize = 4096;
 
 impl CopyingQp {
-    /// Returns whether the completion queue overruns: whether more frames have arrived for posted receives than the
-    /// queue has space for. `room` is the number of completions that still fit. Hardware would already have written a
-    /// completion for each of these frames.
+    /// Returns whether the completion queue overruns. `room` is the number of completions that still fit. The queue
+    /// overruns if more than `room` frames have arrived for posted receives, or if the queue pair is in ERR and flushes
+    /// more than `room` receives. Hardware would already have written all these completions.
     #[inline]
     pub(super) fn overruns(&mut self, shared: &QpShared, room: usize) -> bool {
         if self.recv.len() <= room {
@@ -93,8 +93,8 @@ impl CopyingQp {
         let Self { recv, slots, keys, wire, faults, mute, receiving, .. } = self;
         if matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
             shared.counts.rx_missed.add(wire.missed());
-            // The frames of a kernel interface have arrived while the link was up. The device learns the state of the
-            // interface later than the frames arrive.
+            // Receive the frames of a kernel interface even if the device regards the link as down. The frames arrived
+            // while the interface was up, and the device learns the state of the interface later.
             if !shared.device.is_up() && !wire.is_interface() {
                 (0..MAX_FRAMES_PER_POLL)
                     .take_while(|_| !wire.waits() && wire.take(&shared.counts, |_, _| {}))

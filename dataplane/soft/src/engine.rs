@@ -684,7 +684,8 @@ impl CopyingQp {
         Ok(sent)
     }
 
-    /// Sends the gathered bytes as the segments of a TCP stream. Returns whether the last segment was sent or waits.
+    /// Sends the gathered bytes as the segments of a TCP stream. Returns whether the wire has sent or queued the last
+    /// segment.
     fn send_segments(&mut self, shared: &QpShared, cq: &mut CqCore, tso: (&[u8], u16)) -> Result<Sent, Failure> {
         let (header, mss) = tso;
         let segments = self.scratch.len().div_ceil(usize::from(mss));

@@ -8,7 +8,7 @@ use dataplane_core::verbs::WcStatus;
 
 /// The faults to inject, and their probabilities. A probability is a number from 0 to 1 per frame, request or poll. On
 /// raw-packet queue pairs, faults such as loss apply to frames. On connections and datagrams, these faults apply to
-/// packets of the connection or datagram, and a corrupt packet is lost because its checksum is wrong.
+/// RoCE packets. A corrupt RoCE packet is lost, because its checksum is wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FaultSpec {
     /// The seed of the random numbers.
@@ -225,7 +225,7 @@ pub(super) struct Faults<T> {
     overtaken: Option<T>,
     /// The number of polls in which no unit followed `overtaken`.
     idle: u8,
-    /// Delayed units with their arrival time.
+    /// Delayed units, each with the time at which its delay started.
     delayed: VecDeque<(Ticks, T)>,
     /// The number of frames that are still lost before the link is up again.
     down: u32,

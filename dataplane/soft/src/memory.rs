@@ -151,7 +151,7 @@ impl Keys {
 pub(super) enum Denied {
     /// The key is unknown, belongs to another protection domain, or does not permit the access.
     Key,
-    /// The range is not fully inside the region.
+    /// The range is not fully inside the registered part of the region.
     Bounds,
 }
 

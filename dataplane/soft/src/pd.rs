@@ -110,7 +110,7 @@ unsafe impl ProtectionDomain for SoftPd {
         let Domain { open, identity: pd, .. } = &*self.0;
         let device = &open.shared;
         device.check("ibv_create_ah")?;
-        // Providers without datagrams, such as mana, have no address handles either.
+        // Drivers without datagrams, such as mana, have no address handles either.
         if open.link.fabric().is_some() && !device.has(Capability::Datagram) {
             return Err(VerbError::new("ibv_create_ah", libc::EOPNOTSUPP));
         }

@@ -152,9 +152,9 @@ impl QpCore {
         }
     }
 
-    /// Returns whether the completion queue overruns: whether more frames have arrived for posted receives than the
-    /// queue has space for. `room` is the number of completions that still fit. Hardware would already have written a
-    /// completion for each of these frames.
+    /// Returns whether the completion queue overruns. `room` is the number of completions that still fit. The queue
+    /// overruns if more than `room` frames have arrived for posted receives, or if the queue pair is in ERR and flushes
+    /// more than `room` receives. Hardware would already have written all these completions.
     #[inline]
     pub(super) fn overruns(&mut self, shared: &QpShared, room: usize) -> bool {
         match self {

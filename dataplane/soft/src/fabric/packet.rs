@@ -85,7 +85,7 @@ pub(super) struct Datagram {
     pub(super) qkey: u32,
     pub(super) imm: Option<u32>,
     pub(super) solicited: bool,
-    /// The sender's path to the receiver. The fields of this path are the source of the GRH that the receiver gets.
+    /// The sender's path to the receiver. The GRH that the receiver gets is made from the fields of this path.
     pub(super) path: Path,
     pub(super) payload: Vec<u8>,
 }
@@ -100,7 +100,7 @@ pub(super) enum AtomicOp {
 /// The reason for refusing a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nak {
-    /// An earlier packet is missing.
+    /// The packet with the number in [`Packet::psn`] is missing, but a later packet has arrived.
     Sequence,
     /// No receive is posted. The requester retries after the time of this timer code ([`not_ready_nanos`]).
     NotReady(u8),

@@ -258,8 +258,8 @@ impl Qp {
         self.responder = Responder::default();
         self.draining = false;
         self.receives_posted = 0;
-        // Purge first: a thread that polls at the same time counts each completion before the purge or does not find the
-        // completion.
+        // Purge the completions before the counters are reset. A thread that polls at the same time then either counts
+        // a completion before the purge, or does not find the completion.
         if !self.is_rxe() {
             self.send_cq.purge(self.shared.number);
             self.recv_cq.purge(self.shared.number);

@@ -252,7 +252,7 @@ impl Qp {
         self.report(&cq, send.wr_id, outcome, send.number, false, ctx);
     }
 
-    /// Fails the oldest send and flushes the later sends.
+    /// Fails the oldest send, flushes the later sends, and moves the queue pair to ERR or SQE.
     fn fail_send(&mut self, status: WcStatus, ctx: &mut FabricContext<'_>) {
         if let Some(send) = self.requester.queue.pop_front() {
             self.complete_send(&send, status, ctx);

@@ -55,8 +55,8 @@ impl Qp {
         true
     }
 
-    /// Returns whether a packet has the expected packet sequence number. Counts an earlier packet as a duplicate. After
-    /// a gap, sends a sequence error (NAK) to the peer.
+    /// Returns whether a packet has the expected packet sequence number. Counts a packet with an earlier number as a
+    /// duplicate. For the first packet after a gap, queues a sequence error (NAK) to the peer.
     fn in_turn(&mut self, psn: u32) -> bool {
         if self.state() == QpState::Rtr && !std::mem::replace(&mut self.responder.established, true) {
             self.raise(EventKind::CommEst);
@@ -197,7 +197,7 @@ impl Qp {
                 let status = if self.is_rxe() { WcStatus::RemAccessErr } else { WcStatus::LocAccessErr };
                 let imm = part.imm.is_some() && self.kind() == QpType::Rc;
                 let receive = if imm { self.take_receive(ctx) } else { None };
-                // rxe checks for a posted receive first.
+                // rxe checks for a posted receive before it checks the memory.
                 if self.is_rxe() && imm && part.last && receive.is_none() {
                     return Err(self.not_ready());
                 }
@@ -307,7 +307,7 @@ impl Qp {
                 }
                 self.responder.pending.push_back(PendingResponse::Read { psn, place, at: 0, length });
                 // rxe sends the whole response before it processes the next request. If the requester sets no fence,
-                // other devices may process later requests first.
+                // other devices may process later requests before the response is complete.
                 while self.is_rxe() && self.answer(ctx) {}
             }
             Err(nak) => self.refuse(psn, nak.into(), ctx),

@@ -42,7 +42,7 @@ pub(super) struct FabricState {
 
 impl FabricState {
     /// Returns the time at which the first timer expires or the first delayed packet arrives. Timers of virtual clocks
-    /// are excluded. Such a timer expires in the next call after the clock was advanced.
+    /// are excluded. Such a timer expires in the first [`FabricState::run`] after the clock was advanced.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let timers = self.timed.iter().filter_map(|number| self.qps.get(number)?.time_left());
         let delays = self.net.faults.values().filter_map(Faults::time_left);

@@ -186,7 +186,7 @@ fn invalid_binding_of_a_memory_window_fails() {
 
 #[test]
 fn fenced_send_waits_for_earlier_reads() {
-    // The response to the read is lost, so the fenced send waits.
+    // The read request is lost, because the link is down. The fenced send waits until the repeated read has completed.
     let (mut a, mut b) = Ends::default().connected();
     let into = [b.sge(500, 8)];
     b.post_recv(1, &into).unwrap();

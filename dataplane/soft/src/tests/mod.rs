@@ -188,7 +188,7 @@ impl Rig {
         unsafe { self.qp.post_send_run(&RunSource::new(run).run(), first) }
     }
 
-    /// Sends a datagram from the elements to the own queue pair.
+    /// Posts a datagram to the queue pair of this rig. `sges` contains the payload.
     fn post_send(&mut self, wr_id: u64, sges: &[Sge], flags: SendFlags) -> Result<(), PostError> {
         let ah = self.ah.clone();
         let to = Destination { ah: &ah, qp: self.qp.number(), qkey: 7 };

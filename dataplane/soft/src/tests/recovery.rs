@@ -276,7 +276,8 @@ proptest! {
     ) {
         let kind = if connected { QpType::Rc } else { QpType::Uc };
         // An unreliable connection accepts the start of a message with any packet sequence number. The connection
-        // cannot distinguish a late or duplicate message from a new message, so these faults are disabled.
+        // cannot distinguish a late or duplicate message from a new message. The faults that duplicate, delay or
+        // reorder packets are therefore disabled.
         let faults = if connected { faults } else { FaultSpec { duplicate: 0.0, delay: 0.0, reorder: 0.0, ..faults } };
         let mut program = program(kind, if rxe { Profile::Rxe } else { Profile::Spec }, faults);
         steps.iter().try_for_each(|step| program.step(step))?;

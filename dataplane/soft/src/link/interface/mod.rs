@@ -201,7 +201,7 @@ impl fmt::Debug for Watcher {
 impl Watcher {
     /// Starts the thread in the caller's network namespace. At each check, the thread calls `look` with the current
     /// properties of the interface, or with `None` if the interface does not exist. `look` returns whether the port can
-    /// carry frames. A TAP carries frames after it has left the network namespace.
+    /// carry frames. For example, a TAP still carries frames after it was moved to another network namespace.
     ///
     /// If the interface was deleted or moved to another network namespace since the last check, the thread calls `look`
     /// with `None` first. So `look` notices a new interface even if the new interface has the index of the old

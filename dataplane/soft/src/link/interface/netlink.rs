@@ -32,9 +32,9 @@ pub(in crate::link) fn link_attributes(index: u32) -> Option<Vec<u8>> {
     netlink_request(&socket, (libc::RTM_GETLINK, libc::RTM_NEWLINK), &head, &[])
 }
 
-/// Returns the MAC address of the next hop of packets from `source` to `destination` over an interface, from the routes
-/// and the neighbours of the kernel. `index` is the index of the interface. Returns `None` if the kernel has no route,
-/// or does not know the MAC address. Sends no packets.
+/// Looks up the next hop of packets from `source` to `destination` over an interface in the kernel's routes and
+/// neighbours. Returns the MAC address of the next hop. `index` is the index of the interface. Returns `None` if the
+/// kernel has no route, or does not know the MAC address. Sends no packets.
 pub fn next_hop(index: u32, source: IpAddr, destination: IpAddr) -> Option<[u8; 6]> {
     let socket = connect(NETLINK_ROUTE)?;
     let (family, source, destination) = (family(destination), bytes(source), bytes(destination));

@@ -7,13 +7,14 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::request::Request;
 
-/// The filter that makes the NIC timestamp every received frame (`HWTSTAMP_FILTER_ALL` of `linux/net_tstamp.h`).
+/// The filter with which the NIC adds a timestamp to every received frame (`HWTSTAMP_FILTER_ALL` of
+/// `linux/net_tstamp.h`).
 const ALL: libc::c_int = 1;
 
-/// Requests that the NIC timestamps every received frame. Keeps the NIC's other timestamp settings.
+/// Requests a NIC timestamp for every received frame. Keeps all other timestamp settings of the NIC.
 ///
 /// # Errors
-/// Fails if the NIC does not timestamp every frame.
+/// Fails if the NIC does not add a timestamp to every received frame.
 pub(in crate::link) fn enable_nic_stamps(interface: &str) -> io::Result<()> {
     // SAFETY: zero is a valid value of every field.
     let mut config: libc::hwtstamp_config = unsafe { std::mem::zeroed() };
@@ -31,7 +32,7 @@ pub(in crate::link) fn enable_nic_stamps(interface: &str) -> io::Result<()> {
     if config.rx_filter == ALL { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
-/// Logs that the kernel timestamps the frames, because `error` prevents timestamps of the NIC.
+/// Logs a warning: because of `error`, frames have timestamps of the kernel, not of the NIC.
 pub(in crate::link) fn warn_kernel_stamps(interface: &str, error: &io::Error) {
     let remedy = match error.raw_os_error() {
         Some(libc::EPERM) => "give the program CAP_NET_ADMIN",

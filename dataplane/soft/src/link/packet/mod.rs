@@ -46,7 +46,7 @@ pub(crate) struct Packets {
     longest: usize,
     /// Whether completions have receive timestamps.
     stamped: bool,
-    /// Whether the NIC timestamps received frames.
+    /// Whether received frames have timestamps of the NIC.
     by_nic: AtomicBool,
     /// The last error of opening a socket on a recreated interface.
     last_error: Mutex<Option<String>>,
@@ -93,7 +93,7 @@ impl QueueShare {
     }
 }
 
-/// Tries to enable NIC timestamps. Returns whether the NIC timestamps received frames. On failure, logs the reason.
+/// Tries to enable NIC timestamps for received frames. Returns `false` on failure, and logs the reason.
 fn enable_nic(interface: &str) -> bool {
     stamps::enable_nic_stamps(interface).inspect_err(|error| stamps::warn_kernel_stamps(interface, error)).is_ok()
 }
@@ -133,7 +133,7 @@ impl Packets {
         // Sockets stay usable while the interface is down. After the interface was removed, the old sockets never
         // receive again, so open new sockets.
         let is_new = state.is_deleted || now.index != state.interface.index;
-        // The new interface may not be an Ethernet interface. The port cannot use such an interface.
+        // It is possible that the new interface is not an Ethernet interface. The port cannot use such an interface.
         if is_new && (!now.is_ethernet || !now.is_set_up || self.reopen(&mut state, &now).is_err()) {
             status.set_link(false);
             return;
@@ -369,7 +369,7 @@ impl Wire for PacketPort {
     }
 
     fn flush(&mut self, counts: &Counting, each: impl FnMut(Result<usize, WcStatus>)) {
-        // `Wire::take` also makes this call, but a port that only sends never calls `Wire::take`.
+        // `Wire::take` also takes new sockets, but a port that only sends never calls `Wire::take`.
         self.take_new_sockets();
         let socket = self.end.as_ref().map(|end| &end.socket.sender);
         self.outbox.flush(socket, counts, each);

@@ -40,7 +40,7 @@ pub(super) struct PacketSocket {
     mask: usize,
     /// Index of the next frame to check.
     head: usize,
-    /// Whether the NIC timestamps the frames.
+    /// Whether to use the timestamps of the NIC instead of the timestamps of the kernel.
     by_nic: bool,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Frame {
     pub(super) vlan: Option<[u8; 4]>,
     /// Pending offload work.
     pub(super) pending: PendingOffload,
-    /// Receive time since the Unix epoch, by the requested clock. `None` if that clock did not timestamp the frame.
+    /// Receive time since the Unix epoch, by the requested clock. `None` if the frame has no timestamp of this clock.
     pub(super) received_at: Option<Nanos>,
 }
 
@@ -213,8 +213,8 @@ impl PacketSocket {
         })
     }
 
-    /// Returns the receive time of a frame. The kernel timestamps every frame that the NIC did not timestamp. If NIC
-    /// timestamps are selected, returns `None` for such frames.
+    /// Returns the receive time of a frame. A frame without a timestamp of the NIC has a timestamp of the kernel. If
+    /// NIC timestamps are selected, returns `None` for a frame with a timestamp of the kernel.
     #[inline]
     fn received_at(&self, status: u32, descriptor: &libc::tpacket2_hdr) -> Option<Nanos> {
         let by_nic = status & libc::TP_STATUS_TS_RAW_HARDWARE != 0;

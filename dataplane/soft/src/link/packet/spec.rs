@@ -14,8 +14,8 @@ pub struct PacketSpec {
     pub qdisc_bypass: bool,
     /// Whether to also receive frames that the host itself sends on the interface.
     pub outgoing: bool,
-    /// Whether the NIC, and not the kernel, timestamps received frames. Used for completions with wall-clock
-    /// timestamps.
+    /// Whether received frames have timestamps of the NIC instead of the kernel. Only used if completions have
+    /// wall-clock timestamps.
     pub hardware_stamps: bool,
 }
 

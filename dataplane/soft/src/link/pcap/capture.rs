@@ -337,7 +337,7 @@ impl Writer {
         let end = whole.checked_sub(1).map_or(0, |last| u64::from(self.ends[last]));
         // If the truncation fails, readers report the last record as damaged.
         let _ = self.file.set_len(self.written + end);
-        // The header of the file is a record, but not a frame.
+        // If nothing is in the file yet, the first entry of `ends` is the end of the file header, which is not a frame.
         let frames = |records: usize| records - usize::from(self.written == 0 && records > 0);
         let lost = frames(self.ends.len()) - frames(whole);
         self.written += end;

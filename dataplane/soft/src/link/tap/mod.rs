@@ -343,7 +343,7 @@ impl Wire for TapPort {
 
     #[inline]
     fn send(&mut self, frame: &[u8], counts: &Counting) -> Result<Sent, WcStatus> {
-        // `Wire::take` also makes this call, but a port that only sends never calls `Wire::take`.
+        // `Wire::take` also takes a new queue, but a port that only sends never calls `Wire::take`.
         self.take_new_queue();
         let written = self.queue.as_ref().map_or(Err(libc::EBADFD), |queue| {
             // SAFETY: the frame is readable for the given length.

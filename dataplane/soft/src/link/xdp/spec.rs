@@ -22,8 +22,8 @@ pub struct XdpSpec {
     pub filter: Filter,
     /// Whether to receive frames to any MAC address, not only to the interface's own address.
     pub promiscuous: bool,
-    /// Whether the NIC, and not the kernel, timestamps received frames. Only completions with wall-clock timestamps
-    /// contain these timestamps.
+    /// Whether received frames have timestamps of the NIC instead of the kernel. Only used if completions have
+    /// wall-clock timestamps.
     pub hardware_stamps: bool,
     /// Parameters of busy polling. `None` disables busy polling.
     pub busy_poll: Option<BusyPoll>,
