@@ -567,7 +567,8 @@ fn restarted_queue_pair_waits_for_its_deleted_interface() {
                 end.go(QpState::Reset).unwrap();
                 end.start(0);
                 let frame = end.put(200, &frame(0, 64));
-                // The link of a new interface may come up later than the first sends of `reach`, which then count too.
+                // In an earlier round, the first sends of `reach` may have failed before the new link came up. These
+                // sends are in the counter too, so compare the counter with its value before this send.
                 let before = end.device.counters().tx_link_down;
                 end.send(&[frame], round).unwrap();
                 assert_eq!((end.sent(), end.qp.state()), (vec![(round, WcStatus::GeneralErr)], QpState::Rts));
