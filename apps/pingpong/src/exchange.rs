@@ -12,7 +12,7 @@
 //! Each side sends one address, or 256 addresses with a shared receive queue. The rdma-core server calls `read` once
 //! and expects all addresses from this call. Each side therefore sends its addresses with a single write and
 //! `TCP_NODELAY`. The rdma-core programs close the connection after the exchange. This program keeps the
-//! connection open until it no longer needs the peer: see [`ExchangeConnection::finish`].
+//! connection open until this program no longer needs the peer: see [`ExchangeConnection::finish`].
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -93,7 +93,7 @@ impl Listener {
                     return Ok((ExchangeConnection::new(stream)?, address));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // The peer closed the connection before this program accepted it.
+                // The peer closed the connection early, or a signal interrupted the call. Call `accept` again.
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => continue,
                 Err(error) => return Err(error.into()),
             }

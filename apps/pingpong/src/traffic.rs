@@ -183,7 +183,7 @@ impl<D: Device> Traffic<'_, D> {
                 let length = completion.byte_len().and_then(|bytes| self.end.length(bytes)).unwrap_or(0);
                 let of = self.take(queue, slot, length);
                 // Post the receive request before the answer is sent, because the peer may send its next message as
-                // soon as it receives the answer.
+                // soon as the peer receives the answer.
                 self.end.post_receive(queue, slot)?;
                 self.queues[queue].due.push_back(of);
             }

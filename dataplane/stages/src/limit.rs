@@ -371,7 +371,7 @@ impl Stage for Limit {
     fn adopt(&mut self, earlier: &mut dyn Stage) {
         let Some(earlier) = earlier.downcast::<Self>() else { return };
         self.marked = earlier.marked;
-        // A token is a packet or a byte, so tokens of one unit have no meaning for the other unit.
+        // A token is a packet or a byte, so the tokens of a bucket of packets have no meaning for a bucket of bytes.
         let is_same_unit = self.bytes_per_second.is_some() == earlier.bytes_per_second.is_some();
         if let (Some(meter), Some(earlier), true) = (&mut self.meter, &earlier.meter, is_same_unit) {
             meter.resume(earlier);

@@ -121,10 +121,11 @@ pub struct Neighbor {
     #[serde(skip)]
     #[schemars(skip)]
     ports: Vec<MacAddr>,
-    /// For `explain`: next hops, indexed by number minus 1, and the names of the ports.
+    /// For `explain`: the next hops, indexed by next-hop number minus 1.
     #[serde(skip)]
     #[schemars(skip)]
     gateways: Vec<NextHop>,
+    /// For `explain`: the names of the ports, by number.
     #[serde(skip)]
     #[schemars(skip)]
     names: Vec<String>,
@@ -560,7 +561,8 @@ impl Live {
     #[cold]
     fn ask(&mut self, packet: &Packet<'_>, hop: NextHop, now: u64) {
         let queue = self.queue(packet);
-        // Usually, the packet has caused a request before the stage held it. The request may have exceeded the limit.
+        // Usually, the packet has caused a request before the stage held the packet. That request may have exceeded
+        // the limit, so held packets repeat the request.
         let is_due = packet.wait() == Wait::Fresh || now.saturating_sub(self.asked[queue]) >= REPEAT_INTERVAL;
         if is_due && self.request_limit.take(now, 1) {
             self.asked[queue] = now;

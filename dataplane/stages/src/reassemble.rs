@@ -300,8 +300,8 @@ impl Generator for Reassemble {
                 continue;
             }
             batch.set_ingress(slot.key.port);
-            // A fragment that grew into the headroom of its buffer may be too long for a new packet. Its datagram is
-            // only counted.
+            // A fragment that grew into the headroom of its buffer may be too long for a new packet. The stage then
+            // generates no packet. The counter `expired` already counts the datagram.
             if let Some(first) = slot.assembly.first().filter(|first| first.len() <= batch.max_generated_len()) {
                 let Some(mut packet) = batch.generate(first) else { return };
                 match parse::parse_again(&mut packet) {

@@ -45,7 +45,8 @@ use table::{RouteEntry, Routes, has_equal_cost_paths};
 ///
 /// Packets without a route leave by `no_route`. Packets that are neither IPv4 nor IPv6 are dropped as `unsupported`.
 ///
-/// The stage drops packets with an invalid source address as `martian` (RFC 1812, section 5.3.7; RFC 4291, section
+/// The stage does not forward packets with an invalid source address, such as a multicast address. If a route would
+/// send such a packet to a port, the stage drops the packet as `martian` (RFC 1812, section 5.3.7; RFC 4291, section
 /// 2.5).
 ///
 /// With `source = "config"`, packets for the `addresses` of the ports, and for the broadcast addresses of their
@@ -474,7 +475,7 @@ impl Route {
         let port = self.port_names.get(usize::from(path.egress)).map_or("?", String::as_str);
         match path.kind {
             RouteKind::Forward => format!("{via}on {port}"),
-            RouteKind::Local => format!("{destination} is an address of this host"),
+            RouteKind::Local => format!("the host handles packets to {destination}"),
             RouteKind::Blackhole => "blackhole".to_owned(),
             RouteKind::Unreachable => "unreachable".to_owned(),
             RouteKind::Prohibit => "prohibit".to_owned(),

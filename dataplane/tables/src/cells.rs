@@ -85,8 +85,8 @@ impl<F: Form> Cells<F> {
             // The fence orders the reads of the cells before two later loads: the load of the default below, and the
             // loads that the caller makes with the values.
             fence(Ordering::Acquire);
-            // If the default changed during the lookup, an address could get no value although it always had one. The
-            // lookup then runs again. The check does not detect a default that was changed and restored during the
+            // If the default changed during the lookup, an address could get no value although it always had a value.
+            // The lookup then runs again. The check does not detect a default that was changed and restored during the
             // lookup. For that, the default must change at least twice during one batch.
             if self.default.load(Ordering::Acquire) == default {
                 return;

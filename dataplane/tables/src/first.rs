@@ -26,7 +26,7 @@ pub trait First {
         Self: Sized;
 
     /// Returns what the first array holds for a cell: the entry, or a marker that the entry is in a second array. Only
-    /// [`Narrow`] has a second array. The load is relaxed, so that it does not delay other loads. A caller that
+    /// [`Narrow`] has a second array. The load is relaxed, so that the load does not delay other loads. A caller that
     /// accesses other memory because of the result must execute an acquire fence first.
     fn near(&self, slot: usize) -> u32;
 

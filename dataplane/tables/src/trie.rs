@@ -12,13 +12,13 @@
 //! half), and then by the second half. If all addresses of a cell have the same first half, the cell can lead to lines
 //! that distinguish the addresses by their second half. A prefix is written to all cells that it covers, so that a
 //! lookup never backtracks. The prefix length of each cell is stored separately. Lookups do not read this length. Only
-//! insertions and removals read it. Adjacent runs are only merged if they come from the same prefix. The ends of every
-//! prefix are therefore boundaries, and a prefix can be removed in place. All memory is allocated zeroed, and untouched
-//! pages stay unmapped. The prefix of length 0 is stored separately, because its cells would touch all pages.
+//! insertions and removals read this length. Adjacent runs are only merged if they come from the same prefix. The ends
+//! of every prefix are therefore boundaries, and a prefix can be removed in place. All memory is allocated zeroed, and
+//! untouched pages stay unmapped. The prefix of length 0 is stored separately, because its cells would touch all pages.
 //!
 //! One thread changes the trie while any number of threads read the cells, which are atomics. The boundaries of a line
-//! in use never change. If a change needs other boundaries, it first writes new lines with the old entries, and then
-//! links these lines. The change then writes the new entries in place. The entries of all other addresses stay
+//! in use never change. If a change needs other boundaries, the change first writes new lines with the old entries, and
+//! then links these lines. The change then writes the new entries in place. The entries of all other addresses stay
 //! unchanged. Retired lines are reused only when the owner states that no reader uses them any more
 //! ([`Trie::reclaim`]).
 

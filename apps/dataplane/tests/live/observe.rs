@@ -88,7 +88,7 @@ fn packets_are_captured_at_a_stage_an_output_and_a_port() {
         // The bytes of the option epb_flags with the direction inbound.
         assert!(direction == 0 || has(&[2, 0, 4, 0, 1, 0, 0, 0]), "{options:?}");
     }
-    // The output `other` never has port 1030, although the stage receives it.
+    // The output `other` never has packets from port 1030, although the stage receives such packets.
     let (_, out, _) = folder.words(&running, &["capture", "--at", "even.other", "-n", "64", "--json"]);
     let packets: Vec<Value> = out.lines().map(json).collect();
     assert_eq!(packets.len(), 64);
@@ -185,7 +185,7 @@ fn client_that_reads_nothing_loses_only_captured_packets() {
     let mut client = Client::of_process_in(&running);
     client.call(&Call::Capture(Capture { at: Some("edge".to_owned()), ..Capture::default() })).unwrap();
     let before = running.ask().unwrap();
-    // Wait until the program has received more packets than it keeps for the client.
+    // Wait until the program has received more packets than the program keeps for the client.
     wait_until("the traffic goes on", || {
         number(&running.ask().unwrap()["packets"]["rx"]) > number(&before["packets"]["rx"]) + 100_000
     });

@@ -85,7 +85,7 @@ fn check(planted: Vec<Planted>) {
         wait_until(name, || lost(&running.ask().unwrap()) > 0);
         let mut last = String::new();
         let is_right = (0..ATTEMPTS).any(|_| {
-            // Some causes are over before the command starts.
+            // Some causes are over before the command starts, so the second call covers the whole run.
             let found = ["--time 500ms", "--total"].map(|options| why(&folder, &running, options));
             let found = found.iter().find(|found| !found["causes"].as_array().unwrap().is_empty()).unwrap();
             last = format!("{found:#}");

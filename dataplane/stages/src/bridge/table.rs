@@ -18,7 +18,7 @@ use dataplane_core::header::MacAddr;
 ///
 /// One word holds a complete entry, so each load and store is atomic. After two concurrent stores, the entry is one of
 /// the two stored entries. The exact-match table of `dataplane-tables` is not used, because only one thread can change
-/// it.
+/// that table.
 pub(super) struct Table {
     pub(super) words: Box<[AtomicU64]>,
     /// The random factor and summand of the hash.

@@ -225,7 +225,8 @@ fn storm_control_limits_each_kind_of_flooded_frames_of_each_port() {
     assert_eq!(send_many(&mut bench, multicast, 9), (9, vec![]));
     bench.set_ingress(1);
     assert_eq!(send_many(&mut bench, MacAddr::BROADCAST, 9), (3, vec!["broadcast_storm".to_owned()]));
-    // Frames to a known address are never limited. The bridge learns the address of host 2 from a frame that it drops.
+    // Frames to a known address are never limited. The bridge learns the address of host 2 from a frame that the bridge
+    // drops.
     bench.set_ingress(0);
     send(&mut bench, host_mac(2), MacAddr::BROADCAST, 0).unwrap_err();
     bench.set_ingress(1);

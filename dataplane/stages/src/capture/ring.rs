@@ -66,8 +66,8 @@ pub(super) struct Outlet {
 
 /// Creates the rings, with `buffers` free buffers for packets of up to `snaplen` bytes.
 pub(super) fn ring(buffers: usize, snaplen: u16) -> (Inlet, Outlet) {
-    // Each side frees a slot only after it has passed the buffer to the other ring, so a buffer may occupy a slot in
-    // both rings. A ring with twice as many slots as buffers is never full.
+    // Each side frees a slot only after the side has passed the buffer to the other ring, so a buffer may occupy a slot
+    // in both rings. A ring with twice as many slots as buffers is never full.
     let (full_in, full) = RingBuffer::new(2 * buffers);
     let (mut free, free_out) = RingBuffer::new(2 * buffers);
     let made = std::iter::repeat_with(|| vec![0; usize::from(snaplen) + COMMENT].into_boxed_slice());

@@ -87,8 +87,8 @@ impl Task for WriterTask {
         Ok(())
     }
 
-    /// Waits until no worker uses the capture any more. At the end of the run, the last stage has closed the file
-    /// ([`Tap::leave`]), so there is nothing left to do.
+    /// Waits until no worker uses the capture any more, and closes the file. At the end of the run, the last stage has
+    /// already closed the file ([`Tap::leave`]).
     fn run(&mut self, stop: &StopSignal) -> Result<()> {
         stop.wait(Duration::MAX);
         close(&self.shared, &self.writer)
@@ -285,7 +285,7 @@ impl Faults<'_> {
     /// Writes a frame, unless a limit is reached or writing has failed.
     fn write(&mut self, files: &mut Files<'_>, frame: &Frame) {
         if self.failed.is_some() {
-            // The worker copied the packet before it could see the failure.
+            // The worker copied the packet before the worker could see the failure.
             self.shared.lose(1);
         } else if self.shared.state.load(Ordering::Relaxed) == OPEN {
             match files.packet(&frame.record(), self.shared.missed.load(Ordering::Relaxed)) {

@@ -2,9 +2,9 @@
 //!
 //! A background task first reads the whole state from the kernel (a dump). The task then follows the changes and writes
 //! them to [`Forwarding`], without stopping the workers. Some changes are missed: the kernel may drop messages,
-//! and it does not report the IPv4 routes of an interface that goes down. The task then reads the whole state again
-//! (a resync) and writes only the differences. The task also asks the kernel to resolve the neighbours that workers
-//! need.
+//! and the kernel does not report the IPv4 routes of an interface that goes down. The task then reads the whole state
+//! again (a resync) and writes only the differences. The task also asks the kernel to resolve the neighbours that
+//! workers need.
 
 mod messages;
 mod overflow;

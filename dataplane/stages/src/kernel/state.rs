@@ -397,8 +397,8 @@ impl State {
                     if let Some(Update::Route(route)) = messages::read(message.inner)
                         && self.table(route.table).is_some()
                     {
-                        // Among routes of equal metric, the first route takes precedence, and the others are added
-                        // after it.
+                        // Among routes of equal metric, the first route takes precedence, and the other routes are
+                        // added after it.
                         rib.borrow_mut().add(route, netlink_packet_core::NLM_F_APPEND);
                     }
                 },
@@ -470,7 +470,7 @@ impl State {
             };
             message.header.family = family;
             message.header.ifindex = index;
-            // `NTF_USE` makes the kernel resolve the neighbour as if the host had a packet for it.
+            // `NTF_USE` makes the kernel resolve the neighbour as if the host had a packet for the neighbour.
             message.header.flags = NeighbourFlags::Use;
             message.attributes.push(NeighbourAttribute::Destination(address));
             if let Err(error) = requests.execute(RouteNetlinkMessage::NewNeighbour(message)) {

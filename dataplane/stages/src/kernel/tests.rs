@@ -377,9 +377,9 @@ fn routes_are_mirrored_although_the_socket_loses_messages() {
     });
 }
 
-/// After the kernel has reported a loss of messages, it reports no further loss until the queue is empty. The queue may
-/// hold more messages than one call of `wait` reads. Therefore, `wait` empties the whole queue after a loss, so that
-/// later messages arrive and later losses are reported.
+/// After the kernel has reported a loss of messages, the kernel reports no further loss until the queue is empty. The
+/// queue may hold more messages than one call of `wait` reads. Therefore, `wait` empties the whole queue after a loss,
+/// so that later messages arrive and later losses are reported.
 #[test]
 fn changes_after_a_loss_are_reported() {
     in_namespace(|| {

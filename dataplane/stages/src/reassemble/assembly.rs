@@ -66,7 +66,7 @@ pub(super) enum Flaw {
 }
 
 /// Returns the offset of the fragment header of an IPv6 packet, and the offset of the next-header field that refers
-/// to it.
+/// to the fragment header.
 fn fragment_header(packet: &Packet<'_>) -> Option<(usize, usize)> {
     let (l3, end) = (usize::from(packet.meta().l3), usize::from(packet.meta().end));
     let datagram = packet.data().get(..end)?;

@@ -290,7 +290,7 @@ proptest! {
         const MOST: usize = 16;
         let (mut machine, mut view, mut actions) = (machine(MOST), View::default(), Vec::new());
         let mut now = 0;
-        // Half of the table's entries are for neighbours that have answered.
+        // Eight neighbours answer, and use half of the table's entries.
         for last in 0..8 {
             machine.request(hop(last), true, now, &mut actions);
             machine.receive(&heard(last, Some(last), Claim::Answer, true), now, &mut actions);

@@ -4,8 +4,8 @@
 //! selects the bucket. Rendezvous hashing decides which path owns a bucket (Thaler and Ravishankar, "A name-based
 //! mapping scheme for rendezvous", 1996). For each bucket, each path gets one pseudo-random number per unit of its
 //! weight. The numbers depend only on the bucket and the path's name. The path with the highest number owns the bucket.
-//! Removing a path therefore moves only its own flows, and adding a path moves only the flows that it gets. The result
-//! depends neither on the order of the paths in the config nor on the host.
+//! Removing a path therefore moves only the flows of this path, and adding a path moves flows only to the new path. The
+//! result depends neither on the order of the paths in the config nor on the host.
 
 use std::collections::HashMap;
 

@@ -26,7 +26,7 @@ pub(super) fn search<const W: usize>(forest: &Forest<W>, keys: &[[u32; W]], rank
     }
     let mut nodes = [Cell::EMPTY; LIST_CAPACITY];
     let mut leaves = [0u32; LIST_CAPACITY];
-    // `any` is the union of the bits of all cells. It shows whether any cell leads to a list of leaves.
+    // `any` is the union of the bits of all cells. The union shows whether any cell leads to a list of leaves.
     let (mut open, mut found, mut any) = (0, 0, Cell::EMPTY);
     let mut reach = |nodes: &mut [Cell; LIST_CAPACITY], open: &mut usize, from: Cell, key: u32, packet: usize| {
         let cell = forest.cells.get(from.child(key)).copied().unwrap_or(Cell::EMPTY);
