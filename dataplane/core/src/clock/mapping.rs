@@ -103,7 +103,7 @@ pub struct DeviceClock {
     /// The offset that is added to the ticks. Only used for a wall clock that the device itself keeps. Such a clock may
     /// differ from the system's wall clock.
     offset: AtomicI64,
-    /// Whether this is the system's own wall clock.
+    /// Whether this clock is the system's own wall clock.
     is_system: bool,
 }
 
@@ -131,7 +131,7 @@ impl DeviceClock {
         self.is_system = true;
     }
 
-    /// Whether this is the system's own wall clock.
+    /// Whether this clock is the system's own wall clock.
     #[inline]
     pub(super) fn is_system_clock(&self) -> bool {
         self.is_system
@@ -204,7 +204,7 @@ mod loom_models {
 
     use super::*;
 
-    /// The mapping whose fields all have the same value.
+    /// Returns a mapping whose fields all have this value.
     fn uniform(value: u64) -> Mapping {
         let timebase = Timebase { source: ClockSource::Software, mask: u64::MAX, multiplier: value };
         let line = Mapping::new(timebase, Ticks(value), Nanos(value));

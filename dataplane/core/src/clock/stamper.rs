@@ -41,7 +41,7 @@ impl Clocks {
     }
 }
 
-/// The number of stamps by origin.
+/// The numbers of stamps, by the clock that they come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StampCounts {
     /// Stamps from the device.
@@ -59,7 +59,7 @@ pub struct StampCounts {
 pub struct Stamper {
     mode: StampMode,
     host: HostClock,
-    /// The last stamp.
+    /// The time of the last stamp, in nanoseconds.
     last: u64,
     counts: StampCounts,
 }
@@ -98,7 +98,7 @@ impl Stamper {
         Self { mode, host: host.clone(), last: 0, counts: StampCounts::default() }
     }
 
-    /// Returns the number of stamps by origin.
+    /// Returns the numbers of stamps, by the clock that they come from.
     pub fn counts(&self) -> StampCounts {
         self.counts
     }
@@ -127,7 +127,7 @@ impl Stamper {
     /// Returns the stamp of a burst of `n` completions that all have the same ticks.
     #[inline]
     pub fn stamp_all(&mut self, ticks: Ticks, n: usize) -> Stamp {
-        // The direct path avoids the loop over a burst, which takes several times as long.
+        // This direct path is several times as fast as the loop over a burst in `stamp_each`.
         let StampMode::Same(timebase) = &self.mode else { return self.stamp_one(ticks, n) };
         self.last = self.last.max(timebase.nanos(ticks).0);
         self.counts.host += n as u64;
@@ -256,7 +256,7 @@ impl Reader {
         if let Some(mapping) = self.clock.read(&mut self.seen) {
             self.take(mapping, now);
         }
-        // The thread that synchronizes the clock may have stopped.
+        // If the mapping is older than `HOLD_TIME`, the thread that synchronizes the clock may have stopped.
         if self.mapping.state == ClockState::Invalid || now.saturating_sub(self.mapping.nanos.0) > HOLD_TIME {
             return Err(0);
         }
@@ -353,7 +353,7 @@ impl Reader {
     }
 
     /// Observes the age of completions. A worker that polls a queue continuously sometimes finds a completion that has
-    /// just arrived. If even the youngest completion in [`WATCH_TIME`] is old, the clock is behind.
+    /// just arrived. If even the youngest completion in [`WATCH_TIME`] is old, the device's wall clock is behind.
     fn watch(&mut self, now: u64, offset: i64, ticks: &[Ticks]) {
         let newest = ticks.last().map_or(0, |ticks| ticks.0).wrapping_add(offset as u64);
         let age = self.mapping.at(Nanos(now)).0.0.wrapping_sub(newest);

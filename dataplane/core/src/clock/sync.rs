@@ -166,8 +166,8 @@ pub struct ClockSync {
     mapping: Mapping,
     clock: Arc<DeviceClock>,
     points: VecDeque<Point>,
-    /// Whether the latest step started over. The clock becomes valid again when the next reading agrees with the
-    /// reading of that step.
+    /// Whether the latest step started the synchronization over. The clock becomes valid again when the reading of the
+    /// next step agrees with the reading of the latest step.
     unconfirmed: bool,
     /// The number of consecutive steps with only wide readings.
     wide_steps: u32,
@@ -257,7 +257,7 @@ impl ClockSync {
         Nanos(sure.min(step).max(1_000_000))
     }
 
-    /// Reads the counter and publishes a new mapping.
+    /// Performs one synchronization step and publishes the mapping. `read` reads the counter. Returns the new state.
     pub fn step(&mut self, host: &HostClock, mut read: impl FnMut() -> Result<Ticks, VerbError>) -> ClockState {
         let mut readings = [Reading::default(); READINGS_PER_STEP];
         for reading in &mut readings {
@@ -369,7 +369,7 @@ impl ClockSync {
         let ahead = reading.ticks.0.wrapping_sub(expected.0) & mask;
         let behind = expected.0.wrapping_sub(reading.ticks.0) & mask;
         let nanos = |ticks| self.mapping.timebase.nanos(Ticks(ticks)).0.min(1 << 62) as i64;
-        // The expected tick is slightly before the middle.
+        // `at` rounds down to a whole tick, so the expected tick is slightly before the middle of the reading.
         let early = when.0 as i64 - middle as i64;
         match ahead <= behind {
             true => (expected.0.wrapping_add(ahead), early + nanos(ahead)),
@@ -418,8 +418,8 @@ impl ClockSync {
         state
     }
 
-    /// Discards all earlier readings and starts over with `reading`. The clock is used again when the next reading
-    /// agrees with `reading`.
+    /// Discards all earlier readings and starts over with `reading`. The clock is used again when the reading of the
+    /// next step agrees with `reading`.
     fn start_over(&mut self, reading: &Reading, fault: ClockFault) -> ClockState {
         match fault {
             ClockFault::Jumped(_) => self.jumps += 1,
@@ -453,7 +453,7 @@ impl ClockSync {
             xy_sum += x * y;
         }
         let spread = n * xx_sum - x_sum * x_sum;
-        // A window covers minutes at most. With 2^40 ticks and as many nanoseconds, the product is below 2^125.
+        // A window covers minutes at most. With 2^40 ticks and 2^40 nanoseconds, the shifted numerator is below 2^125.
         let slope = ((n * xy_sum - x_sum * y_sum) << SHIFT).checked_div(spread)?;
         let multiplier = u64::try_from(slope).ok()?;
         let off = u128::from(multiplier.abs_diff(self.nominal.multiplier));

@@ -81,7 +81,7 @@ struct Bench {
     read: (u64, u64),
     sync: ClockSync,
     stampers: Vec<Stamper>,
-    /// The last stamp of each queue.
+    /// The time of the last stamp of each queue, in nanoseconds.
     last: Vec<u64>,
 }
 
@@ -231,7 +231,7 @@ fn stopped_counter_is_detected_and_recovers() {
         }
         assert_eq!((bench.sync.fault(), bench.sync.report().freezes), (Some(ClockFault::Frozen), 1));
         bench.change(|bench| bench.frozen = false);
-        // The counter continues from its old value, which is a jump relative to the time.
+        // The counter continues from its old value. Relative to the system clock, it has jumped backwards.
         bench.wait();
         bench.step();
         bench.wait();
