@@ -179,7 +179,7 @@ impl Place {
         let mut last = false;
         while let Some(name) = left.pop() {
             let open = |flags| openat(&folder, &name, LOOKUP | flags, Mode::empty());
-            // Only a lookup of a folder mounts a file system that is mounted on demand.
+            // If a file system is mounted on demand (autofs), only a lookup with the flag `DIRECTORY` mounts it.
             let found = match open(OFlags::DIRECTORY) {
                 Err(Errno::NOTDIR) => open(OFlags::empty()),
                 found => found,
@@ -201,7 +201,8 @@ impl Place {
                 }
                 last |= left.is_empty();
                 let link = shown.join(&name);
-                // The link of the file itself is the last link, and so is every link to which it leads.
+                // A link to a folder may belong to the owner of the folder that contains the link. This exception does
+                // not apply to the link of the file itself and to the links after it.
                 is_accepted_link(&link, &known, (!last).then_some(&folder))?;
                 let target = readlinkat(&found, "", Vec::new())?;
                 left.extend(names(Path::new(&OsString::from_vec(target.into_bytes()))));
@@ -417,8 +418,8 @@ impl LockedFile {
     /// [`Self::empty`] is called, because the run may still fail to start. `readers` selects the users that may read a
     /// new file.
     ///
-    /// Refuses symbolic links and files of other users. Accepts the file, and a link to a folder, if it belongs to the
-    /// owner of the folder that contains it.
+    /// Refuses symbolic links and files of other users, with one exception: the file, or a link to a folder, may belong
+    /// to the owner of the folder that contains the file or the link.
     pub fn output(path: &Path, readers: Readers) -> io::Result<Self> {
         let mut attempts = 0;
         let file = loop {
@@ -527,7 +528,7 @@ mod tests {
             }
         }
         assert_eq!(fs::read_dir(&target).unwrap().count(), 0);
-        // The owner of a folder controls the folder in any case.
+        // A link of the folder's owner is followed, because the owner controls the content of the folder in any case.
         chown(&shared, Some(OTHER), None).unwrap();
         create_folders(&deep).unwrap();
         LockedFile::output(&deep, Readers::Owner).unwrap();

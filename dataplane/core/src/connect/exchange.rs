@@ -338,9 +338,9 @@ impl Listener {
             let Ok(wire) = Wire::new(stream, offer.endpoints.len()) else { continue };
             let end = limits.step_end();
             let mut candidate = Candidate { wire, address, end, own: token(), received: None, ready: false };
-            // Most valid clients have already sent their HELLO by now. If there are too many connections, a later
-            // connection displaces a client without a HELLO. If all clients have sent a HELLO, the later connection
-            // displaces the oldest client.
+            // Read the HELLO at once, because most valid clients have already sent it. If there are too many
+            // connections, a later connection displaces a client without a HELLO. If all clients have sent a HELLO, the
+            // later connection displaces the oldest client.
             if let Err(fault) = candidate.advance(offer, limits) {
                 *refused += 1;
                 *last = Some(candidate.close(&fault));
