@@ -172,8 +172,9 @@ impl Harness {
         self.ingress = port;
     }
 
-    /// Sets whether the tested stage has held the packets of the following calls of [`Harness::run`] before. The harness
-    /// itself frees held packets.
+    /// Sets the wait state of the packets in all later calls of [`Harness::run`]: new, already held by the tested
+    /// stage, or overdue. This call is necessary because the harness frees held packets and does not return them to the
+    /// stage.
     pub fn set_wait(&mut self, wait: Wait) {
         self.wait = wait;
     }
@@ -266,8 +267,8 @@ impl HarnessBuilder {
         self
     }
 
-    /// Adds a stage that processes the packets before the tested stage, such as `parse`. The decisions of this stage
-    /// are ignored.
+    /// Puts the tested stage after `stage`, such as `parse`: packets pass through `stage` first. The decisions of
+    /// `stage` are ignored.
     #[must_use]
     pub fn after(mut self, stage: impl Stage + 'static) -> Self {
         self.before.push(Box::new(stage));

@@ -181,8 +181,9 @@ mod tests {
     }
 
     #[test]
-    fn fragment_field_has_an_offset_and_a_flag() {
-        // The flag "don't fragment" alone, "more fragments" alone, an offset alone, and all three.
+    fn more_fragments_flag_or_an_offset_marks_a_fragment() {
+        // The flag "don't fragment" alone, "more fragments" alone, the minimum and the maximum offset alone, and all
+        // three.
         for (field, is_fragment, offset) in
             [(0x4000, false, 0), (0x2000, true, 0), (0x0001, true, 8), (0x1fff, true, 65_528), (0x6003, true, 24)]
         {
