@@ -15,14 +15,14 @@
 //! - The registration owns the region that contains the buffer, so the registration ends before the memory is freed.
 //! - For an inline send, the verbs library reads the bytes itself and does not check the key. This module first finds
 //!   these bytes in its buffers and passes a copy to the library.
-//! - The libraries of some devices also access the memory of other requests themselves, without a check of the key. For
-//!   example, libmlx5 copies a short message from the completion to the buffer when the program polls, and copies the
-//!   first bytes of a raw packet when the program posts the packet. For these devices, [`Device::checks_every_key`] is
-//!   `false`. This module then accepts only addresses inside buffers, and the memory of dropped buffers stays mapped as
-//!   long as the protection domain exists.
+//! - The libraries of some devices also access the memory of requests that are not inline, without a check of the key.
+//!   For example, libmlx5 copies a short message from the completion to the buffer when the program polls, and copies
+//!   the first bytes of a raw packet when the program posts the packet. For these devices,
+//!   [`Device::checks_every_key`] is `false`. This module then accepts only addresses inside buffers, and the memory of
+//!   dropped buffers stays mapped as long as the protection domain exists.
 //!
-//! The protection domain, the registrations and the inner queue pair are private. With them, safe code could register
-//! other memory in the domain, or replace the queue pair.
+//! The protection domain, the registrations and the inner queue pair are private. If they were public, safe code could
+//! register other memory in the domain, or replace the queue pair.
 
 mod buffer;
 mod memory;
@@ -106,7 +106,7 @@ impl<D: Device> MessageDomain<D> {
         let registered = self.pd.register_part(region.clone(), 0..spec.bytes, access);
         let mr = registered.map_err(|refused| refused.on(self.device.name()))?;
         check_registered(&mr, &region, self.device.name())?;
-        // Not before: the memory of a refused registration would stay mapped.
+        // This call comes after the registration. Otherwise, the memory of a refused registration would stay mapped.
         if !self.memories.checks_every_key() {
             self.pd.keep_mapped(region.clone());
         }

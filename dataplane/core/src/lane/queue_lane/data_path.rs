@@ -155,8 +155,8 @@ impl<D: Device> DataPath<D> {
         assert!(Arc::ptr_eq(&self.region, pool.region()), "the lane was opened with another pool");
     }
 
-    /// Polls the receive completion queue and adds the successfully received packets to the batch. Returns their number.
-    /// With `INFO`, also stores the receive information of the packets.
+    /// Polls the receive completion queue and adds the successfully received packets to the batch. Returns the number
+    /// of added packets. With `INFO`, also stores the receive information of the packets.
     #[inline]
     pub(super) fn receive<const INFO: bool>(
         &mut self,
@@ -168,7 +168,8 @@ impl<D: Device> DataPath<D> {
         if n == 0 {
             return Ok(0);
         }
-        // A wrong pool or batch is a bug of the caller. After this panic, the buffers of the completions are lost.
+        // With a wrong pool or batch, which is a bug of the caller, these checks panic. The buffers of the completions
+        // are then lost.
         self.check_pool(pool);
         batch.check_pool(pool);
         let run = &*self.run;
@@ -203,8 +204,9 @@ impl<D: Device> DataPath<D> {
         Ok(n)
     }
 
-    /// Sends the batch and leaves it empty. The queue pair is in RTS.
-    // Two types of lanes use this function, so the compiler would not inline it without `always`.
+    /// Sends the batch and leaves it empty. The queue pair must be in RTS.
+    // Both types of `QueueLane` (with and without `INFO`) use this function, so the compiler would not inline it
+    // without `always`.
     #[inline(always)]
     pub(super) fn transmit(&mut self, pool: &mut Pool, batch: &mut Batch) {
         self.check_pool(pool);
@@ -231,7 +233,8 @@ impl<D: Device> DataPath<D> {
         if taken < n {
             return self.keep_accepted(pool, batch, taken);
         }
-        // The last send of a run is signalled (on efa, every send). Its completion covers all earlier sends.
+        // The last send of a run is signalled (on efa, every send). The completion of the last send covers all earlier
+        // sends.
         self.unsignalled_since = None;
         self.in_flight.extend(&run, stamps);
         batch.forget();
@@ -263,8 +266,8 @@ impl<D: Device> DataPath<D> {
                 self.counters.stale += u64::from(!self.handle_marker(id, pool));
                 continue;
             };
-            // Completions are in order, and errors always generate a completion. All sends before this one were
-            // therefore sent.
+            // Completions are in order, and a failed send always generates a completion. All sends before the send of
+            // this completion therefore succeeded.
             let sent = earlier + usize::from(status == WcStatus::Success);
             self.counters.tx += sent as u64;
             self.counters.tx_bytes += self.in_flight.complete(sent, alike.unwrap_or(self.stamps[i]), latency);

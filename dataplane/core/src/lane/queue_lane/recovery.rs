@@ -148,8 +148,8 @@ impl<D: Device> Recovery<D> {
 
     /// Returns whether a queue pair has stopped after an error. A flushed request proves that the queue pair has
     /// stopped. After any other error, the state that the provider returns decides. For raw packets, the libibverbs
-    /// provider assumes ERR without a query of the device, except after a frame that is longer than its receive buffer.
-    /// The provider also assumes ERR if the device refuses the query.
+    /// provider queries the device only after a frame that is longer than its receive buffer. After other errors, and
+    /// if the device refuses the query, the provider assumes ERR.
     fn has_stopped(&self, data: &mut DataPath<D>) -> bool {
         if std::mem::take(&mut data.was_flushed) {
             return true;
@@ -196,7 +196,7 @@ impl<D: Device> Recovery<D> {
         }
     }
 
-    /// Restarts the flush deadline if requests have completed since it began.
+    /// Restarts the flush deadline if requests have completed since the deadline was last started.
     #[cold]
     fn extend_deadline(&mut self, data: &DataPath<D>) {
         let now_outstanding = data.outstanding();
@@ -239,7 +239,8 @@ impl<D: Device> Recovery<D> {
     }
 
     /// Creates all queues again, because a completion queue has failed or the queue pair cannot be reset. `lost` is the
-    /// error of the failed queue. Fails if the device is gone or refuses to destroy the old queue pair.
+    /// error of the failed queue. Fails if the lane stops, if the device is gone, or if the device refuses to destroy
+    /// the old queue pair.
     #[cold]
     pub(super) fn rebuild(
         &mut self,

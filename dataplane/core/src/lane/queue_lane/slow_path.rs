@@ -31,7 +31,8 @@ impl<D: Device> DataPath<D> {
                 (WcStatus::Success, Some(len)) => {
                     let desc = Desc { slot, offset: layout.headroom + self.prefix, len };
                     pool.moved(&[slot], SlotState::Posted, SlotState::Batched);
-                    // The poll was limited to the space of the batch, and the length to the room of the buffer.
+                    // This push should not fail: the poll was limited to the space of the batch, and the length was
+                    // checked against the room of the buffer.
                     if !batch.push(desc, alike.unwrap_or(self.stamps[i])) {
                         pool.put_one(slot, SlotState::Batched);
                         self.counters.rx_errors += 1;
