@@ -323,8 +323,8 @@ impl Batch {
         true
     }
 
-    /// Moves all packets out of the batch `from`, which must use the same pool. This batch must have space for all of
-    /// them.
+    /// Moves all packets out of the batch `from`, which must use the same pool. This batch must have space for all
+    /// these packets.
     #[inline]
     pub(crate) fn append(&mut self, from: &mut Self) {
         debug_assert!(self.memory.is(&from.memory) && self.space() >= from.len());

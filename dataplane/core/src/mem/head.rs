@@ -77,8 +77,8 @@ enum OptionNiche {
 #[derive(Debug)]
 pub struct Heads<'b, const N: usize, const LOCATED: bool = false> {
     batch: NonNull<Batch>,
-    /// Start of the first slot. The iterator keeps a copy, because the compiler must assume that a write through a head
-    /// could change the batch.
+    /// Start of the first slot. The iterator has its own copy of this pointer. The compiler must assume that a write
+    /// through a head changes the batch, so without the copy it would load the pointer again for each head.
     slots: NonNull<u8>,
     stride: usize,
     next: usize,

@@ -45,7 +45,7 @@ pub enum Colour {
 pub struct Meta {
     /// Offset of the network header from the start of the packet, in bytes.
     pub l3: u16,
-    /// Offset of the transport header from the start of the packet, in bytes. 0 if none was found.
+    /// Offset of the transport header from the start of the packet, in bytes. 0 if no transport header was found.
     pub l4: u16,
     /// EtherType after all VLAN tags.
     pub ether_type: u16,

@@ -81,7 +81,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "Miri does not support set_mempolicy")]
     fn second_memory_policy_is_refused_until_the_first_is_dropped() {
-        // Use a node that this process may allocate from. A sandbox may forbid the system call, which also returns
+        // Use a node that this process may allocate from. If a sandbox forbids the system call, `new` also returns
         // `None`.
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:")).unwrap_or("0").trim();

@@ -1,5 +1,5 @@
-//! Allocates packet memory with a requested page size on a requested NUMA node. All pages are populated at once, so
-//! missing memory is an error at the start, and no access during the run causes a page fault.
+//! Allocates packet memory with a requested page size on a requested NUMA node. All pages are populated during the
+//! allocation, so missing memory is an error at the start, and no access during the run causes a page fault.
 
 use std::fmt;
 use std::fs;

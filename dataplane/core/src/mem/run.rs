@@ -8,8 +8,8 @@ use crate::mem::vector::{self, Bounds};
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
     descs: &'a [Desc],
-    // A reference, because a copy would be slow. The batch has just written the bounds one field at a time, so the
-    // wider loads of a copy would stall on store forwarding.
+    // The bounds are a reference, because a copy would be slow. The batch has just written the bounds one field at a
+    // time, so the wider loads of a copy would stall on store forwarding.
     bounds: &'a Bounds,
 }
 
