@@ -336,7 +336,8 @@ impl Graph {
                     node.watch = None;
                 },
             );
-            // The first packet of the batch was dropped and counted before the stage observed it.
+            // The first packet of this inbox is the packet that the stage observed. Its drop is already counted, so
+            // only free its buffer. Then move the remaining packets.
             if let Some(at) = nodes.iter().position(|node| !node.inbox.is_empty()) {
                 nodes[at].inbox.free_one(0, pool);
                 nodes[at].inbox.forget_first(1);
@@ -481,7 +482,7 @@ impl Graph {
     ) {
         self.check_pool(pool);
         earlier.check_pool(pool);
-        // The worker continues with this graph.
+        // The worker continues with this graph, so this graph gets the marker of the worker.
         std::mem::swap(&mut self.marker, &mut earlier.marker);
         earlier.activity = Activity::TakeOver;
         for succession in successions {

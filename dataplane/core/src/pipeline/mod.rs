@@ -86,9 +86,9 @@ pub trait Stage: Any + Send {
         let _ = earlier;
     }
 
-    /// Returns `true` if this stage can continue to hold the packets that the replaced stage holds. If not, the program
-    /// drops these packets with the reason `stopped`, for example because the metadata of the packets refers to a table
-    /// that this stage does not use. Called after [`Stage::adopt`], under the same conditions.
+    /// Returns `true` if this stage can continue to hold the packets that the replaced stage holds. Returns `false` if,
+    /// for example, the metadata of the packets refers to a table that this stage does not use. The program then drops
+    /// the packets with the reason `stopped`. Called after [`Stage::adopt`], under the same conditions.
     fn accepts_held(&self, earlier: &mut dyn Stage) -> bool {
         let _ = earlier;
         true
@@ -149,8 +149,8 @@ pub trait Stage: Any + Send {
     }
 
     /// Writes out data that the stage has collected. Runs once after the run, even if the run failed, or after a change
-    /// that removes or replaces the stage. A change that is not confirmed yet keeps the shared objects of the stage
-    /// ([`Setup::shared`]) for a revert, so a stage with shared objects does not finish then.
+    /// that removes or replaces the stage. If the change is not confirmed yet, this method does not run for a stage
+    /// with shared objects ([`Setup::shared`]), because a revert uses the objects again.
     ///
     /// # Errors
     /// Fails if the data cannot be written. The report contains the error.

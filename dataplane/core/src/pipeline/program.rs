@@ -161,8 +161,9 @@ impl Program {
 
     /// Checks the program. The stage `bypassed` sets no facts.
     fn check_without(&self, source: Facts, bypassed: Option<usize>) -> Vec<(usize, Problem)> {
-        // For each stage: the facts that are known on all paths to the stage, and one of these paths for the error
-        // message: the path that was visited last among the paths that removed a fact from the known facts.
+        // For each stage: the facts that are known on all paths to the stage, and one path for the error message. This
+        // path is the last visited path that removed a fact from the known facts, or the first path if no path removed
+        // a fact.
         let mut known: Vec<Option<(Facts, Vec<usize>)>> = vec![None; self.nodes.len()];
         known[0] = Some((source, Vec::new()));
         let mut problems = Vec::new();
@@ -207,7 +208,7 @@ impl Program {
     /// sends. If the value is `Some(true)`, the device of the port may compute the checksums again, and the packets
     /// stay the same. `None` means that no stage sends packets to the port.
     pub fn ports_with_checksums(&self, ports: usize) -> Vec<Option<bool>> {
-        // Whether a packet may leave the stage without computed checksums.
+        // For each stage: whether a packet may enter the stage without computed checksums.
         let mut may_lack = vec![false; self.nodes.len()];
         may_lack[0] = true;
         let mut sent = vec![None; ports];
@@ -229,8 +230,8 @@ impl Program {
     /// Lets stages leave the computation of checksums to the devices of ports. `computes` has an entry for each port:
     /// whether the device of the port computes the checksums of sent packets. Returns the names of these stages.
     pub fn leave_checksums(&mut self, computes: &[bool]) -> Vec<String> {
-        // For each stage: whether every packet that enters the stage reaches a device that computes checksums, and no
-        // stage on the way reads or changes the checksums of the packet.
+        // For each stage: whether every packet that enters the stage is dropped or reaches a device that computes
+        // checksums, and no stage on the way reads or changes the checksums of the packet.
         let mut leads_to_device = vec![false; self.nodes.len()];
         // For each stage: whether a packet that enters the stage can reach such a device.
         let mut reaches_device = vec![false; self.nodes.len()];
@@ -248,7 +249,7 @@ impl Program {
                 target => target != Target::Drop && leads(target),
             };
             reaches_device[place] = node.targets().any(is_sent);
-            // A stage that observes drops sees the packets.
+            // A stage that observes the drops of this stage would see packets with wrong checksums.
             let all = node.targets().all(leads) && node.drops.is_none();
             let contract = node.stage.contract();
             leads_to_device[place] = all && contract.ignores_checksums;

@@ -119,7 +119,7 @@ pub struct Quarantined {
     pub stage: String,
     /// What the stage does with further packets.
     pub on_panic: OnPanic,
-    /// The number of packets that the stage processed when it panicked. These packets were dropped as `panicked`.
+    /// The number of packets that the stage was processing when it panicked. These packets were dropped as `panicked`.
     pub packets: usize,
     /// The first bytes of the first of these packets.
     pub first: Option<Vec<u8>>,
@@ -132,7 +132,7 @@ pub(super) struct Substitute {
     pub(super) drops: bool,
     /// The last counters of the stage: their names and values.
     counters: Vec<(String, u64)>,
-    /// The counters of the entries, and whether each name is the name of an entry.
+    /// The last values of [`Stage::entry_counters`]: the name, whether the config chose the name, and the value.
     entries: Vec<(String, bool, u64)>,
 }
 

@@ -163,7 +163,7 @@ impl<'a> Setup<'a> {
             let names: Vec<&str> = self.ports.iter().map(|port| port.name.as_str()).collect();
             let short = shorten(name);
             let problem = Problem::at(key, format!("there is no port `{short}`"));
-            // A comparison with a long name is slow, and the name of a port is short.
+            // Suggest no port for a long name: the comparison would be slow, and names of ports are short.
             let alike = |known: &&str| *short == *name && strsim::jaro_winkler(known, name) > 0.7;
             let rank = |known: &&str| (strsim::jaro_winkler(known, name) * 1000.0) as u32;
             let list = names.iter().map(|name| shorten(name)).collect::<Vec<_>>().join(", ");
@@ -232,7 +232,8 @@ impl<'a> Setup<'a> {
     }
 
     /// Returns an object that the instances of this stage on all workers share, such as a large table. The first caller
-    /// builds the object with `make`. The tasks and functions that `make` registers continue as long as the object.
+    /// builds the object with `make`. The tasks and functions that `make` registers continue as long as the object
+    /// exists.
     ///
     /// # Errors
     /// Returns the errors of `make`.
@@ -268,7 +269,8 @@ impl<'a> Setup<'a> {
         let key = (String::new(), TypeId::of::<T>());
         self.record().commons.insert(key.1);
         if self.users.get(&key.1).is_some_and(|users| !users.contains(&self.stage)) && !self.renewed.contains(&key.1) {
-            // The object belongs to a running pipeline that does not have this stage, so leave the object unchanged.
+            // The running pipeline uses the object without this stage. Leave that object unchanged, and build a new
+            // object.
             self.renewed.insert(key.1);
             self.shared.remove(&key);
         }
@@ -455,7 +457,7 @@ pub struct Continuing<'a> {
     /// The types of the common objects that are built again.
     pub renews: &'a BTreeSet<TypeId>,
     /// If the change reverts a change, the objects of the pipeline before the reverted change. The stages use these
-    /// objects again, so they need no files.
+    /// objects again, so the stages read no files.
     pub held: Option<&'a Objects>,
     /// The ports of the new pipeline. `None` if the ports stay the same.
     pub ports: Option<&'a [PortInfo]>,
@@ -582,8 +584,8 @@ impl Resources {
         }
     }
 
-    /// Returns the types of the common objects that stages of the running and of the new pipeline use, but not the same
-    /// stages.
+    /// Returns the types of the common objects whose users have changed: the running pipeline and the new pipeline both
+    /// use the object, but in different stages.
     pub fn changed_commons(&self) -> BTreeSet<TypeId> {
         let now = users(&self.records);
         let is_changed = |(kind, users): &(&TypeId, &BTreeSet<String>)| now.get(kind).is_some_and(|now| now != *users);
@@ -608,8 +610,8 @@ impl Resources {
         &self.ports
     }
 
-    /// Adds the number of next hops to the records. Drops the objects that no stage uses any more. Call this method
-    /// after the preparation of all stages.
+    /// Adds the list of next hops to the records. Drops the objects that no stage uses any more. Call this method after
+    /// the preparation of all stages.
     pub fn complete_records(&mut self) {
         let hops: Arc<[NextHop]> = self.next_hops.hops.clone().into();
         for record in self.records.values_mut() {
@@ -635,8 +637,8 @@ impl Resources {
     }
 
     /// Returns `true` if a running stage with this record can continue in the new pipeline: the results of
-    /// [`Setup::wants`], the ports and the number of next hops are as in the record, and no common object of the stage
-    /// is in `renews`. Does not check files. Call this method after the preparation of all stages before this stage.
+    /// [`Setup::wants`], the ports and the next hops are as in the record, and no common object of the stage is in
+    /// `renews`. Does not check files. Call this method after the preparation of all stages before this stage.
     pub fn suits(&self, record: &StageRecord, renews: &BTreeSet<TypeId>) -> bool {
         let is_numbered = |(name, number): (&String, &u8)| {
             self.ports.get(usize::from(*number)).is_some_and(|port| port.name == *name)
@@ -769,7 +771,7 @@ mod tests {
     fn numbers_of_unused_next_hops_are_used_again_after_one_more_change() {
         let (first, numbers) = prepared(None, &[1, 2]);
         assert_eq!(numbers, [1, 2]);
-        // Held packets may still have the numbers of the first pipeline.
+        // Held packets may still have the numbers of the first pipeline, so the number 1 is not used again yet.
         let (second, numbers) = prepared(Some(&first), &[2, 3]);
         assert_eq!(numbers, [2, 3]);
         let (mut objects, numbers) = prepared(Some(&second), &[4, 2, 3]);

@@ -103,7 +103,8 @@ fn drops_are_observed_by_an_earlier_or_later_stage() {
     let watcher = |next| node("watcher", seen.clone(), next, None);
     let take = || std::mem::take(&mut *seen.0.lock().unwrap());
     let port = Target::Port(0);
-    // Three cases: the watcher is after `sort` and gets no packets, after `sort` and gets packets, or before `sort`.
+    // Four cases: the watcher is after `sort` and gets no packets, after `sort` and gets packets, or before `sort`. In
+    // the fourth case, no stage observes the drops of `sort`.
     walk(vec![sort(port, Some(1)), watcher(Target::Drop)], &PACKETS);
     assert_eq!(take(), SEEN);
     walk(vec![sort(Target::Node(1), Some(2)), node("pass", Pass, Target::Node(2), None), watcher(port)], &PACKETS);
@@ -482,7 +483,8 @@ fn graph_continues_without_a_stage_that_panicked() {
         let quarantined = graph.quarantine(&ctx, &mut pool).unwrap();
         let expected = Quarantined { stage: "faulty".to_owned(), on_panic, packets: 2, first: Some(b"x1".to_vec()) };
         assert_eq!(quarantined, expected);
-        // The quarantined stage keeps its counters, up to the first counter at which it panics.
+        // The quarantined stage keeps the counters that it reported before a panic. `counters` reports `seen`.
+        // `entry_counters` then reports `rule` and panics.
         let mut counters = Vec::new();
         let (_, stage) = graph.stages().nth(1).unwrap();
         stage.all_counters(&mut |name, value| counters.push((name.to_owned(), value)));
