@@ -68,7 +68,8 @@ pub struct CostSum {
     pub bursts: u64,
 }
 
-/// From 2^`STEPS` ticks per packet, the class index rises by 2^`STEPS` whenever the ticks per packet double.
+/// Each doubling of the ticks per packet is divided into 2^`STEPS` classes. Below 2^`STEPS` ticks per packet, each
+/// number of ticks has its own class.
 const STEPS: u32 = 3;
 /// The maximum cost in ticks per packet. A loop with a higher cost counts as a loop with this cost.
 const MAX_TICKS: u64 = (1 << 36) - 1;
@@ -103,8 +104,9 @@ impl Costs {
         self.sums.iter_mut().zip(&other.sums).for_each(|(sum, other)| *sum = sum.with(other, u64::wrapping_add));
     }
 
-    /// Returns the costs for another list of parts. For each new part, `from` has the index of the earlier part with
-    /// the costs of the new part, or `None` for a part without costs. The total stays the same.
+    /// Returns the costs for another list of parts. `from` has one element for each part of the new list: the index of
+    /// the old part whose costs the new part takes over, or `None` if the new part starts without costs. The total does
+    /// not change.
     #[must_use]
     pub fn with_parts(&self, from: &[Option<usize>]) -> Self {
         let mut costs = Self::new(from.len());

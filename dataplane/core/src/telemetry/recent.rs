@@ -88,7 +88,8 @@ impl Recent {
             }
         };
         let ports = now.ports.iter().map(|port| {
-            // A change of the pipeline may have added, removed or moved ports.
+            // A change of the pipeline may have added or removed ports, or changed their order, so compare the ports by
+            // name.
             let mut known = earlier.iter().flat_map(|earlier| earlier.ports.iter().chain(&earlier.removed_ports));
             let was = known.find(|known| known.name == port.name);
             PortRates {

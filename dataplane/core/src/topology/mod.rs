@@ -198,7 +198,7 @@ impl Topology {
         Self::list(self.allowed().map(|core| core.id))
     }
 
-    /// Formats cores, in ascending order, as a list of ranges for messages, for example `0-3, 8`.
+    /// Formats cores as a list of ranges for messages, for example `0-3, 8`. The cores must be in ascending order.
     pub fn list(cores: impl IntoIterator<Item = CoreId>) -> String {
         ranges(cores.into_iter().map(|core| core.0))
     }
@@ -300,7 +300,7 @@ fn table(f: &mut fmt::Formatter<'_>, rows: &[Vec<String>]) -> fmt::Result {
     Ok(())
 }
 
-/// Formats numbers in ascending order as a list of ranges: `0-3, 8`.
+/// Formats numbers as a list of ranges: `0-3, 8`. The numbers must be in ascending order.
 fn ranges(numbers: impl IntoIterator<Item = u32>) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for number in numbers {

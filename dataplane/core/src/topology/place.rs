@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn near_cores_come_first_and_core_0_comes_last() {
+    fn near_cores_come_first_and_core_0_is_last_on_its_node() {
         let topology = two_nodes();
         assert_eq!(placed(&topology, 8, &[1]), [2, 3, 6, 7, 1, 4, 5, 0]);
         assert_eq!(placed(&topology, 8, &[0]), [1, 4, 5, 0, 2, 3, 6, 7]);

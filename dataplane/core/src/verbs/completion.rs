@@ -236,7 +236,7 @@ pub trait Cursor {
 }
 
 /// A run of completions. A lane (the queues of one worker on one port) polls completions in this form. The first `len`
-/// entries of each array are valid, except as described at `failed` and `in_order`.
+/// entries of each array are valid, except as described at `failed`, `in_order` and `has_info`.
 #[derive(Debug)]
 pub struct Completions {
     /// The number of completions.

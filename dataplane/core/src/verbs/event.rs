@@ -50,7 +50,7 @@ codes! {
     }
 }
 
-/// The object that an event concerns, which defines the meaning of the event's number.
+/// The kind of object that an event concerns. [`AsyncEvent::element`] is the number of an object of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventSubject {
     /// A completion queue.
@@ -95,7 +95,7 @@ impl EventKind {
         }
     }
 
-    /// Returns the object that events of this kind concern.
+    /// Returns the kind of object that events of this kind concern.
     pub const fn subject(self) -> EventSubject {
         match self {
             Self::CqErr => EventSubject::CompletionQueue,
@@ -135,8 +135,8 @@ pub struct CqEvent {
 pub struct AsyncEvent {
     /// The event type.
     pub kind: EventKind,
-    /// The number of the queue pair, completion queue or port; 0 for the device. [`EventKind::subject`] returns the
-    /// object that the number refers to.
+    /// The number of the object that the event concerns; 0 for the device. [`EventKind::subject`] returns the kind of
+    /// the object, such as a queue pair or a port.
     pub element: u32,
 }
 

@@ -13,7 +13,7 @@ fn ip4() -> Option<IpMatch> {
 }
 
 #[test]
-fn invalid_combinations_are_refused_with_a_remedy() {
+fn invalid_combinations_are_refused_with_the_reason() {
     let good = || FlowRule::new(headers(HeaderMatch { ip: ip4(), ..HeaderMatch::default() }));
     let with = |header: HeaderMatch| FlowRule::new(headers(header));
     let tunnelled = |outer: HeaderMatch, tunnel, inner| {
