@@ -23,12 +23,12 @@ pub struct Goal {
     pub initial_duration: f64,
     /// The duration of a full-length trial. Only full-length trials can make a load a lower bound.
     pub final_duration: f64,
-    /// The total duration of the trials at a load that decide about the load.
+    /// The total duration of the trials at one load after which the search decides about this load.
     pub duration_sum: f64,
     /// The maximum relative distance between the lower and the upper bound.
     pub width: f64,
-    /// The smallest number of full-length trials at the upper bound, if the goal allows no trial with loss. A single short
-    /// trial can make a load an upper bound, and its loss can be chance.
+    /// The smallest number of full-length trials at the upper bound, if `exceed_ratio` is 0. With this ratio, a single
+    /// short trial can make a load an upper bound, and the loss of that trial can be chance.
     pub confirmations: u64,
 }
 
@@ -86,9 +86,9 @@ pub struct Bound {
     pub short_trials: u64,
     /// The number of shorter trials whose loss ratio exceeds the goal.
     pub short_exceeded: u64,
-    /// The probability that a trial exceeds the loss ratio: the limits of the nominal 95 % confidence interval (Clopper
-    /// and Pearson) of the full-length trials. The interval is for a fixed number of trials, but the search stops when the
-    /// trials decide.
+    /// The 95 % confidence interval (Clopper and Pearson) of the probability that a full-length trial exceeds the loss
+    /// ratio. The interval is only approximate, because it is for a fixed number of trials: the search stops as soon as
+    /// the trials decide about the load.
     pub exceed_probability: (f64, f64),
 }
 
@@ -155,7 +155,7 @@ pub fn classify(goal: &Goal, trials: &[Measurement]) -> Class {
     let effective_high = full_high + (short_high - balancing).max(0.0);
     let effective_whole = (full_low + effective_high).max(goal.duration_sum * 0.99);
     let quantile = effective_whole * goal.exceed_ratio;
-    // The remaining trials all have little loss, or all have much loss.
+    // `optimistic` assumes that all remaining trials have little loss, and `pessimistic` that all have much loss.
     let (optimistic, pessimistic) = (effective_high <= quantile, effective_whole - full_low <= quantile);
     match (optimistic, pessimistic) {
         (true, true) => Class::Lower,

@@ -53,12 +53,13 @@ impl Trials for PortTrials<'_> {
             let lost = total.corrupted + total.late + total.lost + held;
             let mut limits = report.tester.limits;
             if total.missed > 0 && limits.is_empty() {
-                // Even few packets decide whether the loss ratio of a goal is exceeded.
+                // A goal allows only few lost packets, so even a few packets that were not sent can change the result.
                 limits.push(format!("the tester did not send {} packets in time", total.missed));
             }
             limits.extend(report.tester.disturbances);
             let ignored = is_ignored(!limits.is_empty(), attempt);
-            // Count packets that the tester could not send as lost. The result can then be too low, but not too high.
+            // Packets that the tester could not send in time count as lost. The result can then be too low, but not too
+            // high.
             let loss_ratio = (lost + total.missed) as f64 / (total.sent + total.missed).max(1) as f64;
             let number = self.reports.len() + 1;
             let time = Nanoseconds(outcome.duration);

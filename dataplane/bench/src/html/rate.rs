@@ -119,8 +119,8 @@ fn latency_over_time(streams: &[StreamReport]) -> Chart {
     Chart { x: TIME, y: LATENCY, series, lines: Vec::new(), ranges: Vec::new() }
 }
 
-/// Returns the points of a curve of percentiles. The horizontal value N means that one of N packets is
-/// slower.
+/// Returns the points of a curve of percentiles. At the horizontal value N, one of N packets has a
+/// higher latency than the vertical value.
 pub(super) fn percentile_points(times: &Times) -> Vec<(f64, f64)> {
     if times.count == 0 {
         return Vec::new();
@@ -134,7 +134,8 @@ pub(super) fn percentile_points(times: &Times) -> Vec<(f64, f64)> {
         (1e4, times.p99_99),
         (1e5, times.p99_999),
     ];
-    // With fewer packets, a percentile is only the maximum.
+    // A point for one of N packets needs more than N packets. With N packets or fewer, the value of the point would be
+    // the maximum, which is the last point.
     let count = times.count as f64;
     let known = known.into_iter().filter(|(packets, _)| *packets < count);
     known.chain([(count, times.max)]).map(|(packets, value)| (packets, value as f64)).collect()

@@ -65,6 +65,6 @@ pub struct Outcome {
     pub stopped: bool,
     /// The clock of the receive times.
     pub clock: String,
-    /// The intervals for counts by time.
+    /// The intervals of the trial. The `series` of each stream has one point for each interval.
     pub intervals: Intervals,
 }

@@ -1,5 +1,5 @@
-//! Builds a program for each worker from the config and the registry. A program is the set of connected stages of one
-//! worker. This module does all checks that need no device.
+//! Builds a [`Program`] for each worker from the config and the registry: the connected stages of the worker.
+//! This module does all checks that need no device.
 
 use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,13 +38,12 @@ pub struct Assembly {
     pub(crate) continuing: Option<ContinuingStages>,
 }
 
-/// The stages that continue after a change of a running pipeline.
+/// The stages whose parameters a change of a running pipeline leaves the same.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ContinuingStages {
-    /// The names of the stages.
+    /// The names of the stages that continue.
     pub(crate) kept: BTreeSet<String>,
-    /// The other stages whose parameters stay the same, and the reason why the program prepares each of these stages
-    /// again.
+    /// The names of the stages that are prepared again, although their parameters are the same, each with the reason.
     pub(crate) renewed: BTreeMap<String, String>,
 }
 
@@ -66,7 +65,7 @@ pub(crate) struct RunningPipeline<'a> {
 }
 
 impl Assembly {
-    /// Returns `true` if a stage reads a file, which a change of the running program can read again.
+    /// Returns `true` if a stage reads a file. A change of the running pipeline can then read the file again.
     pub fn reads_files(&self) -> bool {
         self.resources.records.values().any(|record| !record.read.is_empty())
     }
@@ -150,7 +149,7 @@ fn build(
     if let (Some(running), Some(plan)) = (running, &mut plan) {
         let (before, needed) = (running.plan, plan.least_buffers);
         if plan.runtime.workers == before.runtime.workers {
-            // The program chose these cores at its start.
+            // The workers stay on the cores that were chosen at the start of the run.
             plan.cores.clone_from(&before.cores);
         }
         if plan.runtime.buffers == before.runtime.buffers && needed <= before.buffers {
@@ -252,7 +251,8 @@ fn change(
     // Returns the reason why a stage cannot continue, although its parameters stay the same.
     let renewal = |name: &str| {
         let record = running.objects.records.get(name);
-        // The objects of a reverted change contain the content of the files at that time.
+        // A revert uses the objects of the earlier pipeline. These objects contain the earlier content of the files, so
+        // the revert reads no file.
         let record = record.filter(|_| reverts.is_none());
         let read = record.and_then(|record| match running.reads_all_files {
             true => record.read.keys().next().map(PathBuf::as_path),
@@ -300,8 +300,8 @@ fn change(
             let mut kept = Kept { stages: &mut stages, stand_ins: running.stand_ins.get(worker), renews: &renews };
             let order = &plan.order;
             let prepared = prepare(loaded, registry, &mut resources, order, place, Some(&mut kept), diagnostics)?;
-            // A stage that requests a new shared object also reports a problem with the existing object. Discard the
-            // problems, and prepare all stages again with a new object.
+            // If the existing shared object does not suit a stage, the stage requests a new object, and reports a
+            // problem. Discard this problem, and prepare all stages again with the new object.
             let more: BTreeSet<TypeId> = resources.renewed.difference(&renews).copied().collect();
             if !more.is_empty() {
                 renews.extend(more);
@@ -319,7 +319,7 @@ fn change(
             programs.push(program);
         }
         // A shared object continues only if the change neither adds nor removes a stage that uses the object. Otherwise
-        // a new stage could start a part of the object that is already running for the earlier stages.
+        // a new stage could start a part of the object a second time, such as a thread that already runs.
         let more = resources.changed_commons();
         if !more.is_empty() {
             renews.extend(more);
@@ -338,8 +338,8 @@ fn change(
     }
 }
 
-/// Returns the properties of the ports after a change that adds, removes or moves ports. A port that stays keeps its
-/// properties. Returns `None` if the ports stay the same.
+/// Returns the properties of the ports after a change that adds or removes ports, or changes the order of the ports. A
+/// port that stays keeps its properties. Returns `None` if the change has the same ports in the same order.
 fn changed_ports(loaded: &Loaded<'_>, plan: &Plan, running: RunningPipeline<'_>) -> Option<Vec<PortInfo>> {
     if difference::has_same_ports(running.plan, plan) {
         return None;
@@ -367,7 +367,7 @@ fn changed_ports(loaded: &Loaded<'_>, plan: &Plan, running: RunningPipeline<'_>)
     Some(infos)
 }
 
-/// The stages that continue after a change.
+/// The stages of one worker that continue after a change.
 struct Kept<'a> {
     stages: &'a mut ContinuingStages,
     /// The placeholders for the running stages of the worker, by the name of the stage.

@@ -23,8 +23,8 @@ fn available_below(root: &Path) -> Option<u64> {
             _ if controllers.split(',').any(|controller| controller == "memory") => v1,
             _ => return None,
         };
-        // Each ancestor of the group may have a limit too. In a container, the folder of the group may not be mounted.
-        // The folder at the mount point is then the group of the container.
+        // Each ancestor of the group may have a limit too. In a container, it is possible that the folder of the group
+        // is not mounted. The folder at the mount point then belongs to the group of the container.
         let folders = Path::new(group).ancestors().map(|group| {
             let below: PathBuf = group.components().skip(1).collect();
             root.join(mount).join(below)

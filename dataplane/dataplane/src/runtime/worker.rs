@@ -139,7 +139,7 @@ impl Worker {
         self.publish();
     }
 
-    /// Replaces a stage that panicked, if the config says so. Returns `false` if the worker must end.
+    /// Quarantines a stage that panicked, if its `on_panic` allows this. Returns `false` if the worker must end.
     fn quarantine(&mut self, panic: &(dyn Any + Send), ctx: &Ctx, clock: &HostClock) -> bool {
         let Some(quarantined) = self.graph.quarantine(ctx, &mut self.pool) else { return false };
         // The panic has dropped the stopwatch of a measured iteration.
@@ -289,7 +289,8 @@ impl Worker {
         for (port, lane) in self.lanes.iter_mut().enumerate() {
             lane.housekeep(&mut self.pool).map_err(|error| (port, error))?;
         }
-        // A control thread asks for the lanes that can be stopped ([`Message::Retired`]), so ignore the result here.
+        // `advance` returns whether a lane can be stopped. Ignore the result here: a control thread asks for the lanes
+        // that can be stopped ([`Message::Retired`]).
         for retiring in &mut self.retiring {
             retiring.advance(&mut self.pool, &mut self.latency);
         }

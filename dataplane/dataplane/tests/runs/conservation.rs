@@ -281,7 +281,8 @@ fn ports_recover_from_device_errors() {
     let [input, output] = &report.ports[..] else { panic!("{report}") };
     assert!(input.recoveries > 50 && input.rx_errors > 50 && input.first_error.is_some(), "{report}");
     assert!(output.recoveries > 50 && output.first_error.is_some(), "{report}");
-    // A failed send loses only the requests that were posted in the same call.
+    // A failed send loses only the requests that were posted in the same call, at most one burst of 16 packets. The
+    // limit of 100 packets for each recovery is deliberately wide.
     assert!(output.tx_errors < 100 * output.recoveries && output.packets.tx > 180_000, "{report}");
     assert_eq!(input.packets.rx + input.rx_errors, 200_000, "{report}");
 }

@@ -14,8 +14,8 @@ use dataplane_testing::wait_until;
 use crate::change::{Changing, kinds};
 use crate::common::{Folder, assert_conserved, drops, frames_of, stage};
 
-/// The link of a port that receives only 20,000 packets per second, so that a worker answers fast even on a busy
-/// machine.
+/// The link of a port that receives only 20,000 packets per second. A worker with so few packets answers a change fast,
+/// even on a busy machine.
 const FAST: &str = "kind = 'generator', flows = 64, rate = 20000";
 
 /// Returns a config that sends the packets of each port back to the port, with `lines` in `[runtime]`. `ports` has the
@@ -173,7 +173,7 @@ fn packets_in_flight_of_a_removed_port_are_sent_or_counted() {
     }
 }
 
-/// Returns the number of packets that went to the port `slow`.
+/// Returns the number of packets that went to the port `slow`: the copies that the stage `sample` made.
 fn stage_outputs(report: &Report) -> u64 {
     report.ledger.copied
 }
@@ -184,12 +184,12 @@ fn ports_that_cannot_be_opened_leave_the_old_config_running() {
     let input = folder.capture("in.pcap", [[0u8; 60]]);
     let one = reflecting(1, "sandbox = false", &[("a", FAST)]);
     let run = Changing::start_in(folder, &one);
-    // The check of the config finds a file that is missing.
+    // The check of the config reports that a file is missing.
     let missing = reflecting(1, "sandbox = false", &[("a", FAST), ("b", "kind = 'pcap', input = 'missing.pcap'")]);
     let refusal = run.refused(&missing);
     assert_eq!(refusal.code, ErrorCode::WrongConfig, "{refusal}");
     assert!(refusal.mistakes.iter().any(|mistake| mistake.message.contains("missing.pcap")), "{refusal:#?}");
-    // The check does not find an interface that is missing.
+    // The check does not detect that an interface is missing. The change fails when it opens the port.
     let link = "device = 'soft'\nlink = { kind = 'generator', flows = 8 }";
     let host = "device = 'host'\nlink = { kind = 'packet', interface = 'dataplane-no' }";
     let with_host =
@@ -314,7 +314,7 @@ fn bridge_forgets_the_addresses_of_a_port_that_a_revert_removes() {
 }
 
 #[test]
-fn clients_that_add_ports_at_once_get_a_clear_answer() {
+fn clients_that_add_ports_simultaneously_get_a_clear_answer() {
     let run = Changing::start(&reflecting(1, "", &[("a", FAST)]));
     let texts = ["b", "c"].map(|name| reflecting(1, "", &[("a", FAST), (name, FAST)]));
     for _ in 0..10 {

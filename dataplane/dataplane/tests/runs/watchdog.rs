@@ -11,15 +11,17 @@ use dataplane_testing::wait_until;
 
 use crate::common::{Folder, assembled_with, assert_good};
 
-/// A stage that blocks its worker while `BLOCKED` is set: in the kernel or with a loop.
+/// A stage that blocks its worker while `BLOCKED` is set. With `sleeps`, the stage waits in the kernel. Without
+/// `sleeps`, the stage runs a loop.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Blocking {
     sleeps: bool,
 }
 
+/// Set by the test to make the stage block its worker.
 static BLOCKED: AtomicBool = AtomicBool::new(false);
-/// Set while the stage blocks its worker.
+/// Set by the stage while it blocks its worker.
 static BLOCKS: AtomicBool = AtomicBool::new(false);
 
 impl Stage for Blocking {
@@ -52,7 +54,8 @@ fn stalled_worker_is_reported_with_its_stage_and_its_state() {
         wait_until("packets pass", || run.progress().rx > 0);
         BLOCKED.store(true, Ordering::Relaxed);
         wait_until("the stage blocks", || BLOCKS.load(Ordering::Acquire));
-        // The first call notices the progress so far. The limit starts then, so the stall is in the stage.
+        // The first call of `stalls` records the progress so far, and the time limit starts at this call. The stage
+        // already blocks at this time, so the reported stall is in the stage.
         let mut stalls = Vec::new();
         wait_until("the stall is reported", || {
             stalls.extend(run.stalls());

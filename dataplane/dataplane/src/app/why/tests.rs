@@ -217,7 +217,7 @@ struct Lame {
     fault: String,
 }
 
-/// Set while a stage blocks its worker.
+/// Set when a stage has begun to block its worker.
 static BLOCKS: AtomicBool = AtomicBool::new(false);
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
@@ -268,7 +268,7 @@ fn slow_blocked_and_faulty_stages_are_named() {
             let mut registry = dataplane_stages::registry();
             registry.add::<Lame>("lame");
             let diagnosis = diagnose(&registry, &observed);
-            // The program measures only some of the loops.
+            // The program measures the time of only some loops, so the first diagnosis may not name the stage.
             let is_found = diagnosis.to_string().contains(part);
             found = Some(diagnosis);
             is_found

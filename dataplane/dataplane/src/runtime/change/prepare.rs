@@ -16,7 +16,7 @@ use dataplane_control::change::{ConfigMistake, Operation};
 use dataplane_core::file::Identity;
 use dataplane_core::pipeline::{CapabilitySet, Objects, Registry};
 
-/// The end of the reason why a change needs privileges that the sandbox has removed.
+/// The end of the message for a change that needs a restart because the sandbox has removed privileges.
 const WITHOUT_SANDBOX: &str = "; with sandbox = false in [runtime], such a change needs no restart";
 
 /// The maximum time that a change waits for a file that the stages of an earlier change still write.
@@ -131,8 +131,8 @@ impl RunState {
             let before = earlier.cloned().unwrap_or_else(of_added);
             port.requests.clone_from(&before.requests);
             port.verifiers.clone_from(&before.verifiers);
-            // Without these offloads, the information does not exist. Without checksum offloads, the stages compute and
-            // verify the checksums.
+            // The VLAN tag, the flow tag and the RSS hash of a packet are known only if the device reports them. The
+            // checksum offloads are optional: without these offloads, the stages compute and verify the checksums.
             let is_needed =
                 |offload| matches!(offload, StageOffload::VlanTag | StageOffload::FlowTag | StageOffload::RssHash);
             let lacks = |offload| {
@@ -188,8 +188,8 @@ impl RunState {
         difference::added_ports(before, after).filter_map(operation).collect()
     }
 
-    /// Returns an operation that needs a restart for each stage that writes a file in use, or needs a privilege that
-    /// the program has given up.
+    /// For each stage that writes a file in use, or that needs a privilege that the program has given up, returns an
+    /// operation that needs a restart.
     fn privilege_operations(
         &self,
         current: &Generation,
@@ -198,7 +198,7 @@ impl RunState {
     ) -> Vec<Operation> {
         let mut operations = Vec::new();
         let is_replaced = |(stage, _): &(&String, _)| !kept.contains(*stage);
-        // The stages that end write these files until the change is complete.
+        // The stages that end with this change still write their files until the change is complete.
         let ending = current.objects.records.iter().filter(is_replaced);
         let in_use: Vec<&PathBuf> = ending.flat_map(|(_, record)| &record.written).collect();
         for (stage, record) in assembly.resources.records.iter().filter(is_replaced) {

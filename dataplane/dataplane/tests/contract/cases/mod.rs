@@ -1,5 +1,5 @@
-//! The cases of the verbs contract suite, grouped by topic. Each case runs on every test bed, which is a pair of
-//! devices that can reach each other.
+//! The cases of the verbs contract suite, grouped by topic. Each case runs on every test bed. A test bed is two
+//! devices that can reach each other, or one device that loops back to itself.
 
 use dataplane::units::{Lkey, Rkey};
 use dataplane::verbs::{RawDevice, Remote, Sge};
