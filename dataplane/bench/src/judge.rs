@@ -138,7 +138,8 @@ fn histogram() -> Histogram<u64> {
 }
 
 impl Judge {
-    /// Creates a judge. `window` is rounded up to a power of two.
+    /// Creates a judge. `window` is the number of sequence numbers that the judge remembers, rounded up to a power of
+    /// two.
     pub fn new(window: usize, limits: Limits) -> Self {
         Self {
             limits,
@@ -177,7 +178,7 @@ impl Judge {
     }
 
     /// Notes the time `end` of the last transmission. Without a queue in the device, the last packet arrives at `end`
-    /// plus the lowest latency. Packets that arrive more than `drain` after this time count as `held`.
+    /// plus the lowest latency. Packets that arrive more than `drain` after this expected arrival count as `held`.
     pub fn end_sending(&mut self, end: u64, drain: u64) {
         self.sending_end = Some((end, drain));
     }

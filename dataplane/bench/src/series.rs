@@ -18,7 +18,7 @@ pub struct Intervals {
 }
 
 impl Intervals {
-    /// Divides a trial of `duration` nanoseconds. Intervals have the length `wanted`. If there were then too many
+    /// Divides a trial of `duration` nanoseconds into intervals of the length `wanted`. If these would be too many
     /// intervals for `streams` streams, the length is a multiple of `wanted`.
     pub fn new(wanted: Duration, duration: u64, streams: usize) -> Self {
         let most = (MAX_INTERVALS / streams.max(1) as u64).max(1);

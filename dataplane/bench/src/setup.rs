@@ -211,7 +211,7 @@ fn ports_text(sources: &Sources) -> Result<String> {
     Ok(text)
 }
 
-/// Adds a pipeline that uses all ports, which the check of a config needs. The pipeline does not run.
+/// Adds a pipeline that uses all ports, because the check of a config needs a pipeline. The pipeline does not run.
 fn with_pipeline(text: &str) -> String {
     let table: toml::Table = text.parse().unwrap_or_default();
     let ports = table.get("port").and_then(|ports| ports.as_array()).map_or(&[][..], Vec::as_slice);
@@ -229,7 +229,7 @@ pub fn line_speeds(assembly: &Assembly, given: Option<u64>) -> Vec<Option<u64>> 
     let is_virtual = |interface: &str| !Path::new("/sys/class/net").join(interface).join("device").exists();
     let speed = |plan: &dataplane::config::PortPlan| {
         let interface = plan.config.kernel_interface()?;
-        // A virtual interface reports a speed that does not limit it.
+        // A virtual interface reports a speed that does not limit the interface.
         if is_virtual(interface) { None } else { reported(interface) }
     };
     assembly.plan.ports.iter().map(|port| given.or_else(|| speed(port))).collect()

@@ -23,7 +23,7 @@ pub const SEQUENCES: u64 = 1 << 36;
 
 /// The number of bits of the transmit time.
 const TIME_BITS: u32 = 48;
-/// The receiver searches the signature in the last bytes of a frame, up to this distance from the end.
+/// The receiver searches for the signature in the last bytes of a frame, up to this distance from the end.
 const MAX_PADDING: usize = 64;
 
 /// The key of a trial. The signatures of a trial are not valid in another trial.
@@ -155,7 +155,7 @@ impl Signature {
     pub fn sent_before(&self, now: Nanos) -> Nanos {
         let mask = (1 << TIME_BITS) - 1;
         let age = now.0.wrapping_sub(self.sent) & mask;
-        // A time that appears to be in the future differs by the error of the receive clock.
+        // If the transmit time appears to be after `now`, the difference is the error of the receive clock.
         if age > mask / 2 { Nanos(now.0.saturating_add((mask + 1) - age)) } else { Nanos(now.0 - age.min(now.0)) }
     }
 }

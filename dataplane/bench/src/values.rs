@@ -129,7 +129,7 @@ impl<T: FieldValue> Values<T> {
         }
     }
 
-    /// Checks that all values are at most `most` and of the same type. Returns the reason if not.
+    /// Checks that all values are at most `most` and of the same type. Otherwise, returns the reason.
     pub(crate) fn check(&self, key: &str, most: u128) -> Result<(), String> {
         let too_large = |number: u128| format!("`{key}` reaches {number}; help: use values up to {most}");
         match self {

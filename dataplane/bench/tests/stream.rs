@@ -214,7 +214,7 @@ fn poisson_spacing_has_an_exponential_distribution() {
     let spaces: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]) as f64 / 1e5).collect();
     let mean = spaces.iter().sum::<f64>() / spaces.len() as f64;
     assert!((0.97..1.03).contains(&mean), "{mean}");
-    // The share of the spaces above x times the mean is exp(-x).
+    // The share of the intervals that are longer than x times the mean is exp(-x).
     for x in [0.5f64, 1.0, 2.0] {
         let share = spaces.iter().filter(|space| **space > x).count() as f64 / spaces.len() as f64;
         assert!((share - (-x).exp()).abs() < 0.015, "{x}: {share}");

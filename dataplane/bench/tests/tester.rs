@@ -162,7 +162,7 @@ fn gaps_have_their_times_in_the_trial() {
     let outcome = tester.trial(&rates, Duration::from_millis(400)).unwrap();
     let most = began.elapsed().as_nanos() as u64;
     let judgement = &outcome.streams[0].judgement;
-    // 8 packets, each 50 ms after the last packet. On a busy machine, packets may be closer.
+    // 8 packets, each 50 ms after the previous packet. On a busy machine, packets may be closer.
     assert!((1..=9).contains(&judgement.gap_count), "{judgement:?}");
     assert_eq!(judgement.gaps.len() as u64, judgement.gap_count);
     // The report has rounded seconds, so the test compares nanoseconds.

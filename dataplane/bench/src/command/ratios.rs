@@ -16,7 +16,8 @@ pub(super) fn load(text: &str) -> Result<f64, String> {
     })
 }
 
-/// Reads the width of a search: a ratio of at least 0.01 %. Rates that are closer cannot be told apart.
+/// Reads the width of a search: a ratio of at least 0.01 %. A search cannot distinguish rates that
+/// are closer.
 pub(super) fn width(text: &str) -> Result<f64, String> {
     let ratio = percent(text)?;
     let message = || format!("`{text}` is below the smallest width; help: write 0.01% or more");

@@ -107,7 +107,7 @@ pub(super) fn test(
         test,
         p_value,
     };
-    // Without a lower bound, the device carries no load of the search. The change is then -1 or 1.
+    // A device without a lower bound carries no load of the search. The change is then -1 or 1.
     let change = before.zip(after).map(|(before, after)| after / before - 1.0);
     let is_worse = load(&b.upper).zip(before).filter(|(failed, passed)| failed <= passed);
     let is_better = load(&a.upper).zip(after).filter(|(failed, passed)| failed <= passed);

@@ -62,7 +62,7 @@ mod tests {
         assert!((found - expected).abs() < 1e-6, "{found} instead of {expected}");
     }
 
-    /// Each value is a number of subsets, divided by the number of all subsets.
+    /// Each expected value is the number of matching subsets, divided by the number of all subsets.
     #[test]
     fn fisher_test_matches_counted_subsets() {
         assert_near(fisher_greater((0, 3), (3, 3)), 1.0 / 20.0);

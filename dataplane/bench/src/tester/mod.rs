@@ -36,7 +36,8 @@ const HOUSEKEEPING: u64 = 256;
 /// The time for draining after the last transmission is the duration of the trial divided by this number. With a longer
 /// time, packets that wait in a queue of the device would count as throughput.
 const DRAIN_SHARE: u64 = 200;
-/// The shortest time for draining, in nanoseconds. In a shorter time, the thread of the tester may not run.
+/// The shortest time for draining, in nanoseconds. In a shorter time, it is possible that the thread of the tester does
+/// not run at all.
 const SHORTEST_DRAIN: u64 = 1_000_000;
 /// The largest window of a judge, in packets. The memory of a window is 8 bytes per packet.
 const MAX_WINDOW: f64 = (1 << 22) as f64;
@@ -56,7 +57,8 @@ pub struct TesterOptions {
     pub settle: Duration,
     /// The maximum delay of a packet by the tester. Packets with a longer delay are not sent.
     pub catch_up: Duration,
-    /// The length of the intervals for counts by time. If a trial has too many intervals, its intervals are longer.
+    /// The length of the intervals in which packets are counted. If a trial has too many intervals, its intervals are
+    /// longer.
     pub interval: Duration,
     /// Whether learning frames are sent before each trial. The receiving port of a stream sends a frame from the
     /// destination MAC address of the stream. Bridges then do not flood the packets of the stream.
@@ -154,7 +156,7 @@ impl Tester {
         let limits = Limits { late: nanos(self.options.late), gap: nanos(self.options.gap) };
         let late = self.options.late.as_secs_f64();
         let judge = |rate: &Option<f64>| {
-            // Twice the packets that are sent until a packet is late.
+            // Twice the number of packets that are sent within the time after which a packet is late.
             let window = rate.map(|rate| (2.0 * rate * late).clamp(MIN_WINDOW, MAX_WINDOW) as usize);
             Judge::new(window.unwrap_or(DEFAULT_WINDOW), limits)
         };
@@ -163,7 +165,7 @@ impl Tester {
         self.streams = streams;
     }
 
-    /// Sets the length of the intervals for counts by time.
+    /// Sets the length of the intervals in which packets are counted.
     pub fn set_interval(&mut self, interval: Duration) {
         self.options.interval = interval;
     }
@@ -258,8 +260,9 @@ impl Tester {
         let (lanes, pool) = lanes.parts();
         let failed = |port: usize, error: dataplane::error::VerbError| error.on(&names[port]);
         let mut ports = vec![PortOutcome::default(); lanes.len()];
-        // Discard the packets that arrived since the last trial, and post receive buffers. A port may always have more
-        // packets. The key of the trial distinguishes these packets from the packets of the trial.
+        // Discard the packets that arrived since the last trial, and post receive buffers. If packets arrive all the
+        // time, continue after `DISCARD_TIME`. The key of the trial distinguishes these packets from the packets of the
+        // trial.
         let begin = clock.nanos();
         let is_over = || stop.load(Ordering::Relaxed) || clock.nanos().0.saturating_sub(begin.0) > DISCARD_TIME;
         for (port, lane) in lanes.iter_mut().enumerate() {
@@ -298,8 +301,8 @@ impl Tester {
             counts: vec![Counts::default(); senders.len()],
         };
         observer.start();
-        // Clearing the windows of the judges takes milliseconds. Read the start after that, because packets that are due
-        // in this time would count as missed.
+        // Clearing the windows of the judges takes milliseconds. Read the start time after the windows are cleared.
+        // Otherwise, the packets that are due while the windows are cleared would count as missed.
         let waited = cpu_wait();
         let start = clock.nanos();
         let mut receiver = Receiver { streams, judges, key, start, judged: 0, foreign: 0 };
@@ -395,7 +398,7 @@ impl Tester {
                     lane.housekeep(pool).map_err(|error| failed(port, error))?;
                 }
                 stopped |= stop.load(Ordering::Relaxed);
-                // When the interval is over by this time, a packet of the interval that has not arrived yet is late.
+                // At this time, a packet of the watched interval that has not arrived yet is late.
                 let over = (watched.index as u64 + 1).saturating_mul(intervals.length).saturating_add(late);
                 if sending && elapsed > over && watched.index + 1 < intervals.count {
                     observe(&mut watched, senders, receiver.judges, observer);

@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 pub(super) struct Turns {
     /// The position and the number of each stream. The stream with the lowest position is next.
     order: BinaryHeap<Reverse<(u64, usize)>>,
-    /// By the number of a stream: the distance between the positions of two packets.
+    /// For each stream number, the distance between the positions of two packets.
     strides: Vec<u64>,
 }
 
