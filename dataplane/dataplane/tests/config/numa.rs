@@ -6,7 +6,7 @@ use dataplane::units::{Bytes, CoreId, NumaNode};
 use super::check_on;
 
 /// Returns a machine with three NUMA nodes of two cores each (node 0 has cores 0 and 1, and so on), and a fourth node
-/// without cores. Node 2 has no memory, the process may not use core 5, and core 6 is offline.
+/// without cores. Node 2 has no memory. The process is not allowed to use core 5. Core 6 is offline.
 fn machine() -> Topology {
     let core = |id| Core { id: CoreId(id), physical: id, package: id / 2, node: NumaNode(id / 2), allowed: id != 5 };
     let node = |id| Node {

@@ -1,5 +1,5 @@
-//! The test bed of a case: two devices that can reach each other, and queue pairs on both devices. A case is one test
-//! of the verbs traits (`dataplane::verbs`).
+//! The test bed of a case, and pairs of queue pairs on the test bed. A test bed is two devices that can reach each
+//! other, or one device that loops back to itself. A case is one test of the verbs traits (`dataplane::verbs`).
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ pub(crate) enum Profile {
     Rxe,
 }
 
-/// Two devices that reach each other, or one device that loops back to itself.
+/// Two devices that can reach each other, or one device that loops back to itself.
 #[derive(Clone, Debug)]
 pub(crate) struct TestBed<D: Device> {
     pub(crate) name: &'static str,
@@ -285,7 +285,8 @@ impl<D: Device> Endpoint<D> {
         }
     }
 
-    /// Moves the queue pair from RTS to SQD. Skips the case if the device does not support SQD, as some drivers.
+    /// Moves the queue pair from RTS to SQD. Skips the case if the device does not support SQD. Some
+    /// drivers do not support SQD.
     pub(crate) fn enter_sqd(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Outcome {
         self.qp.modify(attributes, mask).map_err(|refused| match refused.errno {
             libc::EINVAL => Stop::Skip("state SQD".to_owned(), refused.errno),
@@ -310,7 +311,7 @@ impl<D: Device> Endpoint<D> {
         words += &format!(" {}", opcode.name().trim_start_matches("IBV_WC_"));
         if opcode.is_receive() {
             words += &format!(" {} bytes", completion.byte_len().unwrap_or(u32::MAX));
-            // The GRH flag of connected receives is undefined, see the start of differences.rs.
+            // The GRH flag of connected receives is undefined. See the start of differences.rs.
             let logged = if connected { flags - WcFlags::GRH } else { flags };
             if !logged.is_empty() {
                 let names: Vec<&str> = logged.iter_names().map(|(name, _)| name).collect();

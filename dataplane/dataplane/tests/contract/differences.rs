@@ -535,7 +535,7 @@ pub(crate) fn check_names(cases: &[&str]) {
     }
 }
 
-/// Checks that a real NIC, which follows the standard, must not reproduce the defects of rxe.
+/// Checks that the differences of rxe do not apply to a real NIC, which must follow the standard.
 pub(crate) fn check_other_nics() {
     let nic =
         BedProperties { profile: Profile::Spec, kernel: true, ethernet: true, roce_v2: false, checks_every_key: true };

@@ -16,7 +16,7 @@
 //!   credits are free (`rxe_wqe_is_fenced`). The second transmission waits too, but one credit still belongs to the
 //!   request itself, so the request never completes.
 //! - A read without bytes and with an invalid key. rxe does not check the key of the first transmission, but looks up
-//!   the key of the second (`rxe_recheck_mr`). The software device does the same (test
+//!   the key of the second transmission (`rxe_recheck_mr`). So does the software device (test
 //!   `rxe_looks_up_the_key_of_an_empty_read_that_is_sent_again`).
 //!
 //! Some programs have a memory window, a limit of the shared receive queue, or a multicast group. On both beds, the test
@@ -104,7 +104,7 @@ enum FarMemory {
     BadKey,
     OutOfBounds,
     Below,
-    /// Memory that the peer may not access.
+    /// Memory that the peer has no permission to access.
     Fixed,
     /// An address that is not a multiple of eight.
     Odd,
@@ -554,7 +554,7 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
         self.receives[usize::from(b)].extend(posted.into_iter().take(accepted));
         // rxe does not flush a receive that is posted in ERR until the state is set to ERR again. The provider `verbs`
         // sets ERR again after each post, but only if the provider knows that the state is ERR. If the device has set
-        // ERR, the provider may not know the state, so the test sets ERR again.
+        // ERR, it is possible that the provider does not know the state, so the test sets ERR again.
         let end = self.end(b);
         if end.qp.query().is_ok_and(|it| it.state == QpState::Err) {
             let (attributes, mask) = QpAttributes::to(QpState::Err);

@@ -6,8 +6,8 @@
 //! fails if the log differs from the standard in a line that is not listed, or if a listed difference does not occur.
 //!
 //! The suite runs on the software device with both of its profiles: `Spec` (the standard) and `Rxe` (the behaviour of
-//! rxe, the kernel's software RoCE driver). A further bed (`soft::unchecked`) is a software device with two properties of
-//! real NICs: its library may not check a key, and it refuses the change from RTS to SQD. On the bed `soft::iwarp`, the
+//! rxe, the kernel's software RoCE driver). A further bed (`soft::unchecked`) has software devices with two properties
+//! of real NICs: the devices do not check every key, and refuse the change from RTS to SQD. On the bed `soft::iwarp`, the
 //! suite must skip every case with a queue pair.
 //!
 //! With `--include-ignored`, the suite also runs on real rxe devices: `rxe0` and `rxe1`, which are connected to each

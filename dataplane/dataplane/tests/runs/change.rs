@@ -654,8 +654,8 @@ fn plan_for_another_config_and_a_second_client_are_refused() {
     let options = ApplyOptions { base: Some(base.clone()), ..ApplyOptions::default() };
     let refusal = run.apply_with(&texts[1], &options).unwrap_err();
     assert!(refusal.code == ErrorCode::OtherBase && refusal.message.contains(&base), "{refusal}");
-    // Many clients send changes at once. The program carries out each change, or refuses the change because another
-    // change is in progress.
+    // Many clients send changes at the same time. The program carries out each change, or refuses the change because
+    // another change is in progress.
     let run = Arc::new(run);
     let threads: Vec<_> = (0..8)
         .map(|client| {

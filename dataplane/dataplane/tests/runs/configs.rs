@@ -15,7 +15,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The first line of every config. It names the schema with which editors check the config.
+/// The first line of every config. The line names the schema with which editors check the config.
 const SCHEMA_LINE: &str = "#:schema ../docs/config.schema.json\n";
 
 #[test]

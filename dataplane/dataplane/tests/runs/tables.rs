@@ -124,9 +124,9 @@ fn every_invalid_line_is_reported_with_its_number() {
     assert!(mistakes.contains("missing.txt") && mistakes.contains("test.toml:"), "{mistakes}");
 }
 
-/// A check reports every invalid entry of every table, not only the first one.
+/// A check reports every invalid entry of every table, not only the first entry.
 #[test]
-fn all_invalid_entries_are_reported_at_once() {
+fn all_invalid_entries_are_reported_together() {
     let text = r#"
         [[port]]
         name = "p"

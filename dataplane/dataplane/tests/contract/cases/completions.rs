@@ -107,7 +107,7 @@ pub(crate) fn unrequested_fields_are_absent<D: RawDevice>(t: &mut Trial<'_, D>) 
 }
 
 /// If a device does not support requested fields or flags, the result of `create_cq` lists them as refused. The device
-/// grants all others.
+/// grants all other requested fields and flags.
 pub(crate) fn refused_capabilities_are_listed<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let flags = CqFlags::IGNORE_OVERRUN | CqFlags::SINGLE_THREADED;
     let fields = PollFields::STANDARD | PollFields::CVLAN | PollFields::FLOW_TAG | PollFields::TM_INFO;
@@ -518,7 +518,7 @@ pub(crate) fn fields_of_messages<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome 
         pair.wait(&[(PairCq::ASent, if has_atomics { 7 } else { 5 }), (PairCq::BReceived, 3)])?;
         let own = [pair.a.qp.number(), pair.b.qp.number()];
         for (it, own) in pair.a.sent.drain(..).map(|it| (it, own[0])).chain(pair.b.received.drain(..).map(|it| (it, own[1]))) {
-            // The GRH flag of connected receives is undefined, see the start of differences.rs.
+            // The GRH flag of connected receives is undefined. See the start of differences.rs.
             let flags = it.flags().map(|flags| flags & (WcFlags::WITH_IMM | WcFlags::WITH_INV | WcFlags::IP_CSUM_OK));
             let flags = flags.filter(|_| it.opcode().is_some_and(|opcode| opcode.is_receive())).unwrap_or_default();
             t.log(format!(

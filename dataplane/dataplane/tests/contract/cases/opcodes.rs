@@ -6,8 +6,8 @@ use crate::Trial;
 use crate::bed::{EndpointSpec, PairCq, Outcome, remote, status_name, post_result};
 use crate::bed::{Connection, Pair};
 
-/// Posts every operation once, each on a new pair. Posts no atomics if a device does not support atomics. Logs the completion and the state of the requester, and the
-/// completion of the peer's receive.
+/// Posts every operation once, each on a new pair. Posts no atomics if a device does not support atomics. Logs the
+/// completion and the state of the requester, and the completion of the peer's receive.
 fn matrix<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     let has_atomics = t.has(Capability::Atomic);
     for opcode in WrOpcode::NAMED {

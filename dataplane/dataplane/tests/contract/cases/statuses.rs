@@ -628,7 +628,7 @@ pub(crate) fn flush_order<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// Every status that a device reports is found by its name in the C interface.
+/// `WcStatus::from_name` finds every status that a device reports, by the name of the status in verbs.h.
 pub(crate) fn by_name<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.recv(1, 0..100)?;
