@@ -150,7 +150,7 @@ pub(super) fn config_row(client: &mut Client, example: &str) -> Result<ConfigRow
 }
 
 /// Checks that a save loses nothing: the config must be confirmed, and the config file must not have changed since the
-/// program read the file. Returns the reason why not.
+/// program read the file. Otherwise, returns the reason why the save would lose something.
 fn check_save(client: &mut Client, row: &ConfigRow, file: &Path, force: bool) -> Result<(), String> {
     if force {
         return Ok(());

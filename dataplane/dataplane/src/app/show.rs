@@ -134,7 +134,7 @@ impl<'de> Deserialize<'de> for Fields {
     }
 }
 
-/// Replaces control characters, because a terminal would interpret them.
+/// Replaces control characters, because a terminal would interpret these characters.
 fn plain(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }

@@ -1,7 +1,8 @@
 //! Predicts cores, memory and the bottleneck from measured costs.
 //!
 //! A worker runs to completion and shares nothing with other workers on the packet path, so the model is linear: the
-//! packets per second of a worker are the inverse of the time per packet, and N workers carry N times as much.
+//! packets per second of a worker are the inverse of the time per packet, and N workers process N times as many
+//! packets as one worker.
 
 use serde::Serialize;
 
@@ -49,7 +50,7 @@ pub(super) struct Memory {
     pub(super) receive_buffers: u64,
 }
 
-/// The properties of the machine and of the config that no measurement returns.
+/// The properties of the machine and of the config that are not measured.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Machine {
     /// The cores that the process may use.
@@ -127,7 +128,7 @@ pub(super) struct Prediction {
 }
 
 impl Measured {
-    /// Returns the round with the median cost.
+    /// Returns the measurement with the median time per packet.
     fn median(&self) -> Round {
         let mut rounds: Vec<&Round> = self.rounds.iter().collect();
         rounds.sort_by(|one, other| one.ns().total_cmp(&other.ns()));
@@ -227,7 +228,7 @@ mod tests {
         CostReport { part, is_stage, ticks: ns, ns, burst, bursts, nearly_idle: false, few_bursts: false }
     }
 
-    /// Returns a measurement of 64-byte frames: half of them enter the stage `rules`.
+    /// Returns a measurement of 64-byte frames. Half of the frames enter the stage `rules`.
     fn round(all: f64) -> Round {
         let costs = vec![
             cost("receive", false, 10.0, 64.0),

@@ -13,8 +13,8 @@ use crate::runtime::{ApplyOptions, Changer};
 use dataplane_control::{Call, ErrorCode, Refusal};
 use dataplane_core::pipeline::Registry;
 
-/// The maximum number of plans that the program makes at a time. All other requests start at once, because the program
-/// carries out only one change at a time and refuses further changes.
+/// The maximum number of plans that the program makes at a time. All other requests start immediately, because the
+/// program carries out only one change at a time and refuses further changes.
 const MAX_PLANS: usize = 2;
 /// The maximum value of [`dataplane_control::Apply::confirm_s`]: one day.
 const MAX_CONFIRM: u64 = 24 * 60 * 60;

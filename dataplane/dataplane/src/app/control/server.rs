@@ -53,8 +53,7 @@ pub(in crate::app) struct Server {
     config: String,
     started: Instant,
     clients: Vec<Client>,
-    /// Whether requests to the workers are in progress.
-    /// The scope of the request to the workers that is in progress.
+    /// The scope of the requests to the workers that are in progress. `None` if no requests are in progress.
     asking: Option<Scope>,
     /// When the workers last answered.
     answered: Option<Instant>,

@@ -167,8 +167,8 @@ fn explained_path(frame: &[u8], trace: Trace) -> ExplainedPath {
     }
 }
 
-/// Formats one element of the JSON list, with the separator before it. The caller prints each element at once, because
-/// a capture may be long.
+/// Formats one element of the JSON list, with the separator before it. The caller prints each element immediately,
+/// because a capture may be long.
 fn json(packet: &Explained) -> Result<String, CommandError> {
     let text = serde_json::to_string(packet).map_err(|error| CommandError::Failed(error.to_string()))?;
     Ok(format!("{}{text}", if packet.number == 1 { "[\n" } else { ",\n" }))

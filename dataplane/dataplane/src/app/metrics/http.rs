@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The maximum age of the snapshot of a page of metrics. A scrape reads all counters of the stages.
 const METRICS_AGE: Duration = Duration::from_secs(1);
-/// The time after `drain_timeout` until which a run that stops is healthy.
+/// A run that stops is healthy until this time after `drain_timeout`.
 const STOP_MARGIN: Duration = Duration::from_secs(5);
 /// The maximum time between two checks of the deadlines.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -215,7 +215,7 @@ impl Http {
         }
     }
 
-    /// Answers the clients that wait for a response, as far as there is a snapshot for their response.
+    /// Answers the clients that wait for a response, if there is a snapshot for their response.
     fn answer(&mut self) {
         let phase = self.feed.phase();
         if phase == Phase::Stopping {
@@ -298,8 +298,9 @@ impl Page<'_> {
 }
 
 impl Client {
-    /// Returns `true` if the server waits for the client since [`PATIENCE`]: for the rest of the request, for the
-    /// reading of the response, or for the end of the connection after the response.
+    /// Returns `true` if the server waits for the client to send the request, to read the response or to close the
+    /// connection, and [`PATIENCE`] is over. [`PATIENCE`] starts when the server accepts the connection, and starts again
+    /// when the client reads a part of the response.
     fn is_slow(&self) -> bool {
         let since = match self.state {
             State::Reading(_) | State::Ending => self.accepted,

@@ -55,7 +55,7 @@ fn names_are_unique_and_follow_the_conventions() {
     }
 }
 
-/// Returns a report in which every counter has another value.
+/// Returns a report in which every counter has a different value.
 fn report() -> Report {
     let mut next = 100_u64;
     let mut number = || {

@@ -170,7 +170,7 @@ impl Sampler {
                     None => return,
                 },
             };
-            // The screen takes every sample. A missed sample would miss in the times and costs of the next sample.
+            // The screen takes every sample. If a sample were lost, the next sample would lack its times and costs.
             if sender.send(sample).is_err() {
                 return;
             }

@@ -1,4 +1,4 @@
-//! The causes, and their text.
+//! The causes of drops and losses, and the text that `dataplane why` prints.
 
 use std::cmp::Reverse;
 use std::fmt;

@@ -26,10 +26,10 @@ const NOT_ACCEPTED: [(&str, &str); 4] = [
     ("pkey_violations", "the packet has another partition key than the queue pair"),
 ];
 
-/// The share of loops with packets above which a worker is saturated.
+/// If at least this share of the loops of a worker have packets, the worker is saturated.
 const SATURATED: f64 = 0.95;
 
-/// The share of the time that a worker waits for its core above which other programs cause the loss.
+/// If a worker waits for its core for at least this share of the time, other programs cause the loss.
 const PREEMPTED: f64 = 0.05;
 
 /// The maximum number of workers in the evidence.
@@ -45,7 +45,8 @@ pub(super) fn losses(observed: &Observed) -> Vec<Cause> {
     causes
 }
 
-/// Returns the causes of workers that do not answer. The device may not count the packets that such a worker loses.
+/// Returns the causes of workers that do not answer. Some devices do not count the packets that such a worker
+/// loses.
 fn blocked_workers(observed: &Observed) -> impl Iterator<Item = Cause> {
     observed.blocked().map(|(number, message)| {
         let meaning = "the worker does not answer, so it receives and sends nothing";

@@ -1,4 +1,4 @@
-//! Collects the counters of a running program, before and after a time.
+//! Reads the counters of a running program before and after the time that `dataplane why` examines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -41,7 +41,8 @@ pub(super) struct InterfaceCounters {
     pub(super) fifo: u64,
 }
 
-/// If a worker waits for its core for a smaller share of the time, `why` assumes that the worker has its core.
+/// A share of the examined time. If a worker waits for its core for a smaller share, `why` assumes that the worker has
+/// its core.
 const MOSTLY: f64 = 0.5;
 
 impl Observed {

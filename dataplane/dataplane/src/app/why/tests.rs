@@ -268,7 +268,8 @@ fn slow_blocked_and_faulty_stages_are_named() {
             let mut registry = dataplane_stages::registry();
             registry.add::<Lame>("lame");
             let diagnosis = diagnose(&registry, &observed);
-            // The program measures the time of only some loops, so the first diagnosis may not name the stage.
+            // The program measures the time of only some loops. Before the first measured loop, the diagnosis does not
+            // name the stage.
             let is_found = diagnosis.to_string().contains(part);
             found = Some(diagnosis);
             is_found

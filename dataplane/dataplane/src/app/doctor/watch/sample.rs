@@ -27,7 +27,7 @@ pub(super) struct Link {
     pub(super) interface: Option<String>,
 }
 
-/// A value that this machine does not offer.
+/// A value that cannot be read on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Unavailable {
     /// The value.
@@ -340,7 +340,7 @@ impl Core {
 /// Returns the counters that increased, with their increases.
 fn increases(now: &BTreeMap<String, u64>, then: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let increase = |(name, count): (&String, &u64)| {
-        // A new source has no earlier count.
+        // A name without an earlier count, such as a new interrupt source, counts from 0.
         let increase = count.saturating_sub(then.get(name).copied().unwrap_or_default());
         (increase > 0).then(|| (name.clone(), increase))
     };
