@@ -70,8 +70,8 @@ fn measure(burst: usize, stamped: bool) -> Result<f64> {
         for ((desc, slot), &len) in descs[..n].iter_mut().zip(posted.drain(..n)).zip(&run.byte_len[..n]) {
             *desc = Desc { slot, offset: 128, len: len as u16 };
         }
-        // SAFETY: the slots were received, so the device no longer owns them. They are posted again only after their
-        // sends have completed.
+        // SAFETY: the slots were received, so the device no longer owns the slots. The slots are posted again only
+        // after their sends have completed.
         unsafe { qp.post_send_run(&RunSource::new(&descs[..n]).run(), count as u64) }
             .map_err(|refused| fail(refused.error))?;
         count += n;
@@ -79,7 +79,7 @@ fn measure(burst: usize, stamped: bool) -> Result<f64> {
         for (slot, desc) in slots[..n].iter_mut().zip(&descs[..n]) {
             *slot = desc.slot;
         }
-        // SAFETY: the poll above has completed the sends of these slots, so the device no longer owns them.
+        // SAFETY: the poll above has completed the sends of these slots, so the device no longer owns the slots.
         unsafe { qp.post_recv_run(&slots[..n]) }.map_err(|refused| fail(refused.error))?;
         posted.extend(&slots[..n]);
     }

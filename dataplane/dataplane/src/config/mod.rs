@@ -6,7 +6,7 @@
 //! Source (text) → load → Loaded (typed values with their positions) → plan → Plan (cross-checked)
 //! ```
 //!
-//! All mistakes of a config are reported at once. Each step adds its mistakes and their positions to [`Diagnostics`],
+//! All mistakes of a config are reported together. Each step adds its mistakes and their positions to [`Diagnostics`],
 //! and continues after a mistake. Each kind of stage defines its own parameters. [`Loaded::read_stage`] deserializes
 //! these parameters into the type of the stage, and adds mistakes in the parameters to [`Diagnostics`].
 //!

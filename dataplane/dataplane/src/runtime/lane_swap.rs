@@ -103,7 +103,7 @@ impl LaneSwap {
     }
 }
 
-/// A lane of a removed port whose sends are in progress.
+/// A lane of a removed port that is not stopped yet, because sends may be in progress.
 pub(crate) struct RetiringLane {
     /// The name of the port.
     pub(crate) name: Arc<str>,

@@ -88,8 +88,8 @@ impl Observation {
             ObservationKind::Trace { workers, .. } => workers.clear(),
         }
         let mut sampler = lock(&self.state.sampler);
-        // If a worker gets no message, it keeps its observer without using it, because the outlet of the observer is
-        // gone.
+        // If a message cannot be sent to a worker, the worker keeps its observer. The worker does not use this observer
+        // any more, because the outlet of the observer is dropped.
         (0..sampler.workers()).for_each(|worker| _ = sampler.observer(worker, None));
         drop(sampler);
         self.slot = None;

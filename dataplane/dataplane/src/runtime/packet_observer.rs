@@ -144,7 +144,8 @@ pub(crate) struct PacketObserver {
     ctx: Ctx,
     /// Whether the graph of the worker is the graph for which the observer was created.
     is_valid: bool,
-    /// Whether the next batch consists of packets that a stage held. The stage received these packets before.
+    /// Whether the next batch consists of packets that a stage held. The observer saw these packets when they entered
+    /// the stage, so the observer does not capture them again, and starts no traces for them.
     is_release: bool,
 }
 
@@ -245,7 +246,7 @@ impl PacketObserver {
         Box::new(Self { info: info.clone(), filter, kind, ctx, is_valid: false, is_release: false })
     }
 
-    /// Returns `true` if no further packet of the observer is wanted.
+    /// Returns `true` if the client no longer reads the packets of the observer, or if all wanted packets are traced.
     pub(crate) fn is_over(&self) -> bool {
         match &self.kind {
             ObserverKind::Capture(capture) => capture.inlet.heads.is_abandoned(),
@@ -397,7 +398,8 @@ impl Observer for PacketObserver {
     }
 
     fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &Step) {
-        // A stage that generates packets is not about to process held packets.
+        // If a stage generates packets, this function is called before any call of `before`. The next batch does not
+        // consist of held packets.
         self.is_release = false;
         if !self.is_valid {
             return;

@@ -56,7 +56,7 @@ pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) 
 /// packets. A queue pair without these settings would receive every frame of the interface.
 ///
 /// # Errors
-/// Same as [`prepare`].
+/// Returns the errors of [`prepare`].
 #[cfg(feature = "ibverbs")]
 pub(super) fn prepare_rdma<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) -> Result<(D, Prepared)> {
     match plan.config.qp {

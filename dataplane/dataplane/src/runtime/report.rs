@@ -48,7 +48,7 @@ impl LaneOutcome {
 
 impl Outcome {
     /// Converts the counters of a worker to the worker's part of the report, in which every counter has a name. `scope`
-    /// has the counters that are up to date.
+    /// selects the counters that are up to date.
     pub(crate) fn new(info: &WorkerInfo, counters: &Counters, scope: Scope) -> Self {
         let mut stages: Vec<StageReport> = info.stages_info.iter().zip(&counters.nodes).map(stage_report).collect();
         for ((report, own), stage) in stages.iter_mut().zip(&counters.stages).zip(&info.stages_info) {

@@ -173,7 +173,7 @@ impl Run {
             // Other workers may still be waiting for their peers. `stop` ends that wait.
             control.stop();
             let cancelled = || {
-                // The threads of the workers have ended, and with them all lanes.
+                // The threads of the workers have ended, so all lanes are closed.
                 let mut failures: Vec<String> = tasks.iter().flat_map(|(_, tasks)| tasks.failures()).collect();
                 failures.extend(devices.iter().flat_map(|port| port.finish()).map(|error| error.to_string()));
                 match &failures[..] {
@@ -320,7 +320,7 @@ impl Run {
     }
 
     /// Returns a snapshot and its scope, like [`Run::snapshot`]. If requests with another scope are in progress, the
-    /// snapshot has the other scope.
+    /// snapshot has the scope of these requests.
     pub(crate) fn snapshot_of(&self, scope: Scope) -> Option<(Snapshot, Scope)> {
         let state = &self.state;
         let mut sampler = lock(&state.sampler);
@@ -535,8 +535,8 @@ impl WorkerBuilder {
         pin_current_thread(self.core)?;
         let runtime = &self.plan.runtime;
         if matches!(runtime.idle, config::Idle::Sleep | config::Idle::Adaptive) {
-            // By default, the kernel ends a sleep up to 50 µs late, to wake several threads at once. An error only makes
-            // sleeps longer.
+            // By default, the kernel ends a sleep up to 50 µs late, to wake several threads together. If this call
+            // fails, sleeps are longer.
             let _ = set_current_timer_slack(NonZeroU64::new(1));
         }
         let mut open = lanes::open(&self.plan, &self.ports, self.node, (self.number, self.workers))?;
@@ -579,7 +579,7 @@ impl WorkerBuilder {
 /// panic of the worker.
 fn collect_outcome(mut worker: Worker, info: &WorkerInfo, panic: Option<String>) -> (Outcome, Times) {
     let mut sample = Sample::new(info);
-    // The loop below collects the counters of the stages, because a stage may panic then.
+    // The loop below collects the counters of the stages, because a stage may panic while it returns its counters.
     sample.scope = Scope::Health;
     let ended = worker.counts.ended;
     worker.fill(&mut sample, ended);

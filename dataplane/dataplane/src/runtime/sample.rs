@@ -170,7 +170,7 @@ impl StageCounters {
         self.version.is_some()
     }
 
-    /// Copies the counters of a later answer, which must be complete. Copies the names only if they have changed.
+    /// Copies the counters of a later answer. `other` must be complete. Copies the names only if they have changed.
     fn update(&mut self, other: &Self) {
         if self.version == other.version {
             self.values.clone_from(&other.values);

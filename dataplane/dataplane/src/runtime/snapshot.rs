@@ -228,7 +228,8 @@ impl Sampler {
     /// Sends a request to every worker, unless requests are already in progress. Returns `None` until all workers have
     /// answered or the timeout has passed. A worker that is switching to a new graph answers after the switch.
     ///
-    /// If `scope` is wider than the scope of requests in progress, the next requests have this scope.
+    /// `scope` is the scope of new requests. If requests are already in progress, the answers have the scope of these
+    /// requests ([`Polled::scope`]).
     pub(crate) fn poll(&mut self, scope: Scope) -> Option<Polled> {
         self.pump();
         let since = *self.since.get_or_insert_with(|| {
@@ -280,7 +281,7 @@ impl Sampler {
         self.workers.iter_mut().for_each(SampledWorker::take);
     }
 
-    /// Returns the number of answers of each worker so far, after a request to each worker.
+    /// Sends a request to each worker. Returns, for each worker, the number of answers so far.
     pub(crate) fn ask(&mut self) -> Vec<u64> {
         self.pump();
         self.workers.iter_mut().for_each(|worker| worker.ask(Scope::All));
@@ -396,7 +397,7 @@ impl Sampler {
 
 impl SampledWorker {
     fn ask(&mut self, scope: Scope) {
-        // The sample has the size for the earlier graph.
+        // During an exchange, the sample has the size for the earlier graph, so send no request.
         if self.sent.is_some() {
             return;
         }

@@ -61,7 +61,7 @@ impl Stopwatch {
     }
 
     /// Returns the number of the next measured iteration. `number` is the last measured iteration, and `received` is
-    /// the number of packets that it received.
+    /// the number of packets that this iteration received.
     pub(crate) const fn next(number: u64, received: u64) -> u64 {
         // If nothing was received, measure the following iterations until one receives packets.
         if received == 0 { number + 1 } else { number + EVERY }

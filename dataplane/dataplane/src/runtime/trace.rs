@@ -233,7 +233,7 @@ struct OpenTrace {
 enum TraceOrigin {
     /// A port received the packet.
     Received { port: u8, stamp: Stamp, frame: Vec<u8> },
-    /// A stage made a copy of the packet with this index.
+    /// A stage made a copy of the packet whose trace has this index in `open`.
     Copy(usize),
 }
 

@@ -60,7 +60,7 @@ pub(crate) struct Worker {
     pub(crate) lanes: Vec<Box<dyn Lane>>,
     /// The indices of the lanes that receive packets.
     pub(crate) inputs: Vec<usize>,
-    /// The lanes of removed ports whose sends are in progress.
+    /// The lanes of removed ports that are not stopped yet, because sends may be in progress.
     pub(crate) retiring: Vec<RetiringLane>,
     /// The lanes of removed ports that a control thread closes.
     pub(crate) closing: ClosingLanes,
@@ -552,7 +552,8 @@ impl ClosingLanes {
         pool.absorb(&mut slots.pool);
         self.lanes -= 1;
         self.posted -= slots.posted;
-        // After the hand-over, the remaining packets of the lane were sent, or were dropped because the time was over.
+        // After the hand-over, the remaining packets of the lane were sent, or were dropped because
+        // `drain_timeout` was over.
         let mut now = Progress::default();
         add_progress(&mut now, &slots.last);
         let mut before = Progress::default();

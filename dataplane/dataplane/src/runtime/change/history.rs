@@ -93,8 +93,8 @@ impl ChangeHistory {
         }
     }
 
-    /// Returns the number of the change whose config is in force, and that a rollback reverts. Returns also the number
-    /// and the config of the change before.
+    /// Returns the number of the change whose config is in force, which a rollback reverts. Also returns the number and
+    /// the config of the change before that change.
     ///
     /// # Errors
     /// Fails if the history has no earlier config, or if the last change has only read files again.

@@ -118,7 +118,7 @@ impl Changer {
         Ok(applied(unconfirmed.number, &current.source))
     }
 
-    /// Reverts an unconfirmed change. Otherwise, applies the config from before the last change.
+    /// Reverts the unconfirmed change. If no change is unconfirmed, applies the config from before the last change.
     ///
     /// # Errors
     /// Fails if there is no earlier config, or with the errors of [`Changer::apply`].

@@ -91,7 +91,7 @@ impl<D: Device> PeerWiring<D> {
 
     /// Starts a thread that resolves the path to the peer. The kernel needs the path when the queue pair moves to RTR.
     /// If the kernel has to resolve an unreachable address at that time, the worker waits for a second. After the
-    /// thread has resolved the path, the kernel finds the path in its neighbour table at once.
+    /// thread has resolved the path, the kernel finds the path in its neighbour table without a wait.
     fn start_resolve(&mut self, qp: &LaneQueuePair<'_, D>, (remote, round): (QueuePairEndpoint, u32)) {
         let path = match self.connector.agree(&self.described(qp), &remote) {
             Ok(agreed) => agreed.path,
