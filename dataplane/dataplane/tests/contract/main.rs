@@ -7,8 +7,8 @@
 //!
 //! The suite runs on the software device with both of its profiles: `Spec` (the standard) and `Rxe` (the behaviour of
 //! rxe, the kernel's software RoCE driver). A further bed (`soft::unchecked`) has software devices with two properties
-//! of real NICs: the devices do not check every key, and refuse the change from RTS to SQD. On the bed `soft::iwarp`, the
-//! suite must skip every case with a queue pair.
+//! of real NICs: the devices do not check every key, and refuse the change from RTS to SQD. On the bed `soft::iwarp`,
+//! the suite must skip every case with a queue pair.
 //!
 //! With `--include-ignored`, the suite also runs on real rxe devices: `rxe0` and `rxe1`, which are connected to each
 //! other, and `rxe2`, which loops back to itself. `tools/vm/check-contract` runs the suite in a VM with these devices.

@@ -299,8 +299,9 @@ impl Page<'_> {
 
 impl Client {
     /// Returns `true` if the server waits for the client to send the request, to read the response or to close the
-    /// connection, and [`PATIENCE`] is over. [`PATIENCE`] starts when the server accepts the connection, and starts again
-    /// when the client reads a part of the response.
+    /// connection, and [`PATIENCE`] is over. While the client must read the response, [`PATIENCE`] starts when the
+    /// response is created, and again when the client reads a part. Otherwise, [`PATIENCE`] starts when the server
+    /// accepts the connection.
     fn is_slow(&self) -> bool {
         let since = match self.state {
             State::Reading(_) | State::Ending => self.accepted,

@@ -95,8 +95,8 @@ impl RunState {
         if must_answer {
             self.await_answers()?;
         }
-        // The tasks and the port handlers of a stage continue if the stage continues. The tasks and the port handlers of
-        // a shared object continue if the object continues.
+        // The tasks and the port handlers of a stage continue if the stage continues. The tasks and the port handlers
+        // of a shared object continue if the object continues.
         let continues = |from: &Generation, owner: &Owner| match owner {
             Owner::Stage(stage) => std::ptr::eq(from, current) && kept.contains(stage),
             Owner::Object(stage, kind) => objects.continues(&from.objects, stage, *kind),
