@@ -327,9 +327,10 @@ impl Stage for Bridge {
     }
 }
 
-/// Shares the object of the replaced bridge, unless the numbers of ports in the object are invalid. In this case, shares
-/// a new object, also if a revert would use the object of the earlier bridge again: it has learned addresses of ports
-/// that the revert removes. Without the learned addresses, the new bridge floods the frames, and loses no packets.
+/// Shares the object of the replaced bridge, unless the numbers of ports in the object are invalid. With invalid
+/// numbers, shares a new object. Otherwise, a revert would use the object of the earlier bridge again. That object has
+/// learned addresses of ports that the revert removes. Without learned addresses, the new bridge floods the frames, and
+/// loses no packets.
 fn share_earlier<T: Send + Sync + 'static>(setup: &mut Setup<'_>, make: impl FnOnce() -> T) {
     if setup.has_earlier_port_numbers() {
         setup.earlier::<T>().into_iter().for_each(|earlier| setup.share(earlier));

@@ -82,7 +82,7 @@ pub struct Reassemble {
     /// Whether to reassemble only datagrams for addresses that the config gives to the ports. Default: `false`.
     #[serde(default)]
     own: bool,
-    /// Whether all ports of the replaced stage have the same numbers now.
+    /// Whether all ports of the replaced stage exist and have unchanged numbers.
     #[serde(skip)]
     #[schemars(skip)]
     keeps_ports: bool,
@@ -214,7 +214,8 @@ impl Stage for Reassemble {
             }
         }
         check_period("timeout", self.timeout, Period::from_secs(1)..=Period::from_secs(60))?;
-        // The datagrams have the numbers of their ports, so a change of the ports must prepare this stage again.
+        // The datagrams in reassembly contain the numbers of their ports. This call makes a change of the ports prepare
+        // the stage again.
         let _ = setup.ports();
         self.keeps_ports = setup.has_earlier_port_numbers();
         if self.own {

@@ -10,7 +10,7 @@ use crate::skip::{report, skip};
 const INSIDE: &str = "DATAPLANE_TEST_IN_NAMESPACE";
 
 /// Runs `work` in a new network namespace. `work` must be the whole body of a test. The loopback interface of the
-/// namespace is up. Skips the test if this process may not create a namespace.
+/// namespace is up. Skips the test if this process has no permission to create a namespace.
 ///
 /// The test program starts itself under `unshare --net` for this one test. The namespace disappears when the started
 /// process ends.

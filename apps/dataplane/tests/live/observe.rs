@@ -228,7 +228,7 @@ fn trace_shows_the_path_of_live_packets() {
     running.end("-TERM");
 }
 
-/// A worker without packets ends at once, because its part of the file is empty. The other worker continues.
+/// A worker without packets ends immediately, because its part of the file is empty. The other worker continues.
 #[test]
 fn capture_works_after_one_worker_has_ended() {
     let folder = RuntimeFolder::new();

@@ -23,8 +23,8 @@ const SINK: &str = "kind = 'generator', count = 1";
 /// The link of a port that receives the frames of `in.pcap`, one in each millisecond.
 const REPLAY: &str = "kind = 'pcap', input = 'in.pcap', loop = true, pace = 'file'";
 
-/// The maximum number of times that a test runs `why`. On a busy machine, a worker may not run for a second. `why` then
-/// has no examples, or reports further losses.
+/// The maximum number of times that a test runs `why`. On a busy machine, it can happen that a worker does not run for
+/// a second. `why` then has no examples, or reports further losses.
 const ATTEMPTS: usize = 10;
 
 /// A config that drops or loses packets, and the first cause that `why` must report.
@@ -33,7 +33,7 @@ struct Planted {
     kind: &'static str,
     /// A part of the fix.
     fix: &'static str,
-    /// A part of the whole output: of the table entry, of an example or of the evidence.
+    /// A part of the output for the first cause, for example of the table entry, of an example or of the evidence.
     shows: &'static str,
     config: Config,
     /// The frames in `in.pcap`.

@@ -369,7 +369,7 @@ fn listed_entries_have_the_learned_addresses_vlans_and_ports() {
         table.learn(mac, vlan, port, 5);
         learned.push((mac, vlan, port));
     }
-    // A full bucket replaces an entry.
+    // In a full bucket, a new address replaces another address, so some addresses are gone.
     learned.retain(|(mac, vlan, port)| table.find(*mac, *vlan, 5, 0) == Some(*port));
     let entries = (0..table.words.len()).filter_map(|index| table.entry(index, 7));
     let mut listed: Vec<_> =
@@ -378,6 +378,6 @@ fn listed_entries_have_the_learned_addresses_vlans_and_ports() {
     learned.sort_by_key(|(mac, vlan, _)| (mac.0, *vlan));
     assert_eq!(listed, learned);
     assert!(listed.len() > 1_900, "{}", listed.len());
-    // Another worker has stored a later time.
+    // The entries have a later time than this reader, as if another worker had stored the entries.
     assert!((0..table.words.len()).filter_map(|index| table.entry(index, 4)).all(|entry| entry.age == 0));
 }

@@ -44,7 +44,7 @@ pub(super) struct Files<'a> {
     names: VecDeque<PathBuf>,
     started: u64,
     packets: u64,
-    /// The number of packets that may not be in the file yet.
+    /// The number of packets that are possibly not in the file yet.
     buffered: u64,
     /// The size of all completed files in bytes.
     bytes: u64,

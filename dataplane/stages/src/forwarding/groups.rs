@@ -195,8 +195,8 @@ impl Writer {
                         Some(single) => singles.push(single),
                         None => {
                             self.free_blocks.push(number);
-                            // No reader has seen the paths of the new group, so their numbers can be reused at once.
-                            // Epoch 0 is before every epoch of a reader.
+                            // No reader has seen the paths of the new group, so the numbers of the paths can be reused
+                            // immediately. Epoch 0 is before every epoch of a reader.
                             singles.iter().for_each(|single| _ = self.release(*single, 0));
                             return None;
                         }

@@ -279,8 +279,8 @@ impl Writer {
         self.neighbors.watch_unresolved();
     }
 
-    /// Publishes changes before any reader runs, so that retired memory can be reused at once. Filling a table retires
-    /// many cache lines.
+    /// Publishes changes before any reader runs, so that retired memory can be reused immediately. Filling a table
+    /// retires many cache lines.
     pub fn publish_before_readers(&mut self, shared: &Forwarding) {
         self.publish(shared);
         shared.readers.mark_all_quiescent();

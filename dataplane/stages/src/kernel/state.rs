@@ -42,7 +42,7 @@ pub(super) struct State {
     kernel_tables: Vec<u32>,
     rib: Rib,
     addresses: Vec<Address>,
-    /// Whether a resync is needed, because the kernel may not have reported all changes.
+    /// Whether a resync is needed, because the kernel has possibly not reported all changes.
     resync_needed: bool,
     /// Two counts at the last refusal of a neighbour: the known neighbours, and the slots freed so far. The tables can
     /// refuse a neighbour before they are full, because an entry must lie near the slot that its hash selects.

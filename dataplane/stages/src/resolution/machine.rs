@@ -30,7 +30,7 @@ pub(super) const FAILED_TIME: Millis = 3000;
 /// delay the first request for a new neighbour. A scan also does not delay the requests to known neighbours.
 #[derive(Clone, Copy, Debug)]
 enum Limit {
-    /// The first request for an unknown neighbour, if the request is sent at once.
+    /// The first request for an unknown neighbour, if the request is sent immediately.
     First,
     /// The first request for an unknown neighbour, in two cases: the request had to wait, or no host answered at
     /// the MAC address from a received message.
@@ -204,7 +204,7 @@ impl StateMachine {
 
     /// Handles a message of a neighbour. A message with a different MAC address never replaces the known MAC address.
     /// The message only starts a verification of the known MAC address. In the states stale, delay and probe, RFC 4861
-    /// (sections 7.2.3 and 7.2.5) accepts the different MAC address at once.
+    /// (sections 7.2.3 and 7.2.5) accepts the different MAC address immediately.
     pub(super) fn receive(&mut self, heard: &Received, now: Millis, actions: &mut Vec<Action>) {
         let Received { hop, claim, overrides, .. } = *heard;
         let known = self.entries.get(&hop).map(|entry| entry.state);
@@ -223,7 +223,7 @@ impl StateMachine {
             (Some(State::Incomplete(_) | State::Failed), _) if claim == Claim::Answer => {
                 self.confirm(hop, mac, now, actions);
             }
-            // Packets use the MAC address from now on, so verify the MAC address at once.
+            // Packets use the MAC address from now on, so verify the MAC address immediately.
             (Some(State::Incomplete(_) | State::Failed), _) => {
                 if !self.verify(hop, mac, 0, now, actions) {
                     self.stale(hop, mac, now, actions);
