@@ -131,7 +131,7 @@ impl<'a> Files<'a> {
     pub(super) fn abandon(&mut self) -> u64 {
         let buffered = std::mem::take(&mut self.buffered);
         let Some(open) = self.open.take() else { return buffered };
-        // Dropping the writer would try to write the rest of its buffer again.
+        // A dropped writer would try to write the rest of its buffer again, so take the file out of the writer.
         let (file, _) = open.writer.into_inner().into_parts();
         // If the file cannot be read, it is truncated to the end of the last flushed block.
         let (end, found) = match file.metadata() {

@@ -354,7 +354,7 @@ impl Writer {
         self.entries.iter().filter(|(_, entry)| entry.listed).map(|(hop, _)| *hop)
     }
 
-    /// Watches all unresolved neighbours again, so that workers report their next use.
+    /// Watches the entries of all unresolved neighbours again, so that workers report the next use of each entry.
     pub(super) fn watch_unresolved(&self) {
         for entry in self.entries.values() {
             let word = &self.cells.slots[entry.slot].word;

@@ -254,8 +254,9 @@ fn neighbours_are_requested_only_while_the_link_is_up() {
         reader.ask(hop("10.1.0.66", 0));
         reader.ask(hop("10.2.0.66", 1));
         let known = |address: &str, port| reader.neighbor(hop(address, port));
-        // The mirror handles requests in order.
-        // The kernel can report the neighbour before the mirror counts the request.
+        // The mirror handles requests in order, so the first request is handled before the second request. Wait for the
+        // neighbour and for the count, because the kernel can report the neighbour before the mirror counts the
+        // request.
         until("the second request", || {
             (known("10.2.0.66", 1).is_some() && tables.count(Count::Asked) > 0, String::new)
         });

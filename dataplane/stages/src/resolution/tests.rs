@@ -673,8 +673,8 @@ fn ipv6_neighbour_is_requested_and_confirmed() {
     state.step(30);
     let outcome = harness.run_one(&packet);
     assert_eq!((outcome.fate, &outcome.bytes[..6]), (Fate::Next, &mac(9).0[..]));
-    // The entry becomes stale. Five seconds after its next use, the neighbour is asked by unicast. The answer need not
-    // have a MAC address.
+    // The entry becomes stale. Five seconds after the next use of the entry, the neighbour is asked by unicast. The
+    // answer need not have a MAC address.
     for (now, questions) in [(1600, 0), (1700, 0), (6800, 3 + 1)] {
         state.step(now);
         let frames = sent(&mut harness);
