@@ -48,7 +48,8 @@ pub(super) struct DataPath<D: Device> {
     pub(super) send_stamper: Stamper,
     /// Buffer for a contiguous copy of slots that wrap around the end of the ring.
     contiguous: Box<[u32; RUN]>,
-    /// While the lane posts new sends, it reaps only when at least this many sends are outstanding.
+    /// While the lane posts new sends, it reaps only when at least this many sends are outstanding. 0 unless each send
+    /// completes in the call that posts it ([`QueuePair::sends_complete_immediately`]).
     reap_at: usize,
     /// Value of `in_flight.next()` at the previous call of `is_reap_due`.
     next_at_reap: u64,
