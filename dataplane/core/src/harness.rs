@@ -294,7 +294,7 @@ impl HarnessBuilder {
     /// Prepares a stage that the caller created.
     ///
     /// # Errors
-    /// Returns the first problem of [`Stage::prepare`].
+    /// Returns the first problem of the preparation ([`Stage::prepare`] and [`Setup::check_later`]).
     pub fn build_from<S: Stage + 'static>(self, stage: S) -> Result<Harness, Problem> {
         let Self { ports, folder, before, ingress, wanted } = self;
         let mut resources = Resources::new(ports, &folder);

@@ -366,8 +366,8 @@ impl Candidate {
 }
 
 /// Connects to a peer that listens on an address. Retries until the deadline while the peer is not reachable. The pause
-/// between two attempts is random. The upper bound of the pause doubles from 10 ms to 1 s. Many clients of one host
-/// therefore do not connect at the same time.
+/// between two attempts is random. The random pauses keep many clients of one host from connecting at the same time.
+/// The upper bound of the pause doubles from 10 ms to 1 s.
 ///
 /// # Errors
 /// The peer was not reachable in time, the wait was cancelled, the peer refused, or the server is not a valid peer.

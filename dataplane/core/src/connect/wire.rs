@@ -219,7 +219,7 @@ impl Wire {
         self.queue(MessageKind::Ready, token, &[]);
     }
 
-    /// Sends a refusal if the socket accepts it without blocking, and closes the connection.
+    /// Sends a refusal if the socket accepts the refusal without blocking, and closes the connection.
     pub(super) fn refuse(mut self, refusal: Refusal) {
         // Received data is read first. Otherwise the close would cause a TCP reset, and the refusal would be lost.
         let mut rest = [0; 4096];

@@ -261,8 +261,8 @@ pub fn verify_ipv4_checksum(frame: &[u8], found: &Dissection) -> Result<(), Malf
 ///
 /// For UDP, the returned bytes end at the UDP length, even if the IP payload is longer.
 ///
-/// Returns `None` in all other cases: other protocols, fragments, packets with IPv6 extension headers, and a UDP
-/// checksum of 0 (no checksum).
+/// Returns `None` for other protocols than TCP and UDP, for fragments, for packets with IPv6 extension headers, and for
+/// a UDP checksum of 0 (no checksum).
 #[inline]
 pub fn checksummed<'f>(frame: &'f [u8], found: &Dissection) -> Option<(Sum, &'f [u8])> {
     /// The offsets of the length and the checksum in a UDP header.

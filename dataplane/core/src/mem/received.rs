@@ -63,7 +63,7 @@ impl RecvInfo {
 /// The distance of the receive information from the end of its slot, in bytes.
 const FROM_END: usize = 16;
 // `Packet` writes up to 12 bytes from the start of a packet, even if the packet is shorter. All other writes to packets
-// and heads end with the packet.
+// and heads end with the packet. No write to a packet therefore reaches the receive information.
 const _: () = assert!(FROM_END + 12 <= GUARD && size_of::<RecvInfo>() <= FROM_END);
 
 impl SlotMemory {

@@ -57,7 +57,7 @@ pub struct Costs {
     columns: usize,
 }
 
-/// The sum of the costs of a part in all measured loops.
+/// The sum of the costs of a part over several measured loops, such as the loops of one class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CostSum {
     /// The time in clock ticks.

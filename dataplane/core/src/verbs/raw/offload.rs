@@ -186,7 +186,7 @@ impl RateLimit {
     /// Checks that the device supports the rate. No verb reports whether a device supports a burst and a packet size.
     ///
     /// # Errors
-    /// The device does not support pacing, or the rate is out of range. A burst or a packet size needs a rate.
+    /// The device does not support pacing, the rate is out of range, or a burst or a packet size is set without a rate.
     pub fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {
         let Some((least, most)) = caps.pacing else {
             return Err(RawError::lacks("pacing", "remove the rate, or limit it in the pipeline"));
