@@ -299,7 +299,8 @@ fn removed_device_causes_an_error_and_no_recovery() {
     assert_eq!(lane.counters().rebuilds, 0);
 }
 
-/// Counts correct latencies by clock, wrong latencies, and stamp pairs without a common clock.
+/// Counts correct latencies (within 300 ns of `expected`) by clock, wrong latencies, and stamp pairs without a common
+/// clock.
 #[derive(Default)]
 struct LatencyCounts {
     expected: u64,

@@ -536,7 +536,7 @@ fn later_graph_decides_what_a_quarantined_stage_does() {
 }
 
 #[test]
-fn panic_of_a_generator_or_of_an_observer_loses_no_packet() {
+fn panic_of_a_generator_or_of_an_observer_leaks_no_slot() {
     let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
     let mut pool = pool();
     let on_panic = OnPanic::Drop;
