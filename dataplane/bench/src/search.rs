@@ -86,9 +86,9 @@ pub struct Bound {
     pub short_trials: u64,
     /// The number of shorter trials whose loss ratio exceeds the goal.
     pub short_exceeded: u64,
-    /// The 95 % confidence interval (Clopper and Pearson) of the probability that a full-length trial exceeds the loss
-    /// ratio. The interval is only approximate, because it is for a fixed number of trials: the search stops as soon as
-    /// the trials decide about the load.
+    /// The nominal 95 % confidence interval (Clopper and Pearson) of the probability that a full-length trial exceeds
+    /// the loss ratio. The interval is only approximate, because it is for a fixed number of trials: the search stops
+    /// as soon as the trials decide about the load.
     pub exceed_probability: (f64, f64),
 }
 

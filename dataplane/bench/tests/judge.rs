@@ -12,7 +12,8 @@ fn packets_that_leave_a_queue_after_the_trial_are_held() {
     judge.arrive(arrival(0, 100, 100), 5);
     judge.arrive(arrival(1, 800, 300), 5);
     judge.end_sending(900, 50);
-    // The least latency is 100, so a packet that is sent at 900 may arrive until 1050. Late packets count as late only.
+    // The lowest latency is 100, and the time for draining is 50. So a packet that arrives after 900 + 100 + 50 was
+    // held by a queue. A late packet counts only as late.
     judge.arrive(arrival(2, 1050, 400), 5);
     judge.arrive(arrival(3, 1051, 400), 5);
     judge.arrive(arrival(4, 1900, 1_001), 5);

@@ -1,4 +1,4 @@
-//! Tests of searches on simulated devices whose capacity is known.
+//! Tests of searches on simulated devices whose capacity is known. A strict goal is a goal with the exceed ratio 0.
 
 use dataplane_bench::search::*;
 use proptest::prelude::*;
@@ -93,8 +93,8 @@ fn device_that_loses_at_every_load_has_no_lower_bound() {
     assert_eq!((result.lower.as_ref(), result.complete), (None, true));
 }
 
-/// The device carries 1000 packets per second for 2.5 s, then pauses for 50 ms if the load exceeds 400. Most short
-/// trials see no loss.
+/// The device carries up to 1000 packets per second. If the load exceeds 400 packets per second, the device pauses
+/// every 2.5 s for 50 ms. Most short trials see no loss.
 #[test]
 fn rare_bursts_of_loss_do_not_raise_a_strict_result() {
     let loss = |load: f64, now: f64, duration: f64| {
@@ -146,7 +146,7 @@ fn disturbed_trials_do_not_raise_a_result() {
             }
         }
     }
-    // By chance, ten trials above 400 may see no loss.
+    // By chance, all ten trials at a load above 400 can have no loss, so a few results are too high.
     let too_high = |is_disturbed: bool| {
         let is_too_high = |seed: &u64| {
             let state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -168,7 +168,7 @@ fn short_trial_without_loss_is_not_a_lower_bound() {
     assert_eq!(classify(&goal, &[trial(1.0, 0.0); 4]), Class::Undecided);
     assert_eq!(classify(&goal, &[trial(1.0, 0.0); 5]), Class::Lower);
     assert_eq!(classify(&goal, &[trial(1.0, 0.1); 5]), Class::Upper);
-    // A strict goal needs all trials.
+    // A strict goal needs all ten trials without loss.
     let strict = Goal { exceed_ratio: 0.0, ..goal };
     assert_eq!(classify(&strict, &[trial(1.0, 0.0); 9]), Class::Undecided);
     assert_eq!(classify(&strict, &[trial(1.0, 0.0); 10]), Class::Lower);
@@ -205,7 +205,7 @@ fn error_of_a_trial_ends_the_search_with_the_results_so_far() {
 
 /// The values are from R: `binom.test(x, n)$conf.int`.
 #[test]
-fn confidence_interval_matches_the_literature() {
+fn confidence_interval_matches_the_values_of_r() {
     for (hits, trials, lower, upper) in [
         (0, 10, 0.0, 0.308_497),
         (10, 10, 0.691_503, 1.0),

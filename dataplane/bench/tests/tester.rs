@@ -162,7 +162,8 @@ fn gaps_have_their_times_in_the_trial() {
     let outcome = tester.trial(&rates, Duration::from_millis(400)).unwrap();
     let most = began.elapsed().as_nanos() as u64;
     let judgement = &outcome.streams[0].judgement;
-    // 8 packets, each 50 ms after the previous packet. On a busy machine, packets may be closer.
+    // 8 packets, each 50 ms after the previous packet. On a busy machine, the time between two packets may
+    // be shorter.
     assert!((1..=9).contains(&judgement.gap_count), "{judgement:?}");
     assert_eq!(judgement.gaps.len() as u64, judgement.gap_count);
     // The report has rounded seconds, so the test compares nanoseconds.
@@ -219,7 +220,8 @@ fn streams_share_the_highest_rate_by_weights_or_by_their_own_rates() {
     }
 }
 
-/// Clearing the windows of 4 streams takes many milliseconds. Packets that are due in this time would be missed.
+/// Clearing the windows of 4 streams takes many milliseconds. If the trial started before, packets that are due in these
+/// milliseconds would be missed.
 #[test]
 fn trial_starts_after_the_windows_of_the_judges_are_cleared() {
     let streams: String = (0..4).map(|number| format!("[[stream]]\nname = '{number}'\n")).collect();

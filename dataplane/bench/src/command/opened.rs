@@ -16,7 +16,7 @@ use crate::setup::{self, Sources, StreamSet};
 use crate::stream::Stream;
 use crate::tester::{Outcome, Tester, TesterOptions};
 
-/// The default length of the intervals for counts by time.
+/// The default length of the intervals in which packets are counted.
 pub(super) const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The ports, the streams and the limits of a trial.
@@ -74,7 +74,7 @@ pub(super) struct TrafficArgs {
 }
 
 impl TrafficArgs {
-    /// Returns the length of the intervals for counts by time, or `default` without the option `--interval`.
+    /// Returns the length of the intervals in which packets are counted, or `default` without the option `--interval`.
     pub(super) fn interval(&self, default: Duration) -> Duration {
         self.interval.map_or(default, |Period(interval)| interval)
     }

@@ -28,7 +28,7 @@ impl Progress {
         self.show("");
     }
 
-    /// Ends a part, for which `expected` seconds were planned.
+    /// Ends a part, which was expected to take `expected` seconds.
     pub(super) fn end(&mut self, expected: f64) {
         self.done += expected;
         self.left = (self.left - expected).max(0.0);

@@ -365,7 +365,8 @@ pub struct BoundReport {
     /// The number of shorter trials with a higher loss ratio than the goal.
     pub short_exceeded: u64,
     /// The limits of the nominal 95 % confidence interval of the probability that a full-length trial exceeds the loss
-    /// ratio. The interval is for a fixed number of trials, but the search stops when the trials decide.
+    /// ratio. The interval is only approximate, because it is for a fixed number of trials: the search stops as soon as
+    /// the trials decide about the load.
     pub exceed_probability: [f64; 2],
     /// The number of trials at this load that the search ignored, because the tester was the limit or was disturbed.
     pub ignored: u64,

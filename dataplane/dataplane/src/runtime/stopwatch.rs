@@ -27,7 +27,7 @@ pub(crate) struct Stopwatch {
     read: u64,
     /// The index of the current part.
     open: usize,
-    /// When time was last added to a part, in ticks.
+    /// The time of the clock when time was last added to a part, in ticks.
     since: u64,
     /// The ticks and the packets of each part in this iteration.
     laps: Box<[(u64, u64)]>,

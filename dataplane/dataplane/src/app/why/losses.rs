@@ -1,4 +1,5 @@
-//! The causes of packets that are lost outside the ledger: before a worker receives the packets, or after the sending.
+//! The causes of packets that are lost outside the ledger: before a worker receives the packets, or after a port
+//! has sent the packets.
 
 use super::cause::{Cause, CauseKind};
 use super::fixes;
@@ -45,8 +46,8 @@ pub(super) fn losses(observed: &Observed) -> Vec<Cause> {
     causes
 }
 
-/// Returns the causes of workers that do not answer. Some devices do not count the packets that such a worker
-/// loses.
+/// Returns the causes of workers that do not answer. The number of lost packets is unknown, because some
+/// devices do not count the packets that such a worker loses.
 fn blocked_workers(observed: &Observed) -> impl Iterator<Item = Cause> {
     observed.blocked().map(|(number, message)| {
         let meaning = "the worker does not answer, so it receives and sends nothing";
