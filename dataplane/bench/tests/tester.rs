@@ -220,8 +220,8 @@ fn streams_share_the_highest_rate_by_weights_or_by_their_own_rates() {
     }
 }
 
-/// Clearing the windows of 4 streams takes many milliseconds. If the trial started before, packets that are due in these
-/// milliseconds would be missed.
+/// Clearing the windows of 4 streams takes many milliseconds. If the trial started before, packets that are due in
+/// these milliseconds would be missed.
 #[test]
 fn trial_starts_after_the_windows_of_the_judges_are_cleared() {
     let streams: String = (0..4).map(|number| format!("[[stream]]\nname = '{number}'\n")).collect();

@@ -46,7 +46,7 @@ struct CounterState {
 }
 
 impl OutOfBuffer {
-    /// Opens the counter of a port. Returns `None` if [`out_of_buffer_file`] does.
+    /// Opens the counter of a port. Returns `None` if [`out_of_buffer_file`] returns `None`.
     pub(super) fn open(sysfs: &Path, device: &str, port: u8) -> Option<Self> {
         let file = File::open(out_of_buffer_file(sysfs, device, port)?).ok()?;
         let last = read(&file)?;
@@ -60,7 +60,7 @@ impl OutOfBuffer {
         if let Some(now) = read(&self.file) {
             let increase = now.wrapping_sub(state.last);
             // While `rdma statistic qp set` with `auto` is active, the kernel adds several counters, and a read can miss
-            // one of them or count one twice. A lower value therefore adds nothing, and later packets count again when
+            // a counter or count a counter twice. A lower value therefore adds nothing, and later packets count again when
             // the counter exceeds its highest value.
             if increase < MAX_INCREASE {
                 state.lost += u64::from(increase);
