@@ -60,8 +60,8 @@ impl OutOfBuffer {
         if let Some(now) = read(&self.file) {
             let increase = now.wrapping_sub(state.last);
             // While `rdma statistic qp set` with `auto` is active, the kernel adds several counters, and a read can miss
-            // a counter or count a counter twice. A lower value therefore adds nothing, and later packets count again when
-            // the counter exceeds its highest value.
+            // a counter or count a counter twice. A lower value therefore adds nothing, and later packets count again
+            // when the counter exceeds its highest value.
             if increase < MAX_INCREASE {
                 state.lost += u64::from(increase);
                 state.last = now;
