@@ -426,7 +426,10 @@ impl Stage for Route {
         StageInfo::new().stateless()
             .outputs(&[
                 ("no_route", "packets whose destination matches no prefix"),
-                ("local", "packets for this host, according to the kernel or the addresses of a port"),
+                (
+                    "local",
+                    "packets for this host, according to the kernel or the addresses of a port. With kernel routes, also packets that only the kernel can handle, such as packets in frames with a VLAN tag",
+                ),
                 ("unreachable", "packets to a destination that the kernel's route marks as unreachable"),
                 ("prohibited", "packets to a destination that the kernel's route prohibits"),
             ])

@@ -42,7 +42,7 @@ pub(super) fn text(prediction: &Prediction) -> String {
     );
     let (buffers, tables) = (Size(prediction.buffers_bytes as f64), Size(prediction.tables_bytes as f64));
     let _ = writeln!(text, "memory    {buffers} of packet buffers, {tables} of tables");
-    let _ = writeln!(text, "queues    absorb a pause of all workers of {}", Duration(prediction.absorbed_pause_ns));
+    let _ = writeln!(text, "queues    absorb a pause of {} of all workers", Duration(prediction.absorbed_pause_ns));
     let _ = writeln!(text, "limit     {}", limit(&prediction.bottleneck));
     if prediction.few_bursts {
         text +=
