@@ -74,8 +74,8 @@ impl Batch {
         Some(packet)
     }
 
-    /// Adds a copy of a packet of the batch `from` in a newly taken slot. Returns `false` if no slot is free or the
-    /// batch has no space.
+    /// Adds a copy of a packet of the batch `from` in a newly taken slot. Returns `false` if no slot is free, this
+    /// batch has no space, or `from` has no packet with this index.
     #[inline]
     pub(crate) fn push_copy(&mut self, from: &mut Self, index: usize, pool: &mut Pool) -> bool {
         if self.space() == 0 || index >= from.len() {
@@ -89,7 +89,7 @@ impl Batch {
         true
     }
 
-    /// Adds a packet with these bytes in a newly taken slot. Returns `false` if no slot is free, the batch has no
+    /// Adds a packet with these bytes in a newly taken slot. Returns `false` if no slot is free, this batch has no
     /// space, or the bytes do not fit into a slot.
     ///
     /// # Panics

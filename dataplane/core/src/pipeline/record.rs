@@ -1,5 +1,6 @@
-//! The inputs of the preparation of a stage, such as files and shared objects. A change of a running pipeline compares
-//! these records with the new pipeline. If an input of a stage has changed, the program prepares the stage again.
+//! Records of the inputs of the preparation of each stage, such as files and shared objects. When a running pipeline
+//! changes, the program compares the records with the new pipeline. If an input of a stage has changed, the program
+//! prepares the stage again.
 
 use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +27,8 @@ pub struct StageRecord {
     pub(super) requested_hops: BTreeSet<u32>,
     /// All next hops after the preparation of all stages.
     pub(super) next_hops: Option<Arc<[NextHop]>>,
-    /// The types of the common objects that the stage uses.
+    /// The types of the objects from [`Setup::common`](super::Setup::common) that the stage uses. Several stages share
+    /// each of these objects.
     pub commons: BTreeSet<TypeId>,
     /// The files that the stage reads, each with its properties before the stage read the file.
     pub read: BTreeMap<PathBuf, Option<Fingerprint>>,
