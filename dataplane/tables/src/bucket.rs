@@ -52,12 +52,13 @@ impl Level {
     }
 }
 
-/// The latest time that a call has passed.
+/// The latest of the times that callers have given.
 #[derive(Clone, Copy, Debug)]
 struct LastTime(u64);
 
 impl LastTime {
-    /// Returns the nanoseconds since the last call, or 0 if time went backwards.
+    /// Returns the nanoseconds since the latest time, or 0 if `now` is before the latest time. Stores `now` as the
+    /// latest time if `now` is later.
     #[inline]
     fn elapsed(&mut self, now: u64) -> u128 {
         let passed = now.saturating_sub(self.0);

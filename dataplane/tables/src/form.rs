@@ -15,8 +15,8 @@ pub(super) const WORDS: usize = 8;
 /// Number of cells of a node.
 pub(super) const CELLS: usize = 16;
 
-/// An address family, IPv4 or IPv6, with the form of its addresses and of its buckets. Addresses are left-aligned in
-/// 128 bits, and handled in halves of 64 bits.
+/// The layout of the addresses and of the buckets of an address family, IPv4 or IPv6. Addresses are left-aligned in 128
+/// bits, and handled in halves of 64 bits.
 ///
 /// A bucket divides the addresses that it covers into ranges, called runs. The last address of a run is its boundary.
 /// The bucket stores the boundary of each run except the final run. The index of the cell for an address is the number
@@ -51,7 +51,8 @@ pub trait Form {
     /// the bucket covers.
     fn boundary(line: &Line, at: usize, near: u64) -> Option<u64>;
 
-    /// Returns the words of a bucket with these boundaries. All other bits are zero.
+    /// Returns the words of a bucket with these boundaries. Missing boundaries get the value that means no boundary.
+    /// The bits of the cells are zero.
     fn words(boundaries: &[u64]) -> [u64; WORDS];
 }
 

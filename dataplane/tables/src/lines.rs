@@ -32,8 +32,9 @@ impl Lines {
     /// # Errors
     /// Returns [`TableError::Memory`] if there is not enough memory.
     pub(super) fn new(lines: usize) -> Result<Self, TableError> {
-        // This function aligns the lines itself. If the allocation had a larger alignment, the memory allocator would
-        // write the zeros, which maps all pages.
+        // This function aligns the lines itself. If the function requested memory with an alignment of 64 bytes, the
+        // memory allocator would write zeros to the memory, instead of using pages that the kernel has zeroed. These
+        // writes would map all pages.
         let words: Box<[AtomicU64]> = zeroed((lines + 1) * WORDS)?;
         let first = words.as_ptr().align_offset(64).min(WORDS);
         Ok(Self { words, first })
