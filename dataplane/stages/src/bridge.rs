@@ -47,13 +47,13 @@ use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 /// - `storm_control` limits, for each ingress port, the rate of the frames that the bridge floods. The bridge drops
 ///   frames above the rate. The drop reason states the kind of the frame, such as `broadcast_storm`.
 /// - `loop_shut` enables loop detection. Each second, the bridge sends a probe through each port. A probe is a
-///   multicast frame of 60 bytes with the EtherType 0x88b5 and a tag that nobody can forge. If a probe returns to the
-///   bridge by another port, two ports are part of a loop: the port that sent the probe and the port that received the
-///   probe. Of these two ports, the bridge shuts the port that is later in the config. A shut port neither receives nor sends frames, except for
-///   probes. The port opens again when no probe has returned for the time `loop_shut`. The program logs each change,
-///   and the counter `shut_PORT` counts how often a port was shut. On a port that is listed in `members`, the probes
-///   belong to the lowest VLAN of the port. On all other ports, the probes are untagged. The bridge therefore does not
-///   detect a loop that exists only in a VLAN without probes.
+///   multicast frame of 60 bytes with the EtherType 0x88b5 and an authentication code that nobody can forge. If a probe
+///   returns to the bridge by another port, two ports are part of a loop: the port that sent the probe and the port
+///   that received the probe. Of these two ports, the bridge shuts the port that is later in the config. A shut port
+///   neither receives nor sends frames, except for probes. The port opens again when no probe has returned for the time
+///   `loop_shut`. The program logs each change, and the counter `shut_PORT` counts how often a port was shut. On a port
+///   that is listed in `members`, the probes belong to the lowest VLAN of the port. On all other ports, the probes are
+///   untagged. The bridge therefore does not detect a loop that exists only in a VLAN without probes.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -327,10 +327,10 @@ impl Stage for Bridge {
     }
 }
 
-/// Shares the object of the replaced bridge, unless the numbers of ports in the object are invalid. With invalid
-/// numbers, shares a new object. Otherwise, a revert would use the object of the earlier bridge again. That object has
-/// learned addresses of ports that the revert removes. Without learned addresses, the new bridge floods the frames, and
-/// loses no packets.
+/// Shares the object of the replaced bridge, unless the numbers of ports in this object are invalid. With invalid
+/// numbers, shares a new object. Without a new object, a revert would use the object of the replaced bridge again, with
+/// learned addresses of ports that the revert removes. In a new object, no addresses are learned, so the new bridge
+/// floods the frames, and loses no packets.
 fn share_earlier<T: Send + Sync + 'static>(setup: &mut Setup<'_>, make: impl FnOnce() -> T) {
     if setup.has_earlier_port_numbers() {
         setup.earlier::<T>().into_iter().for_each(|earlier| setup.share(earlier));

@@ -114,7 +114,8 @@ impl Index {
         (after != NONE).then_some(usize::from(after))
     }
 
-    /// Assigns a slot to a new datagram, as the youngest. Returns `None` if all slots are in use.
+    /// Assigns a free slot to a new datagram, which becomes the youngest datagram. Returns `None` if all slots are in
+    /// use.
     pub(super) fn open(&mut self, key: Key) -> Option<usize> {
         let at = self.free.pop()?;
         self.all.push(&mut self.by_age, at);

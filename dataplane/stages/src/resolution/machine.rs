@@ -32,8 +32,8 @@ pub(super) const FAILED_TIME: Millis = 3000;
 enum Limit {
     /// The first request for an unknown neighbour, if the request is sent immediately.
     First,
-    /// The first request for an unknown neighbour, in two cases: the request had to wait, or no host answered at
-    /// the MAC address from a received message.
+    /// The first multicast or broadcast request for an unknown neighbour, in two cases: the rate limit delayed the
+    /// request, or unicast requests to the MAC address from a received message got no answer.
     Waiting,
     /// A repeated request for an unknown neighbour.
     Repeat,
@@ -54,7 +54,7 @@ const MAX_WAIT: Millis = 200;
 /// The age at which an unknown neighbour counts as failed if the limit delays its repeated requests, in milliseconds.
 const MAX_REPEAT_TIME: Millis = RETRANS_TIMER * (MAX_SOLICITS as Millis + 1);
 /// The maximum number of neighbours that are evicted at once is `most` ([`Settings`]) divided by this number, but at
-/// least 1. The same number of entries is for neighbours that have never answered.
+/// least 1. The same number of entries is reserved for neighbours that have never answered.
 const EVICTION_DIVISOR: usize = 16;
 
 /// The parameters of the config.
@@ -190,7 +190,7 @@ impl StateMachine {
     /// entry even if the port has its maximum number of neighbours.
     pub(super) fn request_gateway(&mut self, hop: NextHop, askable: bool, now: Millis, actions: &mut Vec<Action>) {
         if let Some(entry) = self.entries.get_mut(&hop) {
-            // A message or another kind of packet may have created the entry.
+            // A message, or a packet that no gateway route selected, may have created the entry.
             entry.is_gateway = true;
             return self.request(hop, askable, now, actions);
         }
@@ -389,11 +389,14 @@ impl StateMachine {
     /// Makes room for one more neighbour. Returns `false` if there is no room. Evicts neither neighbours in use
     /// nor gateways.
     ///
-    /// A share of the entries ([`EVICTION_DIVISOR`]) is for neighbours that have never answered, so that a new neighbour
-    /// has time to answer during a scan. If such neighbours use the whole share, evicts the oldest of these neighbours.
-    /// Otherwise, evicts the oldest neighbours that have answered before, and are now stale or do not answer any more.
-    /// For an unsolicited message, first evicts neighbours that have never answered, and evicts no stale neighbour that
-    /// has answered.
+    /// A share of the entries ([`EVICTION_DIVISOR`]) is reserved for neighbours that have never answered, so that a new
+    /// neighbour has time to answer during a scan. If such neighbours use the whole share, evicts the oldest of these
+    /// neighbours. Otherwise, evicts the oldest neighbours that have answered before, and are now stale or do not
+    /// answer any more.
+    ///
+    /// For an unsolicited message, evicts the oldest neighbours that have never answered. Without such neighbours,
+    /// evicts the oldest neighbour that has answered before but does not answer any more. Never evicts a stale
+    /// neighbour that has answered before.
     fn make_room(&mut self, unsolicited: bool, actions: &mut Vec<Action>) -> bool {
         if self.entries.len() < self.settings.most {
             return true;
