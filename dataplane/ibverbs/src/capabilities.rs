@@ -48,9 +48,9 @@ pub(super) fn probe(device: &impl Device, context: &Context) -> ProbeResult {
     if let (Ok((plain, _)), Ok((_, granted))) = (&plain, &mut queue) {
         refuse_unusable_timestamps(device, plain, granted);
     }
-    // If batch polling is not reliable, the queue above uses the classic poll interface, which lacks all extended
-    // features. The reasons for missing features then name that interface, not the device. A second queue uses the
-    // extended interface and polls one completion at a time, so its reasons come from the device.
+    // If batch polling is not reliable, `queue` uses the classic poll interface, which lacks all extended features. The
+    // reasons for missing features then name the classic poll interface, not the device. A further queue (`single`)
+    // uses the extended interface and polls one completion at a time, so its reasons come from the device.
     let single = device.create_cq(&CqSpec { api: CqApi::ExtendedSingle, ..all }, None).map(|(_, granted)| granted).ok();
     for capability in Capability::ALL {
         let tried = match (&queue, &plain) {
@@ -83,9 +83,10 @@ const CQ_CAPABILITIES: [Capability; 10] = [
 ];
 
 /// Removes timestamps from the granted properties of a completion queue if the device creates queue pairs on the
-/// completion queue `plain`, but refuses each of them on a completion queue with these timestamps. mlx5 in real-time mode
-/// has no timestamps of the counter that libibverbs reads (`get_ts_format` in the kernel). From libibverbs 65 on, such a
-/// device creates queue pairs with the wall clock alone, but lanes request the wall clock together with the counter.
+/// completion queue `plain`, but refuses each of them on a completion queue with these timestamps. mlx5 in real-time
+/// mode has no timestamps of the counter that libibverbs reads (`get_ts_format` in the kernel). From libibverbs 65 on,
+/// such a device accepts queue pairs on a completion queue with the wall clock alone. But lanes request the wall clock
+/// and the counter together, so lanes cannot use the wall clock of such a device.
 fn refuse_unusable_timestamps<D: Device>(device: &D, plain: &D::Cq, granted: &mut CqGranted) {
     let Ok(pd) = device.alloc_pd() else { return };
     let create = |kind, cq: &D::Cq| pd.create_qp(&QpSpec::new(kind, SMALL), cq, cq, None).map(drop);

@@ -51,9 +51,9 @@ pub(super) fn reported_caps(attr: &ibv_device_attr_ex) -> RawPacketCaps {
 /// Returns the capabilities of a device, with the limits of its driver.
 pub(super) fn caps(context: &Context) -> RawPacketCaps {
     let reported = reported_caps(&context.limits.attr);
-    // mlx4 refuses an indirection table unless the numbers of its work queues are consecutive, and the first number is a
-    // multiple of the table size (`mlx4_ib_create_rwq_ind_table`). A program cannot choose these numbers, and a table
-    // that contains a work queue more than once is always refused.
+    // mlx4 refuses an indirection table unless the numbers of its work queues are consecutive, and the first number is
+    // a multiple of the table size (`mlx4_ib_create_rwq_ind_table`). A program cannot choose these numbers. mlx4 also
+    // refuses each table that contains a work queue more than once. So report no RSS for mlx4.
     let rss = reported.rss.filter(|_| context.driver != "mlx4");
     RawPacketCaps { flow: flow::limits(&context.driver), rss, ..reported }
 }
@@ -85,8 +85,8 @@ fn flags<const N: usize>(bits: [(bool, u32); N]) -> u32 {
 pub(super) struct Offload {
     /// Whether the device computes checksums.
     pub(super) checksum: bool,
-    /// Whether the device computes the checksums of bursts that the caller passes as slot indices (`post_send_run`).
-    /// The device computes the checksums of the packets for which
+    /// Whether the device computes checksums for bursts that the caller passes as slot indices (`post_send_run`). If
+    /// `true`, the device computes checksums only for the packets of the burst for which
     /// [`checksum_covers_payload`](dataplane_core::verbs::checksum_covers_payload) returns `true`.
     pub(super) checksum_runs: bool,
     /// Maximum header length of a segmented send in bytes. 0: no segmentation.

@@ -170,7 +170,7 @@ fn context_of(fake: &Fake) -> Arc<Context> {
 }
 
 #[test]
-fn rule_is_passed_unchanged_and_destroyed_with_its_owner() {
+fn encoded_rule_reaches_the_driver_unchanged_and_is_destroyed_with_its_flow() {
     let fake = Fake::new(|_| {});
     fake.counts(&[5, 320]);
     let mut attr = ibv_qp_init_attr { qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET, ..Default::default() };
@@ -209,8 +209,8 @@ fn rule_is_passed_unchanged_and_destroyed_with_its_owner() {
     assert_eq!(fake.live(), 0);
 }
 
-/// The kernel refuses to read counters that no rule uses. Counters without a rule are read before the rules exist,
-/// while the queues of a port recover, and for the final report of a run.
+/// The kernel refuses to read counters that no rule uses. But the program reads such counters in three cases: before
+/// the rules exist, while the queues of a port recover, and for the final report of a run.
 #[test]
 fn counters_keep_their_counts_while_no_rule_uses_them() {
     let fake = Fake::new(|_| {});

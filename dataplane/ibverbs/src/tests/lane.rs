@@ -132,7 +132,8 @@ impl TestLane {
     fn fail_receive(&self, test: &TestDevice, status: u32) {
         match self.wq {
             Some(wq) => test.fake.fail_wq(wq, self.recv_cq, status),
-            // The number in the completion is the number of the receive queue, not of the queue pair.
+            // The completion contains another number (0) than the number of the queue pair, because devices report the
+            // number of the receive queue.
             None => test.fake.polls(self.recv_cq, [Poll::wc(self.take_posted(test), status)]),
         }
     }
@@ -144,7 +145,8 @@ impl TestLane {
         assert_eq!(self.lane.receive(&mut self.pool, batch, 1), Ok(1));
     }
 
-    /// Forwards one packet, whose send then fails. The queue pair was never restarted.
+    /// Forwards one packet, whose send then fails. The caller must not have restarted the queue pair, because the
+    /// failed send has the generation 0.
     fn fail_send(&mut self, test: &TestDevice) {
         self.fail_send_with(test, 0, IBV_WC_LOC_QP_OP_ERR);
     }
@@ -272,7 +274,8 @@ fn lane_stays_lost_after_its_queue_pair_could_not_be_destroyed() {
     assert_eq!((t.lane.counters().recoveries, t.lane.counters().rebuilds, t.lane.counters().abandoned), (0, 0, 0));
 }
 
-/// A lane allows the device to reorder its writes to packets. Devices that do not support this flag ignore the flag.
+/// A lane registers packet memory with the flag `IBV_ACCESS_RELAXED_ORDERING`, so that the device may reorder its
+/// writes. Devices that do not support this flag ignore the flag.
 #[test]
 fn packet_memory_is_registered_with_relaxed_ordering() {
     let test = test_device();
@@ -303,7 +306,7 @@ fn short_frames_of_a_lane_are_sent_inline_if_the_device_supports_that() {
 
 /// A device may refuse every queue pair on a completion queue with timestamps, although the device creates such
 /// completion queues. The device then has no timestamps, but still has all types of queue pairs. A lane of the device
-/// creates its queues without timestamps, with the flow rules of the port.
+/// creates its queues without timestamps, and still creates the flow rules of the port.
 #[test]
 fn lane_has_no_device_timestamps_if_its_queue_pair_is_refused_with_them() {
     use dataplane_core::verbs::Capability::{
@@ -632,8 +635,8 @@ fn completed_sends_of_a_partly_accepted_batch_need_no_restart() {
 const ATTRIBUTES_OF_EFA: u32 = 1 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 11 | 1 << 16 | 1 << 19;
 
 /// efa refuses a query of attributes that datagrams do not use. The lane asks only for the state, so a failed receive
-/// does not restart a queue pair that still works. If the device cannot return the state, as mana, the lane assumes that
-/// the queue pair has stopped.
+/// does not restart a queue pair that still works. If the device cannot return the state (for example, mana), the lane
+/// assumes that the queue pair has stopped.
 #[test]
 fn failed_datagram_restarts_no_queue_pair_that_still_works() {
     for (known, recoveries) in [(ATTRIBUTES_OF_EFA, 0), (0, 1)] {
@@ -660,7 +663,8 @@ fn datagram_queue_pair_of_efa_can_be_queried() {
     let of_datagrams = [of_datagrams, QpAttributes::rtr(), QpAttributes::rts(QpType::Ud)];
     for (kind, changes, expected) in [
         (QpType::Ud, &of_datagrams[..], Ok(QpState::Rts)),
-        // Only datagrams have a second query, because efa has no connected queue pairs.
+        // If the device refuses a query, the provider repeats the query with fewer attributes only for a UD queue pair,
+        // because efa has no connected queue pairs.
         (QpType::Rc, &super::fake_driver::changes_to_rts(QpType::Rc)[..], Err(libc::EOPNOTSUPP)),
     ] {
         let mut qp = pd.create_qp(&QpSpec::new(kind, caps), &cq, &cq, None).unwrap();
