@@ -50,7 +50,7 @@ impl<T> ThreadCell<T> {
             None => true,
         };
         if is_unused {
-            // If another running thread owns the cell, the result is `false`, and the other thread stays the owner.
+            // If another running thread owns the cell, `QueueOwner::release` returns `false` and changes nothing.
             let _ = self.owner.release();
         }
     }

@@ -30,7 +30,7 @@ pub struct LinkKind {
     pub device: &'static str,
     /// The schema of the parameters.
     pub schema: Schema,
-    /// The tables of the parameters that have their own section in the config reference: the key and the schema of each
+    /// The parameters that are tables with their own section in the config reference: the key and the schema of each
     /// table.
     pub tables: Vec<(&'static str, Schema)>,
 }

@@ -327,7 +327,7 @@ fn datagrams_carry_grh_qkey_and_immediate_data() {
     assert_eq!(
         (cursor.get().wr_id, cursor.get().flags()),
         (1006, Some(WcFlags::GRH)),
-        "the sender's own Q_Key is sent"
+        "a Q_Key with its top bit set is replaced by the Q_Key of the sender"
     );
     assert_eq!(cursor.get().imm(), None, "no immediate data was sent");
     assert!(!cursor.advance().unwrap());

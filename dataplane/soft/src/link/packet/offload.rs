@@ -396,7 +396,7 @@ mod tests {
         }
 
         #[test]
-        fn any_header_is_split_or_refused(
+        fn any_frame_is_split_or_refused(
             is_ipv6: bool,
             protocol in prop::sample::select(vec![TCP_PROTOCOL, UDP_PROTOCOL, 0, 60]),
             kind in prop::sample::select(vec![TCP4, TCP6, UDP]),
