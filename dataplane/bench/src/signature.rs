@@ -1,10 +1,11 @@
-//! The signature: the last bytes of the payload of each frame that the tester can judge. The receiver finds the
-//! signature even if the device under test changes or removes headers, encapsulates the frame, or appends padding.
+//! The signature: the last bytes of the payload of a frame. The tester can judge only frames with a signature. The
+//! receiver finds the signature even if the device under test changes or removes headers, encapsulates the frame, or
+//! appends padding.
 //!
 //! | bytes | content |
 //! | --- | --- |
 //! | 0 to 3 | the check: a hash of the other bytes and of the key of the trial |
-//! | 4 to 5 | the Internet checksum of the filler, the payload before the signature |
+//! | 4 to 5 | the Internet checksum of the filler (the payload before the signature) |
 //! | 6 | the number of the stream |
 //! | 7 to 11 | the index of the frame size (4 bits) and the sequence number (36 bits) |
 //! | 12 to 17 | the transmit time in nanoseconds of the system clock, modulo 2^48 |

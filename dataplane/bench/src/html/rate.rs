@@ -102,7 +102,7 @@ fn lost_over_time(streams: &[StreamReport]) -> Chart {
         mark: Mark::Line,
         points: over_time(stream, &stream.series.lost, |_, lost| Some(lost as f64)),
     };
-    let y = Axis { label: "packets of an interval", unit: Unit::Count, scale: Scale::Linear };
+    let y = Axis { label: "lost packets per interval", unit: Unit::Count, scale: Scale::Linear };
     Chart { x: TIME, y, series: lossy.map(of).collect(), lines: Vec::new(), ranges: Vec::new() }
 }
 
