@@ -56,7 +56,8 @@ impl Service {
             return;
         }
         let mut states = vec![NotifyState::Reloading, NotifyState::Status("reloading")];
-        // systemd 253 and newer need the time. The clock always exists.
+        // systemd 253 and newer need the monotonic time of the reload. Reading this time fails only on a host without a
+        // monotonic clock, which does not occur.
         states.extend(NotifyState::monotonic_usec_now());
         notify(&states);
     }
@@ -142,8 +143,8 @@ enum Check {
 }
 
 impl Watchdog {
-    /// The number of checks within the time limit. One check that comes too early for a slow worker must not end the
-    /// program.
+    /// The number of checks within the time limit. A slow worker can have no progress at one check. With several checks
+    /// within the limit, one such check does not end the program.
     const CHECKS: u32 = 4;
 
     fn new(limit: Duration, now: Instant, loops: &[Option<u64>]) -> Self {

@@ -171,7 +171,7 @@ fn largest_buffer_size_is_a_valid_slot() {
 }
 
 #[test]
-fn two_ports_cannot_share_raw_packets_of_a_device() {
+fn two_ports_cannot_share_raw_packets_of_a_device_port() {
     let port = |name: &str, more: &str| format!("[[port]]\nname = \"{name}\"\ndevice = \"mlx5_0\"\n{more}\n");
     let rest = "[pipeline]\ninput = [\"a\", \"b\"]\n[[pipeline.stage]]\nuse = \"tx\"\n";
     let text = port("a", "") + &port("b", "") + rest;

@@ -32,15 +32,15 @@ pub(super) fn in_memory(plan: &Plan, frames: &Frames) -> Result<Vec<(String, Str
         }
         if let Some(key) = config.rate_limit.as_ref().map(|_| "rate_limit").or(config.faults.as_ref().map(|_| "faults"))
         {
-            let help =
-                format!("help: remove the key for the measurement: the rate of `{}` would depend on it", config.name);
+            let help = format!("help: remove the key, because the key changes the measured rate of `{}`", config.name);
             return Err(CommandError::Usage(format!("port `{}` has the key `{key}`; {help}", config.name)));
         }
         let link = toml::Value::try_from(link(port, frames)?);
         let link = link.map_err(|error| CommandError::Failed(format!("port `{}`: {error}", config.name)))?;
         settings.push((format!("port.{number}.device"), "\"soft\"".to_owned()));
         settings.push((format!("port.{number}.link"), link.to_string()));
-        // Stages with `source = "kernel"` use the interface of the port, which was the interface of the link.
+        // Stages with `source = "kernel"` use the interface of the port. Without the key `interface`, this is the
+        // interface of the link. The new link has no interface, so set the key.
         if let (None, Some(interface)) = (&config.interface, config.kernel_interface()) {
             settings.push((format!("port.{number}.interface"), toml::Value::from(interface).to_string()));
         }
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_becomes_a_generator_and_stays_the_interface_of_the_kernel() {
+    fn port_on_an_interface_becomes_a_generator_and_keeps_its_kernel_interface() {
         let port = "[[port]]\nname = 'a'\ndevice = 'host'\nlink = { kind = 'xdp', interface = 'eth1' }";
         let link = "{ flows = 1024, kind = \"generator\", size = 128 }";
         let expected = format!("port.0.device=\"soft\"\nport.0.link={link}\nport.0.interface=\"eth1\"\n");
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn generator_and_capture_keep_their_frames_without_end() {
+    fn generator_and_capture_keep_their_frames_and_repeat_without_end() {
         let port = "[[port]]\nname = 'a'\ndevice = 'soft'\n\
                     link = { kind = 'generator', size = 100, rate = '1kpps', count = 5, flows = 7 }";
         let kept = settings(port, &Frames::default()).unwrap();
