@@ -48,7 +48,7 @@ impl LaneOutcome {
 
 impl Outcome {
     /// Converts the counters of a worker to the worker's part of the report, in which every counter has a name. `scope`
-    /// selects the counters that are up to date.
+    /// states which counters are up to date. The report leaves out the other counters.
     pub(crate) fn new(info: &WorkerInfo, counters: &Counters, scope: Scope) -> Self {
         let mut stages: Vec<StageReport> = info.stages_info.iter().zip(&counters.nodes).map(stage_report).collect();
         for ((report, own), stage) in stages.iter_mut().zip(&counters.stages).zip(&info.stages_info) {
@@ -105,8 +105,8 @@ fn sleeps(of: &SleepCounters) -> Option<SleepReport> {
     })
 }
 
-/// The maximum number of removed stages whose counts are kept separately. If such a stage is added again, its counts
-/// continue.
+/// The maximum number of removed stages, and the maximum number of removed ports, whose counts are kept separately. If
+/// such a stage or port is added again, its counts continue.
 const MAX_REMOVED: usize = 1024;
 
 /// The packets that earlier graphs of a worker have counted.
@@ -114,13 +114,13 @@ const MAX_REMOVED: usize = 1024;
 pub(crate) struct EarlierCounts {
     /// The counts of stages, in the order in which the stages were added.
     stages: Vec<StageReport>,
-    /// The sum of the counts of removed stages above [`MAX_REMOVED`].
+    /// The sum of the counts of all removed stages that exceed [`MAX_REMOVED`].
     removed: Ledger,
     /// The counters of the lanes that have retired, by the name of the port.
     lanes: BTreeMap<String, LaneCounters>,
 }
 
-/// The name of the sum of removed ports above [`MAX_REMOVED`].
+/// The name in the report for all removed ports that exceed [`MAX_REMOVED`], counted together.
 const OTHER_PORTS: &str = "(other ports)";
 
 impl EarlierCounts {

@@ -100,8 +100,7 @@ pub(crate) struct Counters {
     pub(crate) at: Ticks,
     pub(crate) counts: LoopCounters,
     pub(crate) lanes: Vec<LaneCounters>,
-    /// The counters of the lanes of removed ports that the worker has not handed over yet, each with the name of the
-    /// port.
+    /// The lanes of removed ports that are still on the worker: the name of the port, and the counters of each lane.
     pub(crate) retiring: Vec<(Arc<str>, LaneCounters)>,
     pub(crate) stamps: Vec<[Stamps; 2]>,
     pub(crate) nodes: Vec<NodeCounters>,
@@ -216,8 +215,8 @@ impl Times {
         Self { latency: self.latency.since(&earlier.latency), costs: self.costs.since(&earlier.costs) }
     }
 
-    /// Returns the times for the stages `to` of another graph, from times for the stages `from`. The costs of a stage
-    /// stay with the name of the stage.
+    /// Converts times that were measured with the stages `from` to the stages `to` of another graph. A stage of `to`
+    /// gets the costs of the stage of `from` with the same name.
     pub(crate) fn for_stages(&self, from: &[String], to: &[String]) -> Self {
         if from == to {
             return self.clone();
@@ -240,7 +239,7 @@ impl Times {
     }
 }
 
-/// The values of a sample. A wider scope is greater.
+/// Which values of a sample the worker fills in, in ascending order: `Health` < `All`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Scope {
     /// All values except the counters that stages define. The sample keeps the earlier values of these counters.
@@ -325,7 +324,7 @@ impl Counters {
 /// A new graph for a worker. Between two bursts, the worker switches to this graph, stores its earlier graph in this
 /// value, and sends the value back. Other threads allocate and free the graphs.
 pub(crate) struct Swap {
-    /// The number of the exchange.
+    /// The number of this exchange of graphs. The first exchange of a run has the number 1.
     pub(crate) exchange: u64,
     pub(crate) graph: Graph,
     pub(crate) stopwatch: Option<Box<Stopwatch>>,
@@ -364,13 +363,14 @@ const MESSAGES: usize = 8;
 /// retired lanes, and the buffers of a lane.
 const OTHER_MESSAGES: usize = 4;
 
-/// The worker's end of the channel.
+/// The worker's end of the channel: receives requests, and sends a reply to each request.
 pub(crate) struct Reply {
     asked: Consumer<Message>,
     filled: Producer<Message>,
 }
 
-/// The requester's end of the channel. After this end is dropped, the worker gets no more requests.
+/// The requester's end of the channel: sends requests, and receives the replies. After this end is dropped, the worker
+/// gets no more requests.
 pub(crate) struct Request {
     empty: Producer<Message>,
     answers: Consumer<Message>,

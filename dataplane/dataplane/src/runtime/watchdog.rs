@@ -12,7 +12,7 @@ struct Watched {
     loops: u64,
     /// The time of the last progress.
     since: Instant,
-    /// The processor time of the thread in the middle of the wait, and the time at which it was read.
+    /// The processor time of the thread after half of the limit without progress, and the time of this reading.
     middle: Option<(Duration, Instant)>,
     is_stalled: bool,
 }
@@ -40,7 +40,7 @@ impl Watchdog {
     }
 
     /// Compares the number of loops of each worker with the number at the last call. `loops` has `None` for each worker
-    /// that has left its loop, which the watchdog does not watch. `thread` returns the thread of a worker.
+    /// that has left its loop. The watchdog does not watch such a worker. `thread` returns the thread of a worker.
     pub(crate) fn check(
         &mut self,
         now: Instant,
@@ -133,7 +133,7 @@ mod tests {
             |at: u32, loops: [Option<u64>; 2]| watchdog.check(start + second * at, loops.into_iter(), |_| 0);
         assert_eq!(check(9, [None, Some(0)]), []);
         assert_eq!(check(10, [None, Some(0)]), [WatchdogEvent::Stalled(1, second * 10)]);
-        // A worker that was stalled and then ended makes no further progress.
+        // If a stalled worker ends, the watchdog does not report that the worker has resumed.
         assert_eq!(check(30, [None, None]), []);
     }
 

@@ -31,7 +31,8 @@ pub(crate) type OwnedTasks = (Owner, Arc<Tasks>);
 /// Starts tasks, grouped by their owners.
 ///
 /// # Errors
-/// Returns the error of the first task that cannot be started. The tasks that are already running end.
+/// Returns the error of the first task that cannot be started. In this case, the tasks that were already
+/// started are stopped.
 pub(crate) fn start_tasks(specs: Vec<TaskSpec>, stop: &RunStop) -> Result<Vec<OwnedTasks>> {
     let mut groups: Vec<(Owner, Vec<TaskSpec>)> = Vec::new();
     for spec in specs {
@@ -43,7 +44,8 @@ pub(crate) fn start_tasks(specs: Vec<TaskSpec>, stop: &RunStop) -> Result<Vec<Ow
     groups.into_iter().map(|(owner, group)| Ok((owner, Arc::new(Tasks::start(group, stop)?)))).collect()
 }
 
-/// The pipeline of a run between two changes: the config, and the objects that the stages share.
+/// A version of the pipeline of a run, in use between two changes: the config, and the objects that the stages share.
+/// The name has nothing to do with the generations of queue pairs.
 pub(crate) struct Generation {
     pub(crate) plan: Arc<Plan>,
     pub(crate) source: Source,
@@ -67,7 +69,8 @@ pub(crate) struct RunState {
     pub(crate) removed_ports: Mutex<BTreeMap<String, PortReport>>,
     pub(crate) on_port_change: OnPortChange,
     pub(crate) stop: RunStop,
-    /// Whether the packet buffers have room for receive information.
+    /// Whether each packet buffer has room for the receive information of a packet: the results of receive offloads,
+    /// such as the checksum status or the removed VLAN tag.
     pub(crate) keeps_received: bool,
     pub(crate) clock: HostClock,
     pub(crate) topology: Topology,
@@ -83,7 +86,7 @@ pub(crate) struct RunState {
     pub(crate) capabilities: Vec<CapabilitySet>,
     /// The files that the config named as outputs at the start of the run.
     pub(crate) written: BTreeSet<PathBuf>,
-    /// The failures of tasks and stages that changes have ended.
+    /// The failures of those tasks and stages that were ended by a change.
     pub(crate) failures: Mutex<Vec<String>>,
     pub(crate) changes: Mutex<Changes>,
     /// Whether a client captures or traces packets.
