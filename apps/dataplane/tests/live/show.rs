@@ -72,7 +72,7 @@ fn every_list_is_shown_as_text_and_as_json() {
     };
     for (list, headings, part) in [
         ("ports", "name device input link up rx pps tx pps rx bps tx bps rx tx", "pps"),
-        ("links", "port device device port interface mac mtu addresses", "soft"),
+        ("links", "port device device port interface mac mtu", "soft"),
         ("stages", "name use packets burst cost", "fib"),
         ("workers", "worker core loops idle", "0"),
         ("memory", "owner buffers size pages", "iB"),
