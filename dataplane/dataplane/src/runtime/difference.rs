@@ -135,7 +135,7 @@ pub(crate) fn far_core(worker: usize, why: &str) -> Operation {
 fn port_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     for port in before.ports.iter().filter(|port| find(after, &port.config.name).is_none()) {
-        let why = "the workers stop to receive from the port, and the program closes the device after the packets in \
+        let why = "the workers stop receiving from the port, and the program closes the device after the packets in \
                    flight are sent";
         let state = Some("the report keeps its totals".to_owned());
         operations.push(hitless(OperationKind::RemovePort, &port.config.name, Vec::new(), why, state));
