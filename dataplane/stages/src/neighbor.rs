@@ -92,8 +92,8 @@ pub struct Neighbor {
     /// Only with `source = "resolve"`: the maximum number of neighbours of each port, 16 to 16,384. A missing key means
     /// 4,096. In a config with n ports, each port has at most 16,384 / n neighbours, even if `most` is larger. A
     /// neighbour counts even if it has not answered. If a port has reached its maximum, the stage makes room for a new
-    /// neighbour. One sixteenth of the maximum is for neighbours that have never answered. If this part is full, the
-    /// stage removes the oldest of these neighbours. Otherwise, the stage removes the oldest neighbour that has
+    /// neighbour. One sixteenth of the maximum is reserved for neighbours that have never answered. If this part is full,
+    /// the stage removes the oldest of these neighbours. Otherwise, the stage removes the oldest neighbour that has
     /// answered before and is now stale or no longer answers.
     #[serde(default)]
     #[schemars(range(min = 16, max = 16384))]
