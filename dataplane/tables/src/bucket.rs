@@ -234,8 +234,8 @@ mod tests {
         prop::sample::select(vec![Colour::Green, Colour::Yellow, Colour::Red])
     }
 
-    /// Generates packets: nanoseconds since the previous packet (negative if the clock steps back), tokens, and colour
-    /// before.
+    /// Generates packets. Each packet is a tuple: the nanoseconds since the previous packet (negative if the clock
+    /// steps back), the tokens of the packet, and the colour that the packet already has.
     fn packets() -> impl Strategy<Value = Vec<(i64, u64, Colour)>> {
         prop::collection::vec((-5i64..40, 0u64..30, colour()), 1..60)
     }
@@ -284,7 +284,7 @@ mod tests {
             }
         }
 
-        /// Compares with a token-by-token model after section 3 of RFC 2697.
+        /// Compares the marker with a model that adds the tokens one by one, as in section 3 of RFC 2697.
         #[test]
         fn single_rate_marker_agrees_with_rfc_2697(rate in 0u64..4, cbs in 0u64..60, ebs in 0u64..60, packets in packets()) {
             let mut marker = SingleRate::new(rate * NANO, cbs, ebs, 1000);
@@ -306,7 +306,7 @@ mod tests {
             }
         }
 
-        /// Compares with a token-by-token model after section 3 of RFC 2698.
+        /// Compares the marker with a model that adds the tokens nanosecond by nanosecond, as in section 3 of RFC 2698.
         #[test]
         fn two_rate_marker_agrees_with_rfc_2698(
             (cir, pir) in (0u64..4, 0u64..6),

@@ -58,12 +58,12 @@ pub(super) struct Allocator {
 }
 
 impl Allocator {
-    /// Creates an allocator of at most `most` lines, rounded up to whole groups of the largest size.
+    /// Creates an allocator of `most` lines (but at most [`LINES`]), rounded up to whole groups of the largest size.
     pub(super) fn new(most: usize) -> Self {
         Self { free: Default::default(), made: 0, most: most.min(LINES).next_multiple_of(GROUP) }
     }
 
-    /// Whether the given number of groups of each size is available.
+    /// Returns whether the given number of groups of each size is available.
     pub(super) fn has(&self, needed: &[usize; SIZES]) -> bool {
         let mut whole = (self.most - self.made) / GROUP;
         self.free.iter().zip(needed).rev().all(|(free, needed)| {

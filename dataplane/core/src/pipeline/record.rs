@@ -30,7 +30,8 @@ pub struct StageRecord {
     /// The types of the objects from [`Setup::common`](super::Setup::common) that the stage uses. Several stages share
     /// each of these objects.
     pub commons: BTreeSet<TypeId>,
-    /// The files that the stage reads, each with its properties before the stage read the file.
+    /// The files that the stage reads. The value has the properties of the file before the stage read the file, or is
+    /// `None` if the file did not exist.
     pub read: BTreeMap<PathBuf, Option<Fingerprint>>,
     /// The files that the stage writes.
     pub written: BTreeSet<PathBuf>,
