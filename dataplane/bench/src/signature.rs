@@ -69,7 +69,7 @@ pub struct Found {
     pub signature: Signature,
     /// The offset of the signature in the frame.
     pub offset: usize,
-    /// Whether one bit of the signature was wrong. The content has the right value of this bit.
+    /// Whether one bit of the signature in the frame was wrong. In `signature`, this bit is corrected.
     pub repaired: bool,
 }
 
@@ -145,7 +145,7 @@ impl Signature {
     #[inline]
     pub fn sequence_near(&self, next: u64) -> u64 {
         let ahead = self.sequence.wrapping_sub(next) & (SEQUENCES - 1);
-        // A sequence number that was not sent yet stays above `next`.
+        // A packet with a sequence number from `next` on was not sent yet. The result is then `next` or greater.
         let before = next.wrapping_sub(SEQUENCES - ahead);
         if ahead < SEQUENCES / 2 || SEQUENCES - ahead > next { next.wrapping_add(ahead) } else { before }
     }

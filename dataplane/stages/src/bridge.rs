@@ -363,7 +363,8 @@ fn time(ctx: &Ctx) -> u64 {
     (run_time(ctx) / (UNIT * 1_000_000_000)) & TIME
 }
 
-/// Returns the VLAN id of a frame: the outermost tag, or 0. Reads only the Ethernet header and the first tag.
+/// Returns the VLAN id in the outermost tag of a frame, or 0 for an untagged frame. Reads only the Ethernet header and
+/// the first tag.
 #[inline]
 fn vlan_of(packet: &Packet<'_>) -> u16 {
     let Some((header, rest)) = packet.data().split_at_checked(size_of::<Ethernet>()) else { return 0 };

@@ -91,7 +91,7 @@ impl Index {
         self.known.get(key).map(|at| usize::from(*at))
     }
 
-    /// Whether all slots are in use.
+    /// Returns whether all slots are in use.
     pub(super) fn is_full(&self) -> bool {
         self.free.is_empty()
     }

@@ -127,7 +127,7 @@ struct NeighborEntry {
     since: Millis,
     /// Whether the neighbour ever answered.
     confirmed: bool,
-    /// Whether a packet for a gateway of the config created this entry. Requests to such a gateway have the same limit
+    /// Whether a packet for a gateway of the config has used this entry. Requests to such a gateway have the same limit
     /// as requests to neighbours that have answered, and the gateway is not evicted.
     is_gateway: bool,
 }
