@@ -164,7 +164,7 @@ fn attempt<D: Device>(device: &D, context: &Context, cq: &D::Cq, capability: Cap
         }
         Capability::Atomic => reported_if(basic.atomic_cap != 0, "atomics"),
         Capability::Multicast => reported_if(basic.max_mcast_grp > 0, "multicast groups"),
-        // Some devices of efa have completion channels, but refuse completion queues with a channel.
+        // Some efa devices have completion channels, but refuse completion queues with a channel.
         Capability::Events => {
             let with_channel = device.create_channel().and_then(|channel| device.create_cq(&PLAIN, Some(&channel)));
             with_channel.map(drop).map_err(describe)

@@ -70,7 +70,7 @@ pub(super) fn wq_flags(receive: RawReceive) -> u32 {
 /// Returns the flags of a queue pair that has its own receive queue: `enum ibv_qp_create_flags`.
 ///
 /// # Errors
-/// Delay drop is set, which only work queues support.
+/// Returns an error if delay drop is set, because only work queues support delay drop.
 pub(super) fn qp_flags(receive: RawReceive) -> Result<u32, RawError> {
     receive.check_single_queue()?;
     Ok(flags([(receive.vlan_strip, IBV_QP_CREATE_CVLAN_STRIPPING), (receive.scatter_fcs, IBV_QP_CREATE_SCATTER_FCS)]))
@@ -108,7 +108,7 @@ impl Offload {
 /// `ibv_modify_qp_rate_limit`, which also sets the burst and the packet size.
 ///
 /// # Errors
-/// Same as [`RateLimit::check`], or the error of the verb.
+/// Returns the errors of [`RateLimit::check`], or the error of the verb.
 ///
 /// # Safety
 /// The queue pair must be valid and in state RTS.

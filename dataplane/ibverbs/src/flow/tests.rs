@@ -1,5 +1,6 @@
 //! Tests of the encoded rules. The expected bytes were written by hand from verbs.h and ibv_create_flow(3). The
-//! expected bytes of host-order fields are little-endian, so these tests run only on little-endian hosts.
+//! expected bytes of host-order fields are little-endian, so the comparisons with expected bytes run only on
+//! little-endian hosts.
 #![allow(unsafe_code)]
 
 use std::net::{Ipv4Addr, Ipv6Addr};

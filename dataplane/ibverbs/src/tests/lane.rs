@@ -40,7 +40,7 @@ struct TestLane {
     wq: Option<u32>,
 }
 
-/// Connects a datagram queue pair to a peer.
+/// The wiring of a datagram queue pair: connects the queue pair to a peer.
 #[derive(Debug)]
 struct DatagramWiring {
     pd: VerbsPd,
@@ -128,7 +128,7 @@ impl TestLane {
         test.fake.take_posted(kind, number)
     }
 
-    /// Makes the oldest receive fail, as the device does.
+    /// Completes the oldest receive with the error `status`, as a device reports a failed receive.
     fn fail_receive(&self, test: &TestDevice, status: u32) {
         match self.wq {
             Some(wq) => test.fake.fail_wq(wq, self.recv_cq, status),
@@ -151,8 +151,8 @@ impl TestLane {
         self.fail_send_with(test, 0, IBV_WC_LOC_QP_OP_ERR);
     }
 
-    /// Forwards the first packet of the lane, whose send then fails with `status`. `generation` is the number of
-    /// restarts of the queue pair.
+    /// Forwards the first packet of the lane. The send of this packet then fails with `status`. `generation` is the
+    /// number of restarts of the queue pair.
     fn fail_send_with(&mut self, test: &TestDevice, generation: u16, status: u32) {
         let mut batch = Batch::new(&self.pool);
         self.receive_one(test, &mut batch);
@@ -356,8 +356,9 @@ fn lane_has_no_device_timestamps_if_its_queue_pair_is_refused_with_them() {
     assert!(lanes.iter().all(|opened| opened.lane.granted().stamps == ClockSource::None));
 }
 
-/// With libibverbs 65 or newer, mlx5 in real-time mode creates queue pairs with the wall clock, but refuses queue pairs
-/// with the counter. Lanes request both, so the device has no timestamps that a lane can use.
+/// With libibverbs 65 or newer, mlx5 in real-time mode accepts queue pairs on a completion queue with timestamps of the
+/// wall clock, but refuses queue pairs on a completion queue with timestamps of the counter. Lanes request both kinds
+/// of timestamps, so a lane can use neither.
 #[test]
 fn wall_clock_that_no_lane_can_use_is_missing() {
     use dataplane_core::verbs::Capability::{Timestamps, WallclockTimestamps};
@@ -630,8 +631,8 @@ fn completed_sends_of_a_partly_accepted_batch_need_no_restart() {
     assert!(t.lane.is_connected());
 }
 
-/// The attributes of a queue pair that efa returns: state, index of the partition key, port, Q_Key, RNR retries, PSN of
-/// sends, and capacities.
+/// The attributes that efa returns for a queue pair: state, index of the partition key, port, Q_Key, RNR retries, PSN
+/// of sends, and capacities.
 const ATTRIBUTES_OF_EFA: u32 = 1 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 11 | 1 << 16 | 1 << 19;
 
 /// efa refuses a query of attributes that datagrams do not use. The lane asks only for the state, so a failed receive

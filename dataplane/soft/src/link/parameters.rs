@@ -40,7 +40,7 @@ pub trait LinkParameters: fmt::Debug {
     /// Returns the `kind` of the link.
     fn kind(&self) -> &'static str;
 
-    /// Returns the name of the link's kernel interface, if it has one.
+    /// Returns the name of the link's kernel interface, or `None` if the link has no kernel interface.
     fn interface(&self) -> Option<&str> {
         None
     }
@@ -114,12 +114,12 @@ pub trait LinkParameters: fmt::Debug {
     /// keys or with the port.
     fn check(&self, _port: &PortLimits<'_>, _mistakes: &mut Vec<LinkMistake>) {}
 
-    /// Returns the capture file that the link receives from, if it has one.
+    /// Returns the capture file whose frames the link receives, or `None` if the link reads no file.
     fn input(&self) -> Option<&Path> {
         None
     }
 
-    /// Returns the capture file that the link writes, if it has one.
+    /// Returns the capture file that the link writes, or `None` if the link writes no file.
     fn output(&self) -> Option<&Path> {
         None
     }

@@ -380,7 +380,7 @@ fn overrun_queue_is_unusable_and_its_queue_pair_fails() {
     for wr_id in 0..8 {
         rig.post_send(wr_id, &[sge], SendFlags::SIGNALED).unwrap();
     }
-    assert_eq!(rig.sent(), [4, 5, 6, 7].map(|wr_id| (wr_id, Success)), "the older completions are lost");
+    assert_eq!(rig.sent(), [4, 5, 6, 7].map(|wr_id| (wr_id, Success)), "the older completions are overwritten");
     assert_eq!(rig.received(), []);
     rig.post_recv_run(&[1, 2, 3, 4, 5]).unwrap();
     let desc = rig.put(9, &frame(1, 60));
