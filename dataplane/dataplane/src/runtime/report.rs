@@ -334,7 +334,8 @@ pub(crate) fn costs(costs: &Costs, stages: &[StageReport], timebase: &Timebase) 
     costs.report(Stopwatch::parts(stages.iter().map(|stage| stage.name.as_str())), per_tick)
 }
 
-/// Sets each counter of `sum` to the result of `combine` for this counter and the same counter of `other`.
+/// Sets each counter of `sum` to the result of `combine` for this counter and the same counter of `other`. If `sum`
+/// already has a first error, keeps this error.
 fn add_counters(sum: &mut LaneCounters, other: &LaneCounters, combine: fn(u64, u64) -> u64) {
     let LaneCounters {
         rx,

@@ -341,7 +341,7 @@ pub(crate) struct Swap {
 /// Graphs of workers, in the boxes that the control thread and the workers send to each other.
 pub(crate) type Graphs = Vec<Box<Swap>>;
 
-/// A message to a worker, and its answer.
+/// A message to a worker. The worker sends the message back as the answer.
 pub(crate) enum Message {
     /// An empty sample that the worker fills.
     Sample(Box<Sample>),

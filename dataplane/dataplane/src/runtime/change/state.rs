@@ -54,7 +54,7 @@ pub(crate) struct Generation {
     pub(crate) tasks: Vec<OwnedTasks>,
     pub(crate) handlers: Vec<(Owner, PortHandler)>,
     pub(crate) stand_ins: Vec<BTreeMap<String, StandIn>>,
-    /// The stages that leave checksums to the devices ([`Program::leave_checksums`]).
+    /// The stages that leave the computation of checksums to the devices ([`Program::leave_checksums`]).
     ///
     /// [`Program::leave_checksums`]: dataplane_core::pipeline::Program::leave_checksums
     pub(crate) left: Vec<String>,
@@ -65,7 +65,7 @@ pub(crate) struct RunState {
     pub(crate) control: Arc<RunControl>,
     /// The open ports, in the order of the config.
     pub(crate) ports: Mutex<Vec<LivePort>>,
-    /// The ports that changes have removed, by name.
+    /// The reports of the ports that were removed by a change, by the name of the port.
     pub(crate) removed_ports: Mutex<BTreeMap<String, PortReport>>,
     pub(crate) on_port_change: OnPortChange,
     pub(crate) stop: RunStop,
@@ -158,8 +158,8 @@ impl RunState {
         PortOpener { clock, topology, stop, on_change }
     }
 
-    /// Makes a generation the current generation, and updates the changes at the same time. `ports` has the ports of the
-    /// generation, if they have changed.
+    /// Makes the generation `next` the current generation, and then calls `update`. Holds the lock of the changes
+    /// during both steps. `ports` has the ports of `next`, or is `None` if the ports have not changed.
     pub(super) fn install<T>(
         &self,
         next: &Arc<Generation>,
@@ -185,7 +185,8 @@ impl RunState {
         failures
     }
 
-    /// Returns the name, the device and the device counters of each port, and of each removed port.
+    /// Returns the name, the device and the device counters of each port. The first list has the open ports, and the
+    /// second list has the removed ports.
     pub(crate) fn port_reports(&self) -> (Vec<PortReport>, Vec<PortReport>) {
         let (current, ports) = self.current_ports();
         let mut reports: Vec<_> =
