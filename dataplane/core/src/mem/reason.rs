@@ -90,9 +90,7 @@ impl Reason {
             None => format!("reason_{}", self.0),
         }
     }
-}
 
-impl Reason {
     /// Returns the meaning of the built-in reason with this name. Returns `None` if there is no such reason.
     pub fn meaning(name: &str) -> Option<&'static str> {
         let at = Self::NAMES.iter().position(|known| *known == name)?;

@@ -190,16 +190,14 @@ impl StateMachine {
     /// entry even if the port has its maximum number of neighbours.
     pub(super) fn request_gateway(&mut self, hop: NextHop, askable: bool, now: Millis, actions: &mut Vec<Action>) {
         if let Some(entry) = self.entries.get_mut(&hop) {
-            // A message, or a packet that no gateway route selected, may have created the entry.
+            // A message, or a packet before the config had this gateway, may have created the entry.
             entry.is_gateway = true;
-            return self.request(hop, askable, now, actions);
+        } else if askable {
+            let (state, is_gateway) = (State::Incomplete(0), true);
+            self.entries.insert(hop, NeighborEntry { state, until: now, since: now, confirmed: false, is_gateway });
+            return self.ask_by_multicast(hop, 0, Limit::First, now, actions);
         }
-        if !askable {
-            return self.request(hop, askable, now, actions);
-        }
-        let (state, is_gateway) = (State::Incomplete(0), true);
-        self.entries.insert(hop, NeighborEntry { state, until: now, since: now, confirmed: false, is_gateway });
-        self.ask_by_multicast(hop, 0, Limit::First, now, actions);
+        self.request(hop, askable, now, actions);
     }
 
     /// Handles a message of a neighbour. A message with a different MAC address never replaces the known MAC address.

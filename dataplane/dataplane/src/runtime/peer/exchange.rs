@@ -259,7 +259,7 @@ impl ExchangeThread {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::net::{Ipv6Addr, TcpListener};
     use std::sync::atomic::AtomicU8;
 
@@ -280,7 +280,8 @@ mod tests {
         }
     }
 
-    fn endpoint(transport: QpType, number: u32) -> QueuePairEndpoint {
+    /// Returns the endpoint of a queue pair with this number, for tests.
+    pub(in crate::runtime::peer) fn endpoint(transport: QpType, number: u32) -> QueuePairEndpoint {
         QueuePairEndpoint {
             version: VERSION,
             transport,

@@ -73,31 +73,14 @@ impl<'a> NextHopWatch<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dataplane_core::connect::VERSION;
-    use dataplane_core::units::{Gid, QpNum};
-    use dataplane_core::verbs::{GidKind, LinkLayer};
+    use crate::runtime::peer::exchange::tests::endpoint;
+    use dataplane_core::units::Gid;
+    use dataplane_core::verbs::GidKind;
 
     #[test]
     fn interface_belongs_to_the_gid_with_the_index_of_the_connection() {
         let gid = Gid(Ipv6Addr::LOCALHOST.octets());
-        let own = QueuePairEndpoint {
-            version: VERSION,
-            transport: QpType::Ud,
-            link_layer: LinkLayer::Ethernet,
-            lid: 0,
-            gid,
-            gid_kind: GidKind::RoceV2,
-            qpn: QpNum(1),
-            psn: 0,
-            path_mtu: 3,
-            max_dest_rd_atomic: 0,
-            max_message: 1024,
-            qkey: 0,
-            generation: 0,
-            queue: 0,
-            receive_depth: 64,
-            buffer: None,
-        };
+        let own = QueuePairEndpoint { gid, ..endpoint(QpType::Ud, 1) };
         let entry = |index, kind, interface| GidEntry { index, gid, kind, interface };
         // Interface 2, its VLAN interface 3, and a port without an interface (0).
         let gids = [

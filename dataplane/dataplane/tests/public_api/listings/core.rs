@@ -1908,8 +1908,6 @@ pub mod mem {
             pub const fn code(self) -> u8 {}
             pub const fn from_code(code: u8) -> Self {}
             pub fn name(self, own: &[&'static str]) -> String {}
-        }
-        impl Reason {
             pub fn meaning(name: &str) -> Option<&'static str> {}
         }
         impl fmt::Display for Reason {}
