@@ -56,6 +56,9 @@ pub(super) fn failed(error: Error, example: &str) -> CommandError {
         }
         Error::NoProcess(_) => "use --socket PATH for a socket that the config names or that another user owns",
         Error::NotRunning { others } if *others > 0 => "run as the other user, or as root with --socket PATH",
+        Error::NotRunning { .. } => {
+            "start one with `dataplane run CONFIG`, or use --socket PATH if its config has a path in `runtime.control`"
+        }
         _ => return CommandError::Failed(error.to_string()),
     };
     CommandError::Failed(format!("{error}; help: {help}"))
