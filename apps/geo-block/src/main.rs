@@ -56,7 +56,7 @@ impl Stage for GeoBlock {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         let (Some(prefixes), [sources, found]) = (&self.prefixes, &mut self.scratch[..]) else { return };
         // Fast path for the leading untagged IPv4 packets, whose source address has a fixed offset.
-        let plain = batch.is_plain();
+        let plain = batch.is_plain_ipv4();
         let collect = |(head, source): (Head<'_, 34>, &mut u32)| {
             *source = u32::from_be_bytes([head.bytes[26], head.bytes[27], head.bytes[28], head.bytes[29]]);
             (plain || head.meta.is_untagged_ipv4()).then_some(())
@@ -95,7 +95,7 @@ struct Prefixes {
 impl Prefixes {
     fn read(path: &Path) -> Result<Arc<Self>, Problem> {
         let text = fs::read_to_string(path).map_err(|why| Problem::at("file", format!("{}: {why}", path.display())))?;
-        let no_memory = |error| Problem::of_host("file", format!("{error}"));
+        let no_memory = |error| Problem::host_problem("file", format!("{error}"));
         let (mut v4, mut v6) = (Lpm4::new().map_err(no_memory)?, Lpm6::new().map_err(no_memory)?);
         for (number, line) in (1..).zip(text.lines()) {
             let line = line.split('#').next().unwrap_or_default().trim();

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 
 use crate::clock::{ClockSource, Stamp};
-use crate::mem::{Batch, Edge, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout, Verdict as Label, Wait};
+use crate::mem::{Batch, Edge, HoldState, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout, Verdict as Label};
 use crate::pipeline::{
-    Continuing, Ctx, Facts, Objects, PortChange, PortInfo, Problem, Resources, Services, Setup, Stage, Tasks,
+    ContinuingParts, Ctx, Facts, Objects, PortChange, PortInfo, Problem, Resources, Services, Setup, Stage, Tasks,
 };
 use crate::units::Nanos;
 
@@ -59,7 +59,7 @@ pub struct Harness {
     batch: Box<Batch>,
     now: u64,
     ingress: u8,
-    wait: Wait,
+    hold_state: HoldState,
 }
 
 /// The setup of a [`Harness`].
@@ -99,7 +99,7 @@ impl Harness {
     /// Panics if there are more packets than a batch holds, or if a packet is longer than 9,216 bytes.
     pub fn run<T: AsRef<[u8]>>(&mut self, packets: &[T]) -> Vec<Outcome> {
         let ctx = self.fill_batch(packets);
-        self.batch.set_wait(self.wait);
+        self.batch.set_hold_state(self.hold_state);
         self.batch.take_spares(packets.len() * self.stage.contract().splits, &mut self.pool);
         self.stage.process(&ctx, &mut self.batch);
         self.outcomes()
@@ -175,8 +175,8 @@ impl Harness {
     /// Sets the wait state of the packets in all later calls of [`Harness::run`]: new, already held by the tested
     /// stage, or overdue. This call is necessary because the harness frees held packets and does not return them to the
     /// stage.
-    pub fn set_wait(&mut self, wait: Wait) {
-        self.wait = wait;
+    pub fn set_hold_state(&mut self, state: HoldState) {
+        self.hold_state = state;
     }
 
     /// Replaces the stage, as a change of a running pipeline does. The new stage takes over the state of the replaced
@@ -188,7 +188,8 @@ impl Harness {
         let stage: S = toml::from_str(parameters).map_err(|error| vec![Problem::at("", error.to_string())])?;
         let mut stage: Box<dyn Stage> = Box::new(stage);
         let (none, replaces, renews) = (BTreeSet::new(), BTreeSet::from([NAME.to_owned()]), BTreeSet::new());
-        let continuing = Continuing { keeps: &none, replaces: &replaces, renews: &renews, held: None, ports: None };
+        let continuing =
+            ContinuingParts { keeps: &none, replaces: &replaces, renews: &renews, held: None, ports: None };
         let mut resources = self.objects.successor(&self.folder, continuing);
         resources.wanted = self.wanted;
         let mut problems = Setup::new(&mut resources, NAME, 0, 1).prepare(&mut *stage);
@@ -331,7 +332,7 @@ impl HarnessBuilder {
             batch,
             now,
             ingress,
-            wait: Wait::Fresh,
+            hold_state: HoldState::Fresh,
         })
     }
 }

@@ -10,7 +10,7 @@ pub struct CounterSpec {
     /// The nominal frequency in kHz.
     pub khz: u64,
     /// Whether the device reports the frequency. If `false`, the device reports 0.
-    pub says_khz: bool,
+    pub reports_khz: bool,
     /// The deviation of the real frequency from the nominal frequency, in parts per billion. Positive means faster.
     pub drift_ppb: i64,
     /// The value when the device is created.
@@ -22,7 +22,7 @@ pub struct CounterSpec {
 impl Default for CounterSpec {
     /// Returns a counter with exactly 1 GHz.
     fn default() -> Self {
-        Self { khz: 1_000_000, says_khz: true, drift_ppb: 0, start: 0, events: Vec::new() }
+        Self { khz: 1_000_000, reports_khz: true, drift_ppb: 0, start: 0, events: Vec::new() }
     }
 }
 
@@ -40,9 +40,9 @@ pub enum CounterEvent {
     /// The deviation from the nominal frequency changes to this value, in parts per billion.
     Drift(i64),
     /// Explicit reads of the counter fail with this `errno`. Completions still have timestamps.
-    Mute(i32),
+    FailReads(i32),
     /// Explicit reads of the counter succeed again.
-    Speak,
+    AllowReads,
 }
 
 /// The behaviour of the counter between two events.
@@ -79,7 +79,7 @@ pub(super) struct Counter {
 impl Counter {
     pub(super) fn new(host: &HostClock, mask: u64, spec: Option<&CounterSpec>) -> Self {
         let timebase = match spec {
-            Some(spec) => Timebase::new(ClockSource::DeviceTicks, if spec.says_khz { spec.khz } else { 0 }, mask),
+            Some(spec) => Timebase::new(ClockSource::DeviceTicks, if spec.reports_khz { spec.khz } else { 0 }, mask),
             None if mask == u64::MAX => host.timebase(),
             // A counter with fewer bits than the system's counter is a different clock source.
             None => host.timebase().masked(ClockSource::DeviceTicks, mask),
@@ -150,8 +150,8 @@ fn segments(spec: &CounterSpec) -> Vec<CounterSegment> {
             CounterEvent::Freeze => last.rate = 0,
             CounterEvent::Resume => last.rate = running_rate,
             CounterEvent::Drift(ppb) => (last.rate, running_rate) = (rate(ppb), rate(ppb)),
-            CounterEvent::Mute(errno) => last.mute = Some(errno),
-            CounterEvent::Speak => last.mute = None,
+            CounterEvent::FailReads(errno) => last.mute = Some(errno),
+            CounterEvent::AllowReads => last.mute = None,
         }
         all.push(last);
     }

@@ -62,7 +62,7 @@ impl Stage for Checksum {
         Contract::new().needs(Facts::HEADERS).computes_checksums()
     }
 
-    fn leave_checksums(&mut self) {
+    fn offload_checksums(&mut self) {
         self.devices_compute = true;
     }
 }

@@ -36,7 +36,7 @@ impl Stage for MacSwap {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         let min_len = usize::from(self.min_len);
         let all = batch.lengths_are_within(self.min_len, u16::MAX);
-        let swapped = if all { swap(batch.heads_keeping_plain()) } else { 0 };
+        let swapped = if all { swap(batch.heads_keeping_plain_ipv4()) } else { 0 };
         for mut packet in batch.iter_mut_from(swapped) {
             if packet.len() < min_len {
                 packet.drop(Reason::Runt);

@@ -16,7 +16,7 @@ use crate::resolution::{Resolution, ResolutionClient, ResolveParameters};
 use dataplane_core::header::MacAddr;
 use dataplane_core::header::ipv4::Ipv4;
 use dataplane_core::header::ipv6::Ipv6;
-use dataplane_core::mem::{Batch, Edge, Meta, MetaFlags, Packet, Reason, Wait};
+use dataplane_core::mem::{Batch, Edge, HoldState, Meta, MetaFlags, Packet, Reason};
 use dataplane_core::pipeline::{Contract, Ctx, Facts, Generator, NextHop, Problem, Setup, Stage, StageInfo, TableInfo};
 use dataplane_core::units::{Nanos, Period};
 use dataplane_tables::TableError;
@@ -516,7 +516,7 @@ impl Live {
                 let (destination, source) = packet.ethernet_addresses_mut();
                 (*destination, *source) = (to.0, from.0);
             }
-            Resolved::Unknown if packet.wait() == Wait::Overdue => packet.steer(UNRESOLVED),
+            Resolved::Unknown if packet.hold_state() == HoldState::Overdue => packet.steer(UNRESOLVED),
             Resolved::Unknown => self.hold(packet),
             Resolved::Failed => packet.steer(UNREACHABLE),
         }
@@ -563,7 +563,8 @@ impl Live {
         let queue = self.queue(packet);
         // Usually, the packet has caused a request before the stage held the packet. That request may have exceeded
         // the limit, so held packets repeat the request.
-        let is_due = packet.wait() == Wait::Fresh || now.saturating_sub(self.asked[queue]) >= REPEAT_INTERVAL;
+        let is_due =
+            packet.hold_state() == HoldState::Fresh || now.saturating_sub(self.asked[queue]) >= REPEAT_INTERVAL;
         if is_due && self.request_limit.take(now, 1) {
             self.asked[queue] = now;
             self.known.reader().ask(hop);

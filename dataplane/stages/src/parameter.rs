@@ -24,7 +24,7 @@ pub(crate) const MEMORY_HELP: &str = "raise the limits on address space and data
 /// Converts the error of a lookup table to a problem with the config key `key`.
 pub(crate) fn table_problem(key: &str, error: TableError) -> Problem {
     match error {
-        TableError::Memory(_) => Problem::of_host(key, error.to_string()).help(MEMORY_HELP),
+        TableError::Memory(_) => Problem::host_problem(key, error.to_string()).help(MEMORY_HELP),
         _ => Problem::at(key, error.to_string()),
     }
 }
@@ -34,7 +34,7 @@ pub(crate) fn table_problem(key: &str, error: TableError) -> Problem {
 pub(crate) fn file(path: &Path, most: u64, less: &str) -> Result<Vec<u8>, Problem> {
     file::read_text(path, most).map_err(|error| {
         if let Some(help) = file::host_remedy(&error) {
-            return Problem::of_host("file", format!("{}: {error}", path.display())).help(help);
+            return Problem::host_problem("file", format!("{}: {error}", path.display())).help(help);
         }
         let help = match error.kind() {
             ErrorKind::FileTooLarge => less,

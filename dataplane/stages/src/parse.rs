@@ -116,7 +116,7 @@ impl Parse {
     fn find<const VERIFY: bool, const HASH: bool>(&self, batch: &mut Batch) {
         let plain_packets = batch.located_heads().map_while(find_usual::<VERIFY, HASH>).count();
         if plain_packets == batch.len() {
-            return batch.set_plain();
+            return batch.set_plain_ipv4();
         }
         for mut packet in batch.iter_mut_from(plain_packets) {
             // For the usual header layout (see `dissect_usual`), all offsets are constants.
@@ -337,13 +337,13 @@ mod tests {
         assert_eq!((meta.l4, meta.flags), (0, MetaFlags::IPV4 | MetaFlags::VLAN | MetaFlags::FRAGMENT));
     }
 
-    /// Marks the packets of a batch if [`Batch::is_plain`] returns `true` for the batch.
+    /// Marks the packets of a batch if [`Batch::is_plain_ipv4`] returns `true` for the batch.
     #[derive(Default, Deserialize, JsonSchema)]
     struct MarkPlain {}
 
     impl Stage for MarkPlain {
         fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-            let mark = u16::from(batch.is_plain());
+            let mark = u16::from(batch.is_plain_ipv4());
             batch.iter_mut().for_each(|mut packet| packet.meta_mut().user = mark);
         }
     }

@@ -221,11 +221,11 @@ impl Scratch {
     }
 
     /// Calls `send` for each packet on the fast path until `send` returns `None`. Returns the number of packets sent. A
-    /// plain packet is untagged IPv4 (see [`Batch::is_plain`]). A packet that is plain before `send` must also be plain
+    /// plain packet is untagged IPv4 (see [`Batch::is_plain_ipv4`]). A packet that is plain before `send` must also be plain
     /// after `send`.
     #[inline]
     fn send(&self, batch: &mut Batch, send: impl FnMut((Head<'_, 0>, &u32)) -> Option<()>) -> usize {
-        let (all, heads) = (self.fast == batch.len(), batch.heads_keeping_plain().zip(&self.found));
+        let (all, heads) = (self.fast == batch.len(), batch.heads_keeping_plain_ipv4().zip(&self.found));
         // In most batches, all packets are on the fast path. Without `take`, the loop needs one condition fewer.
         if all { heads.map_while(send).count() } else { heads.take(self.fast).map_while(send).count() }
     }
@@ -291,8 +291,8 @@ impl Scratch {
     /// destination MAC address must also equal `own`.
     #[inline]
     fn collect_fast(&mut self, batch: &mut Batch, own: Option<MacAddr>) -> usize {
-        // If the whole batch is plain (untagged IPv4, see `Batch::is_plain`), `is_ipv4_without_vlan` is not called.
-        let plain = batch.is_plain();
+        // If the whole batch is plain (untagged IPv4, see `Batch::is_plain_ipv4`), `is_ipv4_without_vlan` is not called.
+        let plain = batch.is_plain_ipv4();
         let heads = batch.located_heads::<{ Ethernet::LEN + Ipv4::LEN }>();
         let collect = |(head, address): (Head<'_, _>, &mut u32)| {
             let is_ipv4_without_vlan = || {

@@ -29,7 +29,7 @@ const EXPIRED: Edge = Edge::new(0);
 
 impl Stage for Ttl {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        let plain = batch.is_plain();
+        let plain = batch.is_plain_ipv4();
         let take = |head: Head<'_, _>| ((plain || head.meta.is_untagged_ipv4()) && take_hop(head.bytes)).then_some(());
         let usual = batch.located_heads().map_while(take).count();
         for mut packet in batch.iter_mut_from(usual) {

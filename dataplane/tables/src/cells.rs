@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::entry::{BUCKET, LINE, LOW, line_of};
 use super::first::First;
-use super::form::{Form, cell};
+use super::form::{AddressFamily, cell};
 use super::lines::Lines;
 use super::{MISS, TableError};
 use dataplane_core::mem::prefetch;
@@ -20,14 +20,14 @@ const WAYS: usize = 32;
 const CELLS_AT_ONCE: usize = 4;
 
 /// The data that lookups read.
-pub(super) struct Cells<F: Form> {
+pub(super) struct Cells<F: AddressFamily> {
     pub(super) first: F::First,
     pub(super) lines: Lines,
     /// The value of the prefix of length 0, plus one. 0 if the table does not have this prefix.
     pub(super) default: AtomicU32,
 }
 
-impl<F: Form> Cells<F> {
+impl<F: AddressFamily> Cells<F> {
     /// Creates an empty first level, and `lines` lines behind the first level.
     ///
     /// # Errors

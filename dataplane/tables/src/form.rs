@@ -21,7 +21,7 @@ pub(super) const CELLS: usize = 16;
 /// A bucket divides the addresses that it covers into ranges, called runs. The last address of a run is its boundary.
 /// The bucket stores the boundary of each run except the final run. The index of the cell for an address is the number
 /// of boundaries that are less than the address.
-pub trait Form {
+pub trait AddressFamily {
     /// The address type of callers.
     type Address: Copy;
     /// Number of bits of an address.
@@ -69,7 +69,7 @@ const OFFSET: u64 = 0x7fff;
 /// Number of unused low bits of the half that holds an IPv4 address in its high bits.
 const UNUSED: u32 = 32;
 
-impl Form for V4 {
+impl AddressFamily for V4 {
     type Address = u32;
     const BITS: u8 = 32;
     type First = Narrow;
@@ -122,7 +122,7 @@ impl Form for V4 {
 /// IPv6: five boundaries of 64 bits.
 pub struct V6;
 
-impl Form for V6 {
+impl AddressFamily for V6 {
     type Address = u128;
     const BITS: u8 = 128;
     type First = Wide;

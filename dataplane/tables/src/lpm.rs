@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::TableError;
 use super::cells::Cells;
-use super::form::{Form, V4, V6};
+use super::form::{AddressFamily, V4, V6};
 use super::lines::LINES;
 use super::trie::Trie;
 
@@ -59,11 +59,11 @@ const LINES_OF_PREFIX: usize = 4;
 const MIN_LINES: usize = 1 << 17;
 
 /// A table of the prefixes of an address family: [`Lpm4`] or [`Lpm6`].
-pub struct Lpm<F: Form>(Trie<F>);
+pub struct Lpm<F: AddressFamily>(Trie<F>);
 
 /// A read-only view for lookups while another thread changes the table. Lookups see every change immediately.
 /// [`Lpm::reclaim`] makes memory reusable. All lookups that may read this memory must end before that call.
-pub struct LpmView<F: Form>(Arc<Cells<F>>);
+pub struct LpmView<F: AddressFamily>(Arc<Cells<F>>);
 
 /// A view of a [`Lpm4`].
 pub type View4 = LpmView<V4>;
@@ -71,19 +71,19 @@ pub type View4 = LpmView<V4>;
 /// A view of a [`Lpm6`].
 pub type View6 = LpmView<V6>;
 
-impl<F: Form> Clone for LpmView<F> {
+impl<F: AddressFamily> Clone for LpmView<F> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<F: Form> std::fmt::Debug for LpmView<F> {
+impl<F: AddressFamily> std::fmt::Debug for LpmView<F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LpmView").finish_non_exhaustive()
     }
 }
 
-impl<F: Form> LpmView<F> {
+impl<F: AddressFamily> LpmView<F> {
     /// Returns the value of the longest prefix that covers the address.
     #[inline]
     pub fn lookup(&self, address: F::Address) -> Option<u32> {
@@ -97,13 +97,13 @@ impl<F: Form> LpmView<F> {
     }
 }
 
-impl<F: Form> std::fmt::Debug for Lpm<F> {
+impl<F: AddressFamily> std::fmt::Debug for Lpm<F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lpm").field("prefixes", &self.len()).finish_non_exhaustive()
     }
 }
 
-impl<F: Form> Lpm<F> {
+impl<F: AddressFamily> Lpm<F> {
     /// Creates a table without prefixes, with the largest possible number of cache lines: 2^22.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 
 use super::cells::NODE_BITS;
 use super::entry::{BUCKET, LINE, LOW, NUMBER};
-use super::form::{CELLS, Form};
+use super::form::{AddressFamily, CELLS};
 use super::lines::SIZES;
 
 /// Number of bits of one half of an address. Addresses are left-aligned in 128 bits.
@@ -154,7 +154,7 @@ pub(super) enum Plan {
 
 impl Plan {
     /// Plans the layout of the runs of a span.
-    pub(super) fn of<F: Form>(runs: &[Run], span: Span) -> Self {
+    pub(super) fn of<F: AddressFamily>(runs: &[Run], span: Span) -> Self {
         if let [run] = runs {
             return Self::Cell(run.cell);
         }

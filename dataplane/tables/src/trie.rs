@@ -1,7 +1,7 @@
 //! The trie of both longest-prefix-match tables.
 //!
 //! The first level is indexed by the leading bits of the address. Behind the first level are cache lines of two kinds.
-//! A *bucket* has the boundaries between runs of addresses, and a cell for each run ([`Form`]). A run is a range of
+//! A *bucket* has the boundaries between runs of addresses, and a cell for each run ([`AddressFamily`]). A run is a range of
 //! addresses that share one cell. If there are too many boundaries for one bucket, there are two, four or eight
 //! adjacent buckets, and the next bits of the address select a bucket. If there are too many boundaries for eight
 //! buckets, there is a *node* of 16 cells, and the next four bits of the address select a cell. A cell holds a value,
@@ -29,13 +29,13 @@ use std::sync::atomic::Ordering;
 use super::cells::Cells;
 use super::entry::{BUCKET, CHOICE, LINE, LOW, NUMBER, line_of, size_of_group};
 use super::first::First;
-use super::form::{CELLS, Form, WORDS, cell, set_cell};
+use super::form::{AddressFamily, CELLS, WORDS, cell, set_cell};
 use super::lines::{Allocator, SIZES};
 use super::runs::{Cell, CellLocation, HALF, Plan, Run, Span, divide, half_of};
 use super::{MAX_VALUE, TableError, zeroed};
 
 /// The trie. See the module documentation.
-pub(super) struct Trie<F: Form> {
+pub(super) struct Trie<F: AddressFamily> {
     cells: Arc<Cells<F>>,
     /// Prefix lengths of the cells of the first level.
     first_depths: Box<[u8]>,
@@ -48,7 +48,7 @@ pub(super) struct Trie<F: Form> {
     rules: HashMap<(u128, u8), u32>,
 }
 
-impl<F: Form> Trie<F> {
+impl<F: AddressFamily> Trie<F> {
     /// Creates a trie with at most `most` lines.
     ///
     /// # Errors

@@ -344,7 +344,7 @@ fn every_number_of_the_statistics_is_a_metric_with_the_same_value() {
             ("batches", "batches_total"),
             ("consumed", "consumed_packets_total"),
             ("copied", "copied_packets_total"),
-            ("made", "generated_packets_total"),
+            ("generated", "generated_packets_total"),
             ("copies_missed", "missed_copies_total"),
         ] {
             both.equal(&format!("/stages/{at}/{field}"), &format!("stage_{name}"), &[owner], 1.0);

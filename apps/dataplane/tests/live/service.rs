@@ -125,7 +125,7 @@ const CONFIG: &str = "DATAPLANE_TEST_CONFIG";
 fn program_with_a_stuck_stage() {
     let config = std::env::var(CONFIG).unwrap();
     let app = App::new().stage::<Stuck>("stuck");
-    std::process::exit(app.status(["dataplane", "run", &config, "--json"]));
+    std::process::exit(app.exit_status_of(["dataplane", "run", &config, "--json"]));
 }
 
 #[test]

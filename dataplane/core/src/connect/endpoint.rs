@@ -126,7 +126,7 @@ pub enum EndpointError {
     },
     /// The peer's queue pair is the local queue pair.
     #[error("the peer's queue pair is the local queue pair itself; help: use another address, or set `allow_self`")]
-    Own,
+    PeerIsSelf,
     /// The peer's queue index differs from the local queue index.
     #[error(
         "the peer's queue {peer} cannot connect to the local queue {own}; help: use the same number of workers on both sides"
@@ -298,7 +298,7 @@ impl QueuePairEndpoint {
             return Err(EndpointError::GidKind { own: own.gid_kind, peer: peer.gid_kind });
         }
         if !allow_self && (peer.qpn, peer.gid, peer.lid) == (own.qpn, own.gid, own.lid) {
-            return Err(EndpointError::Own);
+            return Err(EndpointError::PeerIsSelf);
         }
         if peer.queue != own.queue {
             return Err(EndpointError::Queue { own: own.queue, peer: peer.queue });

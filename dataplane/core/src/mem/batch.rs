@@ -2,7 +2,7 @@
 
 use crate::clock::Stamp;
 use crate::mem::desc::Desc;
-use crate::mem::label::{Edge, NEXT, Verdict, Wait};
+use crate::mem::label::{Edge, HoldState, NEXT, Verdict};
 use crate::mem::meta::Meta;
 use crate::mem::pool::{BatchMemory, Pool, SlotMemory, SlotState};
 use crate::mem::run::{Run, Stamps};
@@ -27,11 +27,11 @@ pub struct Batch<Unsized: ?Sized = [()]> {
     /// Index of the port that received the packets. Each batch in the graph has packets from only one port.
     pub(super) ingress: u8,
     /// Whether the current stage has held the packets before, and whether their maximum holding time has passed.
-    pub(super) wait: Wait,
+    pub(super) hold_state: HoldState,
     /// Bounds on the lengths and positions of all packets. Valid only while `bounds_known` is set.
     bounds: Bounds,
     bounds_known: bool,
-    /// `true` if every packet is plain IPv4 (see [`Batch::is_plain`]). `false` means unknown.
+    /// `true` if every packet is plain IPv4 (see [`Batch::is_plain_ipv4`]). `false` means unknown.
     pub(super) plain: bool,
     /// The receive timestamp that all packets share. While this field is set, `stamps` has no meaning. `None` if each
     /// packet has its own timestamp in `stamps`.
@@ -59,16 +59,16 @@ pub struct Batch<Unsized: ?Sized = [()]> {
 impl Batch {
     /// Creates an empty batch for buffers of this pool.
     pub fn new(pool: &Pool) -> Box<Self> {
-        Self::within(&pool.batch_memory())
+        Self::in_memory(&pool.batch_memory())
     }
 
     /// Creates an empty batch for buffers in this memory.
-    pub fn within(memory: &BatchMemory) -> Box<Self> {
+    pub fn in_memory(memory: &BatchMemory) -> Box<Self> {
         Box::new(Batch {
             memory: memory.0.clone(),
             len: 0,
             ingress: 0,
-            wait: Wait::Fresh,
+            hold_state: HoldState::Fresh,
             bounds: Bounds::NONE,
             bounds_known: false,
             plain: false,
@@ -117,8 +117,8 @@ impl Batch {
 
     /// Returns whether the current stage has held the packets before.
     #[inline]
-    pub(crate) fn wait(&self) -> Wait {
-        self.wait
+    pub(crate) fn hold_state(&self) -> HoldState {
+        self.hold_state
     }
 
     /// Returns the index of the port that received the packets.
@@ -129,8 +129,8 @@ impl Batch {
 
     /// Sets whether the current stage has held the packets before.
     #[inline]
-    pub(crate) fn set_wait(&mut self, wait: Wait) {
-        self.wait = wait;
+    pub(crate) fn set_hold_state(&mut self, state: HoldState) {
+        self.hold_state = state;
     }
 
     /// Returns the number of packets that can still be added.
@@ -146,7 +146,7 @@ impl Batch {
     /// metadata must agree: [`Meta::is_untagged_ipv4`] is `true`, and [`MetaFlags`] has neither `VLAN` nor `FRAGMENT`.
     /// The stage `parse` marks batches as plain. The batch loses the mark when packets are added, and when packets are
     /// borrowed with [`Batch::iter_mut`], [`Batch::iter_mut_from`], [`Batch::get_mut`] or [`Batch::heads_mut`].
-    /// [`Batch::heads_keeping_plain`] and [`Batch::located_heads`] keep the mark, so a stage that uses these methods
+    /// [`Batch::heads_keeping_plain_ipv4`] and [`Batch::located_heads`] keep the mark, so a stage that uses these methods
     /// must keep every packet plain.
     ///
     /// Memory safety does not depend on the mark. If a stage breaks this rule, later stages read or write wrong header
@@ -155,7 +155,7 @@ impl Batch {
     /// ```
     /// # use dataplane_core::mem::{Batch, Head};
     /// # fn process(batch: &mut Batch, sources: &mut [u32; 256]) {
-    /// let plain = batch.is_plain();
+    /// let plain = batch.is_plain_ipv4();
     /// let collect = |(head, source): (Head<'_, 34>, &mut u32)| {
     ///     *source = u32::from_be_bytes([head.bytes[26], head.bytes[27], head.bytes[28], head.bytes[29]]);
     ///     (plain || head.meta.is_untagged_ipv4()).then_some(())
@@ -166,14 +166,14 @@ impl Batch {
     ///
     /// [`MetaFlags`]: crate::mem::MetaFlags
     #[inline]
-    pub fn is_plain(&self) -> bool {
+    pub fn is_plain_ipv4(&self) -> bool {
         self.plain
     }
 
     /// Marks every packet in the batch as plain IPv4. The caller must have checked the conditions of
-    /// [`Batch::is_plain`].
+    /// [`Batch::is_plain_ipv4`].
     #[inline]
-    pub fn set_plain(&mut self) {
+    pub fn set_plain_ipv4(&mut self) {
         self.plain = true;
     }
 

@@ -16,7 +16,7 @@ impl Batch {
     /// a decision of the stage). Use heads for the common case, up to the first packet that needs a label or a new
     /// length. Handle this packet and all later packets with [`Batch::iter_mut_from`].
     ///
-    /// This method removes the mark that every packet is plain IPv4 ([`Batch::is_plain`]).
+    /// This method removes the mark that every packet is plain IPv4 ([`Batch::is_plain_ipv4`]).
     ///
     /// ```
     /// # use dataplane_core::mem::Batch;
@@ -33,14 +33,14 @@ impl Batch {
         Heads::new(self)
     }
 
-    /// Does the same as [`Batch::heads_mut`], but keeps the mark that every packet is plain IPv4 ([`Batch::is_plain`]).
+    /// Does the same as [`Batch::heads_mut`], but keeps the mark that every packet is plain IPv4 ([`Batch::is_plain_ipv4`]).
     /// Use this method only in stages that do not turn a plain packet into another kind of packet.
     #[inline]
-    pub fn heads_keeping_plain<const N: usize>(&mut self) -> Heads<'_, N> {
+    pub fn heads_keeping_plain_ipv4<const N: usize>(&mut self) -> Heads<'_, N> {
         Heads::new(self)
     }
 
-    /// Does the same as [`Batch::heads_keeping_plain`], but the batch caches the start of every packet. Use this method
+    /// Does the same as [`Batch::heads_keeping_plain_ipv4`], but the batch caches the start of every packet. Use this method
     /// in stages that usually run one after another. Only the first of these stages then computes the starts.
     #[inline]
     pub fn located_heads<const N: usize>(&mut self) -> Heads<'_, N, true> {

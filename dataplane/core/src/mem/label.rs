@@ -74,7 +74,7 @@ impl Verdict {
 
 /// Whether the current stage has held a packet before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wait {
+pub enum HoldState {
     /// The packet enters the stage for the first time.
     #[default]
     Fresh,

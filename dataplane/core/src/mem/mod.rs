@@ -36,7 +36,7 @@ pub use advise::{advise_huge_pages, prefetch, prefetch_l2};
 pub use batch::{BATCH, Batch};
 pub use desc::Desc;
 pub use head::{Head, Heads};
-pub use label::{Edge, Verdict, Wait};
+pub use label::{Edge, HoldState, Verdict};
 pub use memlock::{Memlock, Shortage};
 pub use meta::{Colour, Meta, MetaFlags};
 pub use node::Preference;

@@ -8,7 +8,7 @@ use crate::clock::Stamp;
 use crate::mem::Reason;
 use crate::mem::batch::{BATCH, Batch};
 use crate::mem::desc::Desc;
-use crate::mem::label::{CONSUMED, DROPPED, Edge, HELD, Wait};
+use crate::mem::label::{CONSUMED, DROPPED, Edge, HELD, HoldState};
 use crate::mem::meta::Meta;
 use crate::mem::pool::{GUARD, SlotMemory};
 
@@ -293,9 +293,9 @@ impl<'b> Packet<'b> {
 
     /// Returns whether this stage has held the packet before, and whether the maximum holding time has passed.
     #[inline]
-    pub fn wait(&self) -> Wait {
+    pub fn hold_state(&self) -> HoldState {
         // SAFETY: as for `memory`.
-        unsafe { (*self.batch.as_ptr()).wait }
+        unsafe { (*self.batch.as_ptr()).hold_state }
     }
 
     /// Requests a copy of the packet on an output. The copy contains the bytes that the packet has when the stage

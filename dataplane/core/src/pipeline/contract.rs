@@ -213,9 +213,9 @@ impl Contract {
     }
 
     /// Declares that the stage computes the IPv4, TCP and UDP checksums of every packet that leaves the stage. If the
-    /// devices of all ports that send these packets compute checksums, the run calls [`Stage::leave_checksums`].
+    /// devices of all ports that send these packets compute checksums, the run calls [`Stage::offload_checksums`].
     ///
-    /// [`Stage::leave_checksums`]: super::Stage::leave_checksums
+    /// [`Stage::offload_checksums`]: super::Stage::offload_checksums
     #[must_use]
     pub const fn computes_checksums(self) -> Self {
         Self { computes_checksums: true, ..self }

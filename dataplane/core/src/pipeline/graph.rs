@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::mem::{BATCH, Batch, BatchMemory, Edge, Packet, Pool, Reason, Region, Verdict, Wait};
+use crate::mem::{BATCH, Batch, BatchMemory, Edge, HoldState, Packet, Pool, Reason, Region, Verdict};
 use crate::pipeline::held::Held;
 use crate::pipeline::quarantine::Substitute;
 use crate::pipeline::{Cause, Ctx, NodeSpec, OnPanic, Program, Quarantined, Stage, StageMarker, Target};
@@ -21,7 +21,7 @@ pub struct NodeCounters {
     /// Copies of packets that the graph made because the stage requested the copies.
     pub copied: u64,
     /// Packets that the stage added: split off from received packets, or generated.
-    pub made: u64,
+    pub generated: u64,
     /// Requested copies that were not made, because no buffer was free or the contract of the stage does not declare
     /// copies.
     pub copies_missed: u64,
@@ -44,7 +44,7 @@ impl Default for NodeCounters {
             batches: 0,
             consumed: 0,
             copied: 0,
-            made: 0,
+            generated: 0,
             copies_missed: 0,
             outputs: [0; Edge::MOST],
             dropped_next: 0,
@@ -218,13 +218,13 @@ enum Activity {
 impl Graph {
     /// Creates a graph from a [`Program`], with batches that use the slots of `pool`, for `ports` ports.
     pub fn new(program: Program, ports: usize, pool: &Pool) -> Self {
-        Self::within(program, ports, &pool.batch_memory())
+        Self::in_memory(program, ports, &pool.batch_memory())
     }
 
     /// Creates a graph from a [`Program`], with batches in this memory, for `ports` ports. Any thread can create the
     /// graph. Only the worker that owns the pool of the memory can use the graph.
-    pub fn within(program: Program, ports: usize, memory: &BatchMemory) -> Self {
-        let burst = BATCH / program.multiplicity();
+    pub fn in_memory(program: Program, ports: usize, memory: &BatchMemory) -> Self {
+        let burst = BATCH / program.max_packets_per_received();
         let node = |mut node: NodeSpec| Node {
             copies: node.stage.contract().copies,
             max_split: node.stage.contract().splits,
@@ -234,7 +234,7 @@ impl Graph {
             watch: node.drops.map(|by| DropWatch::new(by, &node)),
             name: node.name,
             stage: node.stage,
-            inbox: Batch::within(memory),
+            inbox: Batch::in_memory(memory),
             next: node.next,
             outputs: node.outputs.into_iter().map(|(_, target)| target).collect(),
             counters: NodeCounters::default(),
@@ -242,7 +242,7 @@ impl Graph {
             entered: 0,
         };
         let nodes = program.nodes.into_iter().map(node).collect();
-        let outboxes = (0..ports).map(|_| Batch::within(memory)).collect();
+        let outboxes = (0..ports).map(|_| Batch::in_memory(memory)).collect();
         let (region, marker) = (memory.region().clone(), Arc::default());
         Self { region, nodes, outboxes, burst, marker, activity: Activity::Walk }
     }
@@ -352,14 +352,14 @@ impl Graph {
             if node.max_split > 0 || activity == Activity::Generation {
                 node.inbox.return_spares(pool);
                 let before = if activity == Activity::Generation { 0 } else { node.entered };
-                node.counters.made += node.inbox.len().saturating_sub(before) as u64;
+                node.counters.generated += node.inbox.len().saturating_sub(before) as u64;
             }
             quarantined.packets = node.inbox.len();
             quarantined.first = node.inbox.iter_mut().next().map(|packet| packet.data().to_vec());
             node.counters.drops[usize::from(Reason::Panicked.code())] += node.inbox.len() as u64;
             node.inbox.clear_labels();
             node.inbox.free_into(pool);
-            node.inbox.set_wait(Wait::Fresh);
+            node.inbox.set_hold_state(HoldState::Fresh);
         }
         let node = &mut nodes[place];
         node.counters.panics += 1;
@@ -447,7 +447,7 @@ impl Graph {
         if node.inbox.is_empty() {
             return false;
         }
-        node.counters.made += node.inbox.len() as u64;
+        node.counters.generated += node.inbox.len() as u64;
         BatchMove { ctx, place, node, earlier, later, outboxes, pool, marker }.move_all(observer);
         self.walk(ctx, pool, observer);
         true
@@ -572,7 +572,7 @@ impl Graph {
                 node.inbox.take_spares(before.saturating_mul(node.max_split), pool);
                 marker.run(place, || node.stage.process(ctx, &mut node.inbox));
                 node.inbox.return_spares(pool);
-                node.counters.made += (node.inbox.len() - before) as u64;
+                node.counters.generated += (node.inbox.len() - before) as u64;
             } else {
                 marker.run(place, || node.stage.process(ctx, &mut node.inbox));
             }
@@ -621,17 +621,17 @@ impl BatchMove<'_> {
             Target::Drop if node.watch.is_some() => return self.move_one_by_one(&mut NoObserver),
             Target::Drop => {
                 node.counters.dropped_next += node.inbox.len() as u64;
-                node.inbox.set_wait(Wait::Fresh);
+                node.inbox.set_hold_state(HoldState::Fresh);
                 return node.inbox.free_into(pool);
             }
         };
         if inbox.is_empty() {
             std::mem::swap(inbox, &mut node.inbox);
-            inbox.set_wait(Wait::Fresh);
+            inbox.set_hold_state(HoldState::Fresh);
         } else {
             inbox.append(&mut node.inbox);
         }
-        node.inbox.set_wait(Wait::Fresh);
+        node.inbox.set_hold_state(HoldState::Fresh);
     }
 
     fn move_one_by_one<O: Observer>(&mut self, observer: &mut O) {
@@ -663,7 +663,7 @@ impl BatchMove<'_> {
         }
         self.node.inbox.clear_labels();
         self.node.inbox.forget();
-        self.node.inbox.set_wait(Wait::Fresh);
+        self.node.inbox.set_hold_state(HoldState::Fresh);
     }
 
     /// Counts a packet and returns what happens to the packet.
@@ -750,8 +750,8 @@ impl Node {
         };
         let Some(next) = next.filter(|next| next.is_empty() && !self.inbox.is_labelled()) else { return false };
         std::mem::swap(next, &mut self.inbox);
-        next.set_wait(Wait::Fresh);
-        self.inbox.set_wait(Wait::Fresh);
+        next.set_hold_state(HoldState::Fresh);
+        self.inbox.set_hold_state(HoldState::Fresh);
         true
     }
 

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use crate::mem::{BATCH, Batch, BatchMemory, Pool, Wait};
+use crate::mem::{BATCH, Batch, BatchMemory, HoldState, Pool};
 use crate::units::Nanos;
 
 /// The number that replaces the egress port of a packet if a change has removed this port. A config has at most 255
@@ -20,7 +20,7 @@ struct HeldBatch {
 
 impl HeldBatch {
     fn new(memory: &BatchMemory) -> Box<Self> {
-        Box::new(Self { batch: Batch::within(memory), since: [Nanos(0); BATCH], ingress: [0; BATCH] })
+        Box::new(Self { batch: Batch::in_memory(memory), since: [Nanos(0); BATCH], ingress: [0; BATCH] })
     }
 }
 
@@ -62,7 +62,7 @@ impl Held {
     /// packet from the batch `from` afterwards.
     pub(super) fn take(&mut self, from: &Batch, index: usize, now: Nanos) -> bool {
         let at = self.waiting.batch.len();
-        let since = if from.wait() == Wait::Fresh { now } else { self.now[index % BATCH] };
+        let since = if from.hold_state() == HoldState::Fresh { now } else { self.now[index % BATCH] };
         let taken = self.waiting.batch.push_from(from, index);
         if taken {
             (self.waiting.since[at], self.waiting.ingress[at]) = (since, from.ingress());
@@ -85,7 +85,7 @@ impl Held {
         let leaving = &self.leaving;
         let state = |at: usize| {
             let waited = now.0.saturating_sub(leaving.since[at].0);
-            (leaving.ingress[at], if waited >= self.longest.0 { Wait::Overdue } else { Wait::Held })
+            (leaving.ingress[at], if waited >= self.longest.0 { HoldState::Overdue } else { HoldState::Held })
         };
         let (start, all) = (self.next, leaving.batch.len());
         let mut count = 0;
@@ -99,7 +99,7 @@ impl Held {
         if count > 0 {
             let (ingress, wait) = state(start);
             inbox.set_ingress(ingress);
-            inbox.set_wait(wait);
+            inbox.set_hold_state(wait);
         }
         self.next += count;
         count

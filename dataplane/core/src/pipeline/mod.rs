@@ -37,8 +37,8 @@ pub use record::{Fingerprint, StageRecord};
 pub use registry::{Registry, StageKind, parameter_schema, summary};
 pub use rustix::thread::CapabilitySet;
 pub use setup::{
-    Continuing, Files, HoldTime, Objects, PortChange, PortHandler, PortInfo, Resources, Services, Setup, StageMemory,
-    renumbered,
+    ContinuingParts, Files, HoldTime, Objects, PortChange, PortHandler, PortInfo, Resources, Services, Setup,
+    StageMemory, renumbered,
 };
 pub use table::{StageTable, Table, TableInfo, TablePage, TableQuery};
 pub use task::{Owner, RunStop, StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name};
@@ -112,7 +112,7 @@ pub trait Stage: Any + Send {
     /// packets whose checksums no device computes: see
     /// [`checksum_covers_payload`](crate::verbs::checksum_covers_payload). Called before the first packet, and only for
     /// a stage with [`Contract::computes_checksums`].
-    fn leave_checksums(&mut self) {}
+    fn offload_checksums(&mut self) {}
 
     /// Reports the counters that the stage itself keeps, such as the number of bytes. No two counters of a stage may have
     /// the same name. If the stage has one counter for each entry of a table, [`Stage::entry_counters`] reports these

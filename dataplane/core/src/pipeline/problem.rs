@@ -12,18 +12,18 @@ pub struct Problem {
     /// How to fix the problem.
     pub help: Option<String>,
     /// Whether this host lacks a resource, such as memory. The parameter may then be valid on another host.
-    pub of_host: bool,
+    pub is_host_problem: bool,
 }
 
 impl Problem {
     /// Creates a problem with a parameter.
     pub fn at(key: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { key: key.into(), message: message.into(), help: None, of_host: false }
+        Self { key: key.into(), message: message.into(), help: None, is_host_problem: false }
     }
 
     /// Creates a problem of this host, such as too little memory. `key` is the parameter that needs the resource.
-    pub fn of_host(key: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { of_host: true, ..Self::at(key, message) }
+    pub fn host_problem(key: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { is_host_problem: true, ..Self::at(key, message) }
     }
 
     /// Adds a help text that describes how to fix the problem.

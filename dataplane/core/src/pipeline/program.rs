@@ -136,7 +136,7 @@ impl Program {
 
     /// Returns the maximum number of packets that one received packet can become. Stages increase this number by
     /// copying and adding packets. The result is at most twice the size of a batch.
-    pub fn multiplicity(&self) -> usize {
+    pub fn max_packets_per_received(&self) -> usize {
         let each =
             self.nodes.iter().map(|node| 1 + node.stage.contract().splits + usize::from(node.stage.contract().copies));
         each.fold(1, |most: usize, one| most.saturating_mul(one).min(2 * BATCH))
@@ -229,7 +229,7 @@ impl Program {
 
     /// Lets stages leave the computation of checksums to the devices of ports. `computes` has an entry for each port:
     /// whether the device of the port computes the checksums of sent packets. Returns the names of these stages.
-    pub fn leave_checksums(&mut self, computes: &[bool]) -> Vec<String> {
+    pub fn offload_checksums(&mut self, computes: &[bool]) -> Vec<String> {
         // For each stage: whether every packet that enters the stage is dropped or reaches a device that computes
         // checksums, and no stage on the way reads or changes the checksums of the packet.
         let mut leads_to_device = vec![false; self.nodes.len()];
@@ -255,7 +255,7 @@ impl Program {
             leads_to_device[place] = all && contract.ignores_checksums;
             if all && reaches_device[place] && contract.computes_checksums {
                 left.push(node.name.clone());
-                self.nodes[place].stage.leave_checksums();
+                self.nodes[place].stage.offload_checksums();
             }
         }
         left.reverse();

@@ -449,7 +449,7 @@ pub struct Objects {
 
 /// The parts of a running pipeline that continue after a change.
 #[derive(Clone, Copy)]
-pub struct Continuing<'a> {
+pub struct ContinuingParts<'a> {
     /// The names of the stages that continue.
     pub keeps: &'a BTreeSet<String>,
     /// The names of the stages that replace a stage with the same name.
@@ -672,8 +672,8 @@ fn users(records: &BTreeMap<String, StageRecord>) -> BTreeMap<TypeId, BTreeSet<S
 impl Objects {
     /// Creates the objects for the preparation of the stages that a change adds or replaces. Relative paths are relative
     /// to `folder`.
-    pub fn successor(&self, folder: &Path, continuing: Continuing<'_>) -> Resources {
-        let Continuing { keeps, replaces, renews, held, ports } = continuing;
+    pub fn successor(&self, folder: &Path, continuing: ContinuingParts<'_>) -> Resources {
+        let ContinuingParts { keeps, replaces, renews, held, ports } = continuing;
         let of = |objects: &Self, wanted: &dyn Fn(&str, TypeId) -> bool| {
             let entries = objects.shared.iter().filter(|((stage, kind), _)| wanted(stage, *kind));
             entries.map(|(key, object)| (key.clone(), object.clone())).collect::<HashMap<_, _>>()
@@ -754,7 +754,7 @@ mod tests {
     /// Prepares one stage that uses these next hops, as a change of `before`. Returns the numbers of the next hops.
     fn prepared(before: Option<&Objects>, hops: &[u8]) -> (Objects, Vec<u32>) {
         let (none, renews) = (BTreeSet::new(), BTreeSet::new());
-        let continuing = Continuing { keeps: &none, replaces: &none, renews: &renews, held: None, ports: None };
+        let continuing = ContinuingParts { keeps: &none, replaces: &none, renews: &renews, held: None, ports: None };
         let mut resources = match before {
             Some(before) => before.successor(Path::new(""), continuing),
             None => Resources::new(Vec::new(), Path::new("")),
@@ -809,7 +809,7 @@ mod tests {
             let ports: Vec<PortInfo> = names.iter().map(|name| port(name)).collect();
             let renews = BTreeSet::new();
             let continuing =
-                Continuing { keeps: &keeps, replaces: &none, renews: &renews, held: None, ports: Some(&ports) };
+                ContinuingParts { keeps: &keeps, replaces: &none, renews: &renews, held: None, ports: Some(&ports) };
             let mut resources = objects.successor(Path::new(""), continuing);
             let records = resources.records.clone();
             let suits: Vec<&str> = records
@@ -838,7 +838,8 @@ mod tests {
         let objects = resources.into_parts().0;
         let (none, renews) = (BTreeSet::new(), BTreeSet::new());
         let ports = ["b", "c"].map(port);
-        let continuing = Continuing { keeps: &none, replaces: &none, renews: &renews, held: None, ports: Some(&ports) };
+        let continuing =
+            ContinuingParts { keeps: &none, replaces: &none, renews: &renews, held: None, ports: Some(&ports) };
         let mut resources = objects.successor(Path::new(""), continuing);
         let mut setup = Setup::new(&mut resources, "route", 0, 1);
         // Port `b` has the number 0 now. The next hop on the removed port `a` is not a next hop on port `b`.

@@ -123,7 +123,7 @@ pub struct StageReport {
     /// Copies that the stage made.
     pub copied: u64,
     /// Packets that the stage generated, such as fragments of other packets.
-    pub made: u64,
+    pub generated: u64,
     /// Requested copies that were not made, because no packet buffer was free or the contract of the stage does not
     /// declare copies.
     pub copies_missed: u64,
@@ -313,7 +313,7 @@ impl fmt::Display for Report {
             for (name, packets) in [
                 ("consumed", stage.consumed),
                 ("copied", stage.copied),
-                ("generated", stage.made),
+                ("generated", stage.generated),
                 ("copies missed", stage.copies_missed),
                 ("panics", stage.panics),
             ] {

@@ -114,7 +114,7 @@ fn count(diagnostics: &Diagnostics) -> String {
 /// Returns the error for a config that cannot be run. If this host lacks a resource, the config is not wrong, and the
 /// error is a failure of the command.
 pub(super) fn refusal(diagnostics: &Diagnostics) -> CommandError {
-    match diagnostics.is_of_host() {
+    match diagnostics.has_host_problem() {
         true => CommandError::Failed(format!("{} cannot be read", shown(diagnostics))),
         false => CommandError::Usage(count(diagnostics)),
     }

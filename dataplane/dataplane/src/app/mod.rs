@@ -124,14 +124,14 @@ impl App {
     /// # Errors
     /// Returns no errors. The signature fits `main`.
     pub fn run(self) -> Result<()> {
-        match self.status(std::env::args_os()) {
+        match self.exit_status_of(std::env::args_os()) {
             0 => Ok(()),
             status => std::process::exit(status),
         }
     }
 
     /// Runs the command line `args`, which starts with the name of the program. Returns the exit status.
-    pub fn status<T: Into<OsString> + Clone>(&self, args: impl IntoIterator<Item = T>) -> i32 {
+    pub fn exit_status_of<T: Into<OsString> + Clone>(&self, args: impl IntoIterator<Item = T>) -> i32 {
         let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
         let name = args.first().and_then(|path| Path::new(path).file_name()).unwrap_or_default();
         let name = name.to_string_lossy().into_owned();

@@ -30,18 +30,18 @@ pub struct Mistake {
     /// The suggested fix.
     pub help: Option<String>,
     /// Whether this host lacks a resource, such as file descriptors. The config may then be valid.
-    pub of_host: bool,
+    pub is_host_problem: bool,
 }
 
 impl Mistake {
     /// Creates a mistake that prevents a run.
     pub fn error(span: Span, message: impl Into<String>) -> Self {
-        Self { level: Level::Error, span, message: message.into(), help: None, of_host: false }
+        Self { level: Level::Error, span, message: message.into(), help: None, is_host_problem: false }
     }
 
     /// Creates a problem of this host, such as too few file descriptors, that prevents a run.
-    pub fn of_host(span: Span, message: impl Into<String>) -> Self {
-        Self { of_host: true, ..Self::error(span, message) }
+    pub fn host_problem(span: Span, message: impl Into<String>) -> Self {
+        Self { is_host_problem: true, ..Self::error(span, message) }
     }
 
     /// Creates a mistake that does not prevent a run.
@@ -128,8 +128,8 @@ impl Diagnostics {
     }
 
     /// Returns `true` if one of the mistakes is a problem of this host.
-    pub fn is_of_host(&self) -> bool {
-        self.mistakes.iter().any(|mistake| mistake.of_host)
+    pub fn has_host_problem(&self) -> bool {
+        self.mistakes.iter().any(|mistake| mistake.is_host_problem)
     }
 
     /// Returns the mistakes in the order of their positions.

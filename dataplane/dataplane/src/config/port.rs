@@ -181,7 +181,7 @@ impl Default for Faults {
 ///
 /// [port.clock]
 /// khz        = 156_250
-/// says_khz   = true
+/// reports_khz   = true
 /// bits       = 48
 /// drift_ppb  = -20_000
 /// start      = 281_474_976_000_000
@@ -201,7 +201,8 @@ pub struct Clock {
     pub khz: u64,
     /// Whether the device reports the frequency of the counter. If `false`, the device reports the frequency 0. The
     /// program then uses the system clock instead of the counter.
-    pub says_khz: bool,
+    #[schemars(extend("x-previous-name" = "says_khz"))]
+    pub reports_khz: bool,
     /// The width of the counter in bits. After the value 2^`bits` - 1, the counter continues at 0.
     #[serde(deserialize_with = "within::<_, u32, 1, 64>")]
     #[schemars(range(min = 1, max = 64))]
@@ -224,7 +225,7 @@ impl Default for Clock {
     fn default() -> Self {
         Self {
             khz: 1_000_000,
-            says_khz: true,
+            reports_khz: true,
             bits: 64,
             drift_ppb: 0,
             start: 0,
@@ -242,8 +243,8 @@ pub struct ClockEvent {
     pub at: Period,
     /// The kind of the event. `"jump"` adds `value` ticks to the counter. `"set"` sets the counter to `value`.
     /// `"freeze"` stops the counter. After `"resume"`, the counter continues. `"drift"` sets the deviation from the
-    /// nominal frequency to `value` parts per billion. After `"mute"`, reading the counter fails with the errno
-    /// `value`, but completions still have timestamps. After `"speak"`, the counter can be read again.
+    /// nominal frequency to `value` parts per billion. After `"fail_reads"`, reading the counter fails with the
+    /// errno `value`, but completions still have timestamps. After `"allow_reads"`, the counter can be read again.
     pub kind: ClockEventKind,
     /// The parameter of the event. The meaning depends on `kind`.
     #[serde(default)]
@@ -265,9 +266,9 @@ pub enum ClockEventKind {
     /// The deviation from the nominal frequency changes.
     Drift,
     /// Reading the counter fails.
-    Mute,
+    FailReads,
     /// The counter can be read again.
-    Speak,
+    AllowReads,
 }
 
 /// A port connects the pipeline to a device.

@@ -37,7 +37,7 @@ impl Source {
         if let Err(error) = input.and_then(|input| input.take(MAX_SIZE + 1).read_to_end(&mut bytes)) {
             let message = format!("the config cannot be read: {error}");
             if let Some(help) = file::host_remedy(&error) {
-                return Err(report("", Mistake::of_host(0..0, message).help(help)));
+                return Err(report("", Mistake::host_problem(0..0, message).help(help)));
             }
             let help = match error.kind() {
                 ErrorKind::InvalidInput => "name a regular file, or write `-` to read the config from standard input",

@@ -81,7 +81,7 @@ impl Source {
     }
 
     /// Returns the overrides, as `KEY=VALUE`.
-    pub fn settings(&self) -> impl Iterator<Item = &str> {
+    pub fn overrides(&self) -> impl Iterator<Item = &str> {
         self.0.parts.iter().skip(1).filter_map(|part| part.padded.get(part.start..))
     }
 
@@ -105,7 +105,7 @@ impl Source {
     #[must_use]
     pub fn with_file(&self, path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
         let overrides: Vec<(String, String)> = self
-            .settings()
+            .overrides()
             .filter_map(|setting| setting.split_once('='))
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .collect();
@@ -126,7 +126,7 @@ impl Source {
         &self.0.parts[0].padded
     }
 
-    pub(super) fn overrides(&self) -> impl Iterator<Item = (&str, Span)> {
+    pub(super) fn override_spans(&self) -> impl Iterator<Item = (&str, Span)> {
         self.0.parts[1..].iter().map(|part| (part.padded.as_str(), part.start..part.padded.len()))
     }
 
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(at(0), ("a/b.toml".into(), 1, 1));
         assert_eq!(at(6), ("a/b.toml".into(), 2, 1));
         assert_eq!(at(9), ("a/b.toml".into(), 2, 3));
-        let (_, span) = source.overrides().next().unwrap();
+        let (_, span) = source.override_spans().next().unwrap();
         assert_eq!(at(span.start + 2), ("--set k=v".into(), 1, 3));
         assert_eq!(source.position(&(usize::MAX - 1..usize::MAX)).name, "--set k=v");
         assert_eq!(source.resolve(Path::new("c.pcap")), Path::new("a/c.pcap"));

@@ -18,7 +18,7 @@ pub(super) struct Parsed<'s> {
 
 pub(super) fn parse<'s>(source: &'s Source, diagnostics: &mut Diagnostics) -> Parsed<'s> {
     let (mut root, mut damaged) = parse_text(source.file(), 0, diagnostics);
-    for (text, span) in source.overrides() {
+    for (text, span) in source.override_spans() {
         let (table, wrong) = parse_text(text, span.start, diagnostics);
         damaged |= wrong;
         Override { text, diagnostics }.merge(&mut root, table);

@@ -11,7 +11,7 @@ use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
 use dataplane_core::mem::Preference;
 use dataplane_core::pipeline::{
-    Continuing, Facts, Files, NodeSpec, Objects, PortInfo, Problem, Program, Registry, Resources, Setup, Stage,
+    ContinuingParts, Facts, Files, NodeSpec, Objects, PortInfo, Problem, Program, Registry, Resources, Setup, Stage,
     StandIn, Target,
 };
 use dataplane_core::topology::Topology;
@@ -286,7 +286,7 @@ fn change(
         let mut stages = first.clone();
         let held = reverts.map(|(objects, _)| objects);
         let (keeps, replaces, renews_now) = (&stages.kept, &replaces, &renews);
-        let continuing = Continuing { keeps, replaces, renews: renews_now, held, ports: infos.as_deref() };
+        let continuing = ContinuingParts { keeps, replaces, renews: renews_now, held, ports: infos.as_deref() };
         let mut resources = running.objects.successor(loaded.source().folder(), continuing);
         files(loaded, running.config_file.unwrap_or(Path::new("-")), &mut resources.files, diagnostics);
         resources.register_kept_files();
@@ -445,7 +445,7 @@ fn captures(loaded: &Loaded<'_>, is_checked: impl Fn(&str) -> bool, diagnostics:
                 None => mistake("output", &path, &why_not, help),
                 Some(help) => {
                     let at = loaded.locate(&format!("port[{index}].link.output"));
-                    diagnostics.push(Mistake::of_host(at, format!("{}{why_not}", path.display())).help(help));
+                    diagnostics.push(Mistake::host_problem(at, format!("{}{why_not}", path.display())).help(help));
                 }
             }
         }
@@ -509,7 +509,7 @@ fn prepare(
             stages.push(stage);
         }
         for problem in problems {
-            if problem.of_host {
+            if problem.is_host_problem {
                 return Err(Error::Topology(format!("stage `{name}`: {problem}")));
             }
             diagnostics.push(mistake(loaded, index, &name, problem));
@@ -578,7 +578,7 @@ fn check(loaded: &Loaded<'_>, plan: &Plan, order: &[usize], program: &mut Progra
             diagnostics.push(mistake(loaded, index, node, problem));
         }
     }
-    let most = dataplane_core::mem::BATCH / program.multiplicity();
+    let most = dataplane_core::mem::BATCH / program.max_packets_per_received();
     if plan.runtime.burst as usize > most {
         let more = |node: &NodeSpec| node.stage.contract().copies || node.stage.contract().splits > 0;
         let names: Vec<String> =

@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn unusable_clock_is_not_polled() {
         let host = HostClock::manual();
-        let device = device(&host, Some(CounterSpec { says_khz: false, ..CounterSpec::default() }));
+        let device = device(&host, Some(CounterSpec { reports_khz: false, ..CounterSpec::default() }));
         let follow = ClockFollower::new(&device, &host, Stamping::Device);
         assert_eq!(follow.until_due(Duration::from_secs(3)), Duration::from_secs(3));
         assert_eq!(follow.reports()[0].state, ClockState::Invalid);

@@ -195,7 +195,7 @@ fn stage_report((stage, counters): (&ReportedStage, &NodeCounters)) -> StageRepo
         batches: counters.batches,
         consumed: counters.consumed,
         copied: counters.copied,
-        made: counters.made,
+        generated: counters.generated,
         copies_missed: counters.copies_missed,
         panics: counters.panics,
         quarantined: counters.is_quarantined.into(),
@@ -223,7 +223,7 @@ fn ledger(stages: &[StageReport], lanes: &[(&str, &LaneCounters)], held: u64) ->
     let mut ledger = Ledger { held, ..Ledger::default() };
     for stage in stages {
         ledger.copied += stage.copied;
-        ledger.generated += stage.made;
+        ledger.generated += stage.generated;
         ledger.consumed += stage.consumed;
         for (reason, &packets) in &stage.drops {
             ledger.drop(&stage.name, reason, packets);
@@ -396,7 +396,7 @@ fn add_stage(sum: &mut StageReport, stage: &StageReport) {
     sum.batches += stage.batches;
     sum.consumed += stage.consumed;
     sum.copied += stage.copied;
-    sum.made += stage.made;
+    sum.generated += stage.generated;
     sum.copies_missed += stage.copies_missed;
     sum.panics += stage.panics;
     sum.quarantined += stage.quarantined;

@@ -13,7 +13,7 @@ use rustix::thread::{gettid, set_current_timer_slack};
 
 use crate::config::{self, Source};
 use crate::runtime::Assembly;
-use crate::runtime::change::{Changer, Changes, Generation, RunState, lock, start_tasks};
+use crate::runtime::change::{Changer, Changes, PipelineVersion, RunState, lock, start_tasks};
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::PortDevice;
 use crate::runtime::idle::IdlePolicy;
@@ -22,7 +22,7 @@ use crate::runtime::observation::Observation;
 use crate::runtime::packet_observer::PacketFilter;
 use crate::runtime::ports::{LivePort, OnPortChange, PortOpener};
 use crate::runtime::report::{self, Outcome};
-use crate::runtime::sample::{self, LoopCounters, Reply, Sample, Scope, Times};
+use crate::runtime::sample::{self, LoopCounters, Sample, Scope, Times, WorkerEnd};
 use crate::runtime::snapshot::{Polled, Sampler, Snapshot, SnapshotPort, SnapshotStage, WorkerState};
 use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::watchdog::{Watchdog, WatchdogEvent};
@@ -71,7 +71,7 @@ struct WorkerBuilder {
     ports: Vec<Arc<dyn PortDevice>>,
     control: Arc<RunControl>,
     clock: HostClock,
-    reply: Reply,
+    reply: WorkerEnd,
 }
 
 impl Run {
@@ -107,7 +107,7 @@ impl Run {
         let ports = opener.open_all(&plan, &port_infos)?;
         let devices: Vec<Arc<dyn PortDevice>> = ports.iter().map(|port| port.device.clone()).collect();
         let computes: Vec<bool> = devices.iter().map(|port| port.computes_checksums()).collect();
-        let left: Vec<Vec<String>> = programs.iter_mut().map(|program| program.leave_checksums(&computes)).collect();
+        let left: Vec<Vec<String>> = programs.iter_mut().map(|program| program.offload_checksums(&computes)).collect();
         // All workers have the same stages.
         if let Some(stages) = left.first().filter(|stages| !stages.is_empty()) {
             tracing::info!(
@@ -198,7 +198,7 @@ impl Run {
             ready_workers.into_iter().zip(requests).map(|((_, info, sample, _), request)| (info, sample, request));
         let sampler = Mutex::new(Sampler::new(asked));
         let workers = threads.into_iter().map(start).collect();
-        let generation = Generation {
+        let version = PipelineVersion {
             plan,
             source,
             objects,
@@ -208,10 +208,10 @@ impl Run {
             stand_ins,
             left: left.into_iter().next().unwrap_or_default(),
         };
-        let (path, watchdog) = (generation.source.path(), generation.plan.runtime.watchdog.0);
+        let (path, watchdog) = (version.source.path(), version.plan.runtime.watchdog.0);
         let config_file = (path.as_os_str() != "-").then(|| std::path::absolute(path).ok()).flatten();
-        let changes = Changes::new(&generation.source);
-        let keeps_received = lanes::keeps_received(&generation.plan);
+        let changes = Changes::new(&version.source);
+        let keeps_received = lanes::keeps_received(&version.plan);
         let state = RunState {
             control,
             ports: Mutex::new(ports),
@@ -225,7 +225,7 @@ impl Run {
             memories,
             handlers,
             sampler,
-            current: Mutex::new(Arc::new(generation)),
+            current: Mutex::new(Arc::new(version)),
             capabilities: services.capabilities,
             written,
             failures: Mutex::default(),

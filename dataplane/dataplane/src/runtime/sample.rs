@@ -364,26 +364,26 @@ const MESSAGES: usize = 8;
 const OTHER_MESSAGES: usize = 4;
 
 /// The worker's end of the channel: receives requests, and sends a reply to each request.
-pub(crate) struct Reply {
+pub(crate) struct WorkerEnd {
     asked: Consumer<Message>,
     filled: Producer<Message>,
 }
 
 /// The requester's end of the channel: sends requests, and receives the replies. After this end is dropped, the worker
 /// gets no more requests.
-pub(crate) struct Request {
+pub(crate) struct RequesterEnd {
     empty: Producer<Message>,
     answers: Consumer<Message>,
 }
 
 /// Creates a channel. Empty samples and new graphs go to the worker. Filled samples and earlier graphs come back.
-pub(crate) fn channel() -> (Request, Reply) {
+pub(crate) fn channel() -> (RequesterEnd, WorkerEnd) {
     let (empty, asked) = RingBuffer::new(MESSAGES);
     let (filled, answers) = RingBuffer::new(MESSAGES);
-    (Request { empty, answers }, Reply { asked, filled })
+    (RequesterEnd { empty, answers }, WorkerEnd { asked, filled })
 }
 
-impl Reply {
+impl WorkerEnd {
     /// Returns the next request.
     #[inline]
     pub(crate) fn asked(&mut self) -> Option<Message> {
@@ -397,7 +397,7 @@ impl Reply {
     }
 }
 
-impl Request {
+impl RequesterEnd {
     /// Sends a request.
     pub(crate) fn ask(&mut self, request: Message) {
         // The ring has room for all requests in progress.

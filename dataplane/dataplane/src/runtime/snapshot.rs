@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::runtime::lane_swap::{RetiredLane, ReturnedSlots};
 use crate::runtime::packet_observer::PacketObserver;
 use crate::runtime::report::{self, EarlierCounts, Outcome};
-use crate::runtime::sample::{Counters, Graphs, Message, Request, Sample, Scope, Swap, Times};
+use crate::runtime::sample::{Counters, Graphs, Message, RequesterEnd, Sample, Scope, Swap, Times};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::Timebase;
@@ -160,7 +160,7 @@ pub(crate) struct Polled {
 
 struct SampledWorker {
     info: Arc<WorkerInfo>,
-    request: Request,
+    request: RequesterEnd,
     /// The sample for the next request. `None` while a request is in progress.
     empty: Option<Box<Sample>>,
     counters: Option<Counters>,
@@ -208,7 +208,7 @@ struct Sent {
 impl Sampler {
     /// Creates a sampler. `workers` has, for each worker, the worker's properties, an empty sample, and the requester's
     /// end of the worker's channel.
-    pub(crate) fn new(workers: impl IntoIterator<Item = (Arc<WorkerInfo>, Box<Sample>, Request)>) -> Self {
+    pub(crate) fn new(workers: impl IntoIterator<Item = (Arc<WorkerInfo>, Box<Sample>, RequesterEnd)>) -> Self {
         let asked = |(info, empty, request): (Arc<WorkerInfo>, _, _)| SampledWorker {
             times: Times::new(info.stages_info.len()),
             info,

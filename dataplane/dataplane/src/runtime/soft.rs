@@ -111,14 +111,20 @@ fn counter(clock: &config::Clock) -> CounterSpec {
             ClockEventKind::Freeze => CounterEvent::Freeze,
             ClockEventKind::Resume => CounterEvent::Resume,
             ClockEventKind::Drift => CounterEvent::Drift(event.value),
-            ClockEventKind::Mute => CounterEvent::Mute(i32::try_from(event.value).unwrap_or(libc::EIO)),
-            ClockEventKind::Speak => CounterEvent::Speak,
+            ClockEventKind::FailReads => CounterEvent::FailReads(i32::try_from(event.value).unwrap_or(libc::EIO)),
+            ClockEventKind::AllowReads => CounterEvent::AllowReads,
         };
         (at, what)
     };
     let mut events: Vec<_> = clock.events.iter().map(event).collect();
     events.sort_by_key(|(at, _)| *at);
-    CounterSpec { khz: clock.khz, says_khz: clock.says_khz, drift_ppb: clock.drift_ppb, start: clock.start, events }
+    CounterSpec {
+        khz: clock.khz,
+        reports_khz: clock.reports_khz,
+        drift_ppb: clock.drift_ppb,
+        start: clock.start,
+        events,
+    }
 }
 
 /// Converts the RSS settings of a port.
@@ -184,21 +190,21 @@ mod tests {
     fn every_clock_key_reaches_the_spec() {
         let port = port(
             "[port.clock]\nkhz = 7\nsays_khz = false\nbits = 48\ndrift_ppb = -9\nstart = 11\n\
-             events = [{ at = '3s', kind = 'mute', value = 5 }, { at = '1s', kind = 'jump', value = -4 },\
+             events = [{ at = '3s', kind = 'fail_reads', value = 5 }, { at = '1s', kind = 'jump', value = -4 },\
              { at = '2s', kind = 'freeze' }, { at = '4s', kind = 'resume' }, { at = '5s', kind = 'drift', value = 6 },\
-             { at = '6s', kind = 'set', value = 8 }, { at = '7s', kind = 'speak' }]",
+             { at = '6s', kind = 'set', value = 8 }, { at = '7s', kind = 'allow_reads' }]",
         );
         let at = |seconds: u64, event| (Nanos(seconds * 1_000_000_000), event);
         let events = vec![
             at(1, CounterEvent::Jump(-4)),
             at(2, CounterEvent::Freeze),
-            at(3, CounterEvent::Mute(5)),
+            at(3, CounterEvent::FailReads(5)),
             at(4, CounterEvent::Resume),
             at(5, CounterEvent::Drift(6)),
             at(6, CounterEvent::Set(8)),
-            at(7, CounterEvent::Speak),
+            at(7, CounterEvent::AllowReads),
         ];
-        let expected = CounterSpec { khz: 7, says_khz: false, drift_ppb: -9, start: 11, events };
+        let expected = CounterSpec { khz: 7, reports_khz: false, drift_ppb: -9, start: 11, events };
         assert_eq!(counter(port.clock.as_ref().unwrap()), expected);
         assert_eq!(counter(&config::Clock::default()), CounterSpec::default());
     }

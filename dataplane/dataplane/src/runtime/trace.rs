@@ -186,7 +186,7 @@ impl Tracer {
         }
         graph.drop_held(pool);
         let total = |part: fn(&NodeCounters) -> u64| graph.counters().map(|(_, counters)| part(counters)).sum::<u64>();
-        let added = total(|counters| counters.copied + counters.made);
+        let added = total(|counters| counters.copied + counters.generated);
         let ended = sent + graph.dropped() + total(|counters| counters.consumed);
         assert_eq!(received + added, ended, "the ledger: {received} received, {added} added, {sent} sent");
         assert_eq!(pool.available(), SLOTS, "buffers are missing");

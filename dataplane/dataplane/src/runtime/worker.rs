@@ -11,7 +11,9 @@ use crate::runtime::control::RunControl;
 use crate::runtime::idle::IdlePolicy;
 use crate::runtime::lane_swap::{RetiredLane, RetiringLane, ReturnedSlots};
 use crate::runtime::packet_observer::PacketObserver;
-use crate::runtime::sample::{Counters, LaneError, LoopCounters, Message, Reply, Sample, Scope, Stamps, Swap, Times};
+use crate::runtime::sample::{
+    Counters, LaneError, LoopCounters, Message, Sample, Scope, Stamps, Swap, Times, WorkerEnd,
+};
 use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::{HostClock, Stamp};
@@ -83,7 +85,7 @@ pub(crate) struct Worker {
     pub(crate) stopwatch: Option<Box<Stopwatch>>,
     pub(crate) counts: LoopCounters,
     /// The worker's end of the channel for statistics requests.
-    pub(crate) reply: Reply,
+    pub(crate) reply: WorkerEnd,
     /// The observer of a client that captures or traces packets.
     pub(crate) observer: Option<Box<PacketObserver>>,
 }
@@ -537,7 +539,7 @@ impl Worker {
 
 impl ClosingLanes {
     /// Returns the next message to the worker. Returns `None` if no lane is closing, or if there is no message yet.
-    fn asked(&self, reply: &mut Reply) -> Option<Message> {
+    fn asked(&self, reply: &mut WorkerEnd) -> Option<Message> {
         if self.lanes > 0 { reply.asked() } else { None }
     }
 

@@ -86,7 +86,7 @@ fn invalid_links_and_faults_are_reported() {
                 (
                     18,
                     "unknown value `melt`",
-                    "the values are `drift`, `freeze`, `jump`, `mute`, `resume`, `set`, `speak`",
+                    "the values are `allow_reads`, `drift`, `fail_reads`, `freeze`, `jump`, `resume`, `set`",
                 ),
             ],
         ),

@@ -145,7 +145,7 @@ fn invalid_endpoint_is_rejected() {
 #[test]
 fn own_endpoint_is_a_peer_only_with_allow_self() {
     let own = endpoint(17);
-    assert_eq!(own.check_peer(&own, false), Err(EndpointError::Own));
+    assert_eq!(own.check_peer(&own, false), Err(EndpointError::PeerIsSelf));
     assert_eq!(own.check_peer(&own, true), Ok(()));
     let elsewhere = QueuePairEndpoint { gid: super::gid("fe80::2"), ..own };
     assert_eq!(

@@ -85,7 +85,7 @@ fn rejected_peer_leaves_no_queue_pair() {
     assert_eq!(devices[0].queue_counters(), [], "the rejected peer left queue pairs");
     let (own, _pd, _cq) = prepared(&devices[0], QpType::Ud, EndpointParameters::default()).unwrap();
     let itself = own.endpoint();
-    assert!(matches!(own.handshake(&itself), Err(ConnectError::Endpoint(EndpointError::Own))));
+    assert!(matches!(own.handshake(&itself), Err(ConnectError::Endpoint(EndpointError::PeerIsSelf))));
     let allowed = EndpointParameters { allow_self: true, ..EndpointParameters::default() };
     let (own, _pd, _cq) = prepared(&devices[0], QpType::Ud, allowed).unwrap();
     let itself = own.endpoint();

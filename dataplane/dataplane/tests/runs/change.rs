@@ -81,7 +81,7 @@ struct Holds {
 impl Stage for Holds {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         for mut packet in batch.iter_mut() {
-            if packet.wait() == dataplane::mem::Wait::Fresh {
+            if packet.hold_state() == dataplane::mem::HoldState::Fresh {
                 packet.hold();
             }
         }

@@ -54,9 +54,9 @@ fn device_ticks_are_synchronized() {
 #[test]
 fn unusable_device_clock_falls_back_to_software_timestamps() {
     for (keys, why) in [
-        ("clock = { says_khz = false }", "the device does not report its frequency"),
+        ("clock = { reports_khz = false }", "the device does not report its frequency"),
         ("clock = { bits = 8 }", "the counter wraps in less than 8 us"),
-        ("clock = { events = [{ at = '0s', kind = 'mute', value = 95 }] }", "ibv_query_rt_values_ex failed"),
+        ("clock = { events = [{ at = '0s', kind = 'fail_reads', value = 95 }] }", "ibv_query_rt_values_ex failed"),
     ] {
         let report = run("device", &[("a", keys)], "a");
         assert_timed_by(ClockSource::Software, &report);

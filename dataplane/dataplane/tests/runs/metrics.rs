@@ -49,7 +49,7 @@ fn worker_without_progress_is_neither_healthy_nor_ready() {
     // Once the barrier is open, the run ends after 1,000,000 packets.
     let args =
         ["dataplane", "run", path.to_str().unwrap(), "--packets", "1000000", "--report", "json"].map(str::to_owned);
-    let run = std::thread::spawn(|| App::new().stage::<Barrier>("barrier").status(args));
+    let run = std::thread::spawn(|| App::new().stage::<Barrier>("barrier").exit_status_of(args));
     for page in ["/healthz", "/readyz"] {
         let mut response = String::new();
         wait_until("the worker is reported", || {
@@ -98,7 +98,7 @@ fn run_that_stops_is_healthy_but_not_ready() {
         .stage("tx", "name = 'out'\nport = 'wire'");
     let path = folder.write("x.toml", config.to_string());
     let args = ["dataplane", "run", path.to_str().unwrap(), "--for", "1ms", "--report", "json"].map(str::to_owned);
-    let run = std::thread::spawn(|| App::new().stage::<Slow>("slow").status(args));
+    let run = std::thread::spawn(|| App::new().stage::<Slow>("slow").exit_status_of(args));
     for (page, expected) in
         [("/healthz", "HTTP/1.1 200 OK|stopping\n"), ("/readyz", "HTTP/1.1 503 Service Unavailable|the run stops\n")]
     {

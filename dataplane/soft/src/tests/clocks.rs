@@ -77,10 +77,10 @@ fn at(seconds: f64, event: CounterEvent) -> (Nanos, CounterEvent) {
 
 #[test]
 fn simulated_counter_reports_its_nominal_frequency() {
-    let spec = |says_khz| SoftSpec {
+    let spec = |reports_khz| SoftSpec {
         counter: Some(CounterSpec {
             khz: 156_250,
-            says_khz,
+            reports_khz,
             drift_ppb: 1_000_000,
             start: 40,
             ..CounterSpec::default()
@@ -193,10 +193,10 @@ fn unreadable_counter_is_extrapolated_then_invalid() {
     let counter = CounterSpec {
         drift_ppb: -40_000,
         events: vec![
-            at(20.0, CounterEvent::Mute(libc::EIO)),
-            at(25.0, CounterEvent::Speak),
-            at(40.0, CounterEvent::Mute(libc::EIO)),
-            at(60.0, CounterEvent::Speak),
+            at(20.0, CounterEvent::FailReads(libc::EIO)),
+            at(25.0, CounterEvent::AllowReads),
+            at(40.0, CounterEvent::FailReads(libc::EIO)),
+            at(60.0, CounterEvent::AllowReads),
         ],
         ..CounterSpec::default()
     };
@@ -223,7 +223,7 @@ fn changed_drift_is_measured_again() {
 
 #[test]
 fn counter_without_frequency_gives_no_device_stamps() {
-    let mut it = Watched::new(CounterSpec { says_khz: false, ..CounterSpec::default() }, u64::MAX);
+    let mut it = Watched::new(CounterSpec { reports_khz: false, ..CounterSpec::default() }, u64::MAX);
     assert_eq!(it.until(1.0), ClockState::Invalid);
     it.assert_downgraded();
     assert_eq!(it.sync.fault(), Some(ClockFault::NoFrequency));

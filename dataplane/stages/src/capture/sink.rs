@@ -103,7 +103,7 @@ impl Sink {
         file::can_be_written(&path).map_err(|error| {
             let message = format!("{} cannot be written: {error}", path.display());
             if let Some(help) = file::host_remedy(&error) {
-                return Problem::of_host("file", message).help(help);
+                return Problem::host_problem("file", message).help(help);
             }
             // If the path is empty, the message starts with a space.
             let problem = Problem::at("file", message.trim_start());

@@ -13,7 +13,7 @@ use dataplane_core::harness::{Fate, Harness, frame, port};
 use dataplane_core::header::arp::{REPLY, REQUEST};
 use dataplane_core::header::ndp::{SOURCE_LINK_ADDRESS, link_address};
 use dataplane_core::header::parse::dissect;
-use dataplane_core::mem::{Batch, Wait};
+use dataplane_core::mem::{Batch, HoldState};
 use dataplane_core::pipeline::{Contract, Facts, Stage};
 use dataplane_testing::strategies;
 
@@ -891,7 +891,7 @@ fn held_packet_causes_the_request_that_the_rate_limit_refused() {
     assert_eq!(asked(&mut harness, &mut state, 20), 0);
     harness.advance(1_000_000_000);
     // The held packet passes through the stage again.
-    harness.set_wait(Wait::Held);
+    harness.set_hold_state(HoldState::Held);
     for (now, requests) in [(40, 1), (60, 0)] {
         assert_eq!(harness.run_one(&packet(9)).fate, Fate::Held);
         // The request creates an entry, so no further packet asks.

@@ -40,9 +40,14 @@ fn adding_a_packet_clears_the_plain_ipv4_mark() {
     ];
     for (at, add) in adds.into_iter().enumerate() {
         let (mut to, mut from) = (batch_of_one(&mut pool), batch_of_one(&mut pool));
-        to.set_plain();
+        to.set_plain_ipv4();
         add(&mut to, &mut from, &mut pool);
-        assert!(to.len() == 2 && !to.is_plain(), "operation {at}: {} packets, plain: {}", to.len(), to.is_plain());
+        assert!(
+            to.len() == 2 && !to.is_plain_ipv4(),
+            "operation {at}: {} packets, plain: {}",
+            to.len(),
+            to.is_plain_ipv4()
+        );
     }
 }
 
@@ -50,15 +55,15 @@ fn adding_a_packet_clears_the_plain_ipv4_mark() {
 fn plain_ipv4_mark_moves_with_the_packets_until_they_are_borrowed() {
     let mut pool = pool();
     let (mut first, mut second) = (Batch::new(&pool), batch_of_one(&mut pool));
-    second.set_plain();
+    second.set_plain_ipv4();
     first.append(&mut second);
-    assert!(first.is_plain());
-    first.heads_keeping_plain::<14>().for_each(|head| head.meta.egress = 1);
-    assert!(first.is_plain());
+    assert!(first.is_plain_ipv4());
+    first.heads_keeping_plain_ipv4::<14>().for_each(|head| head.meta.egress = 1);
+    assert!(first.is_plain_ipv4());
     second.append(&mut first);
-    assert!(second.is_plain() && second.get_mut(0).is_some() && !second.is_plain());
-    second.set_plain();
-    assert!(second.heads_mut::<14>().count() == 1 && !second.is_plain());
+    assert!(second.is_plain_ipv4() && second.get_mut(0).is_some() && !second.is_plain_ipv4());
+    second.set_plain_ipv4();
+    assert!(second.heads_mut::<14>().count() == 1 && !second.is_plain_ipv4());
 }
 
 #[test]
@@ -111,7 +116,7 @@ fn change() -> impl Strategy<Value = Change> {
 /// Returns the packet addresses in two ways: from the cached addresses (`Batch::starts`) and from the descriptors.
 fn packet_addresses(batch: &mut Batch) -> [Vec<*const u8>; 2] {
     let located = batch.located_heads::<4>().map(|head| head.bytes.as_ptr()).collect();
-    [located, batch.heads_keeping_plain::<4>().map(|head| head.bytes.as_ptr()).collect()]
+    [located, batch.heads_keeping_plain_ipv4::<4>().map(|head| head.bytes.as_ptr()).collect()]
 }
 
 proptest! {

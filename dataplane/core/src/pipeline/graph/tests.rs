@@ -173,14 +173,14 @@ fn undeclared_copy_and_output_are_counted_and_leak_no_slot() {
 #[derive(Clone, Default)]
 struct Gate {
     open: Arc<std::sync::atomic::AtomicBool>,
-    seen: Arc<Mutex<Vec<(u8, Wait)>>>,
+    seen: Arc<Mutex<Vec<(u8, HoldState)>>>,
 }
 
 impl Stage for Gate {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         for mut packet in batch.iter_mut() {
-            self.seen.lock().unwrap().push((packet.ingress(), packet.wait()));
-            if packet.wait() == Wait::Overdue {
+            self.seen.lock().unwrap().push((packet.ingress(), packet.hold_state()));
+            if packet.hold_state() == HoldState::Overdue {
                 packet.drop(Reason::NoNeighbor);
             } else if !self.open.load(std::sync::atomic::Ordering::Relaxed) {
                 packet.hold();
@@ -212,11 +212,11 @@ fn held_packet_comes_back_until_it_is_sent_or_dropped() {
         graph.walk(&ctx(now), &mut pool, &mut NoObserver);
     }
     assert_eq!(gate.seen.lock().unwrap().drain(..).count(), 4);
-    let held = Wait::Held;
+    let held = HoldState::Held;
     assert_eq!(release(&mut graph, &mut pool, 70), [(1, held), (1, held), (2, held), (1, held)]);
     assert_eq!((pool.available(), graph.outbox(0).len()), (60, 0));
     // The first two packets are overdue.
-    let late = Wait::Overdue;
+    let late = HoldState::Overdue;
     assert_eq!(release(&mut graph, &mut pool, 115), [(1, late), (1, late), (2, held), (1, held)]);
     assert_eq!(pool.available(), 62);
     gate.open.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -308,7 +308,8 @@ fn generated_packets_reach_the_next_stage_and_are_counted() {
         assert_eq!((graph.outbox(0).len(), pool.available()), (made, free - made));
         graph.outbox(0).free_into(&mut pool);
     }
-    let counters: Vec<(u64, u64)> = graph.counters().map(|(_, counters)| (counters.packets, counters.made)).collect();
+    let counters: Vec<(u64, u64)> =
+        graph.counters().map(|(_, counters)| (counters.packets, counters.generated)).collect();
     assert_eq!(counters, [(0, 11), (11, 0)]);
     // Without free slots the stage generates nothing.
     let taken: Vec<u32> = std::iter::from_fn(|| pool.take(1, SlotState::Batched).first().copied()).collect();
@@ -571,7 +572,7 @@ fn panic_of_a_generator_or_of_an_observer_leaks_no_slot() {
     let counters: Vec<NodeCounters> = graph.counters().map(|(_, counters)| counters.clone()).collect();
     let dropped = |at: usize| counters[at].drops.iter().sum::<u64>();
     assert_eq!((counters[0].packets, dropped(0), counters[0].outputs[1], counters[0].consumed), (7, 3, 1, 1));
-    assert_eq!((counters[1].packets, counters[1].made, dropped(1)), (1, 2, 3));
+    assert_eq!((counters[1].packets, counters[1].generated, dropped(1)), (1, 2, 3));
     assert_eq!(counters.iter().map(|counters| counters.panics).collect::<Vec<_>>(), [0, 1, 1]);
     graph.outbox(0).free_into(&mut pool);
 }
@@ -610,7 +611,7 @@ impl Stage for HoldOnce {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         for mut packet in batch.iter_mut() {
             let port = packet.data()[1] - b'0';
-            if packet.wait() == Wait::Fresh {
+            if packet.hold_state() == HoldState::Fresh {
                 packet.meta_mut().egress = port;
                 packet.hold();
             }

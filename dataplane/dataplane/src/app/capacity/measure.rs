@@ -19,7 +19,7 @@ const WARM_UP: Duration = Duration::from_millis(100);
 
 /// Returns a config with further overrides.
 fn with_settings(source: &Source, settings: &[(String, String)]) -> Source {
-    let given = source.settings().filter_map(|setting| setting.split_once('='));
+    let given = source.overrides().filter_map(|setting| setting.split_once('='));
     let mut all: Vec<(String, String)> = given.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
     all.extend_from_slice(settings);
     Source::new(source.path(), source.text(), &all)

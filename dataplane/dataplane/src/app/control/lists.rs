@@ -139,7 +139,7 @@ fn general(
             path: source.path().display().to_string(),
             file: run.config_file().map(|file| file.display().to_string()),
             unconfirmed: run.changer().is_unconfirmed(),
-            settings: source.settings().map(str::to_owned).collect(),
+            settings: source.overrides().map(str::to_owned).collect(),
             text: source.text().to_owned(),
         }),
         ("links", _) => {

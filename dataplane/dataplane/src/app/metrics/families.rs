@@ -582,7 +582,7 @@ pub(super) const FAMILIES: &[Family] = &[
         None,
         &["stage"],
         "Packets that the stage generated.",
-        |view| stages(view, |stage| stage.made),
+        |view| stages(view, |stage| stage.generated),
     ),
     Family::new(
         "stage_missed_copies",

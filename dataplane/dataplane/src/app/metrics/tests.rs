@@ -87,7 +87,7 @@ fn report() -> Report {
     let mut clock = object("error_ns drift_ppb offset_ns steps missed jumps freezes");
     (clock["source"], clock["state"]) = ("device_ticks".into(), "synced".into());
     port["clocks"] = serde_json::json!([clock]);
-    let mut stage = object("packets batches consumed copied made copies_missed panics quarantined");
+    let mut stage = object("packets batches consumed copied generated copies_missed panics quarantined");
     (stage["name"], stage["use"]) = ("edge".into(), "acl".into());
     (stage["outputs"], stage["drops"]) = (object("reply"), object("denied"));
     stage["counters"] = object("default rules web deny_any");

@@ -214,7 +214,7 @@ pub(super) fn details(model: &Model, stage: &StageReport) -> Table {
     let single: [(&str, Packets); 4] = [
         ("consumed", |stage| stage.consumed),
         ("copied", |stage| stage.copied),
-        ("generated", |stage| stage.made),
+        ("generated", |stage| stage.generated),
         ("copies missed", |stage| stage.copies_missed),
     ];
     for (name, value) in single.into_iter().filter(|(_, value)| value(stage) > 0) {

@@ -255,7 +255,8 @@ fn slow_blocked_and_faulty_stages_are_named() {
             .stage("tx", "port = 'p'");
         let path = folder.write("x.toml", config.to_string());
         let app = App::new().stage::<Lame>("lame");
-        let run = thread::spawn(move || app.status(["dataplane", "run", path.to_str().unwrap(), "--for", "10s"]));
+        let run =
+            thread::spawn(move || app.exit_status_of(["dataplane", "run", path.to_str().unwrap(), "--for", "10s"]));
         wait_until("the program listens", || socket.exists());
         if fault == "blocks" {
             wait_until("the stage blocks", || BLOCKS.load(Ordering::Acquire));

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::refusal::{busy, ending, failed, silent};
-use super::state::{Generation, RunState, lock, start_tasks};
+use super::state::{PipelineVersion, RunState, lock, start_tasks};
 use crate::config::Plan;
 use crate::runtime::Assembly;
 use crate::runtime::lane_swap::{LaneSource, LaneSwap};
@@ -31,9 +31,9 @@ const ANSWER_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The parameters of an exchange.
 pub(super) struct Exchange<'a> {
-    pub(super) current: &'a Generation,
+    pub(super) current: &'a PipelineVersion,
     /// For the revert of a change, the pipeline whose objects are used again.
-    pub(super) held: Option<&'a Generation>,
+    pub(super) held: Option<&'a PipelineVersion>,
     /// The names of the stages that continue.
     pub(super) kept: &'a BTreeSet<String>,
     /// Whether all workers must answer before the exchange, and must already use the graphs of the previous exchange.
@@ -46,7 +46,7 @@ pub(super) struct Exchange<'a> {
 
 /// The result of an exchange.
 pub(super) struct Exchanged {
-    pub(super) next: Arc<Generation>,
+    pub(super) next: Arc<PipelineVersion>,
     pub(super) graphs: ReturnedGraphs,
     /// The workers that have not switched yet.
     pub(super) late: Vec<usize>,
@@ -63,7 +63,7 @@ pub(super) struct ReturnedGraphs {
 
 impl RunState {
     /// Starts the new tasks, and switches all workers to their new graphs. The caller must then install the new
-    /// generation ([`RunState::install`]).
+    /// version ([`RunState::install`]).
     ///
     /// # Errors
     /// Fails if a task cannot be started, if a worker does not answer, or if the run is stopping. The workers then keep
@@ -97,7 +97,7 @@ impl RunState {
         }
         // The tasks and the port handlers of a stage continue if the stage continues. The tasks and the port handlers
         // of a shared object continue if the object continues.
-        let continues = |from: &Generation, owner: &Owner| match owner {
+        let continues = |from: &PipelineVersion, owner: &Owner| match owner {
             Owner::Stage(stage) => std::ptr::eq(from, current) && kept.contains(stage),
             Owner::Object(stage, kind) => objects.continues(&from.objects, stage, *kind),
         };
@@ -117,7 +117,7 @@ impl RunState {
         let place =
             |stage: &str| plan.order.iter().position(|&at| plan.nodes.get(at).is_some_and(|node| node.name == stage));
         tables.sort_by_key(|table: &Arc<StageTable>| place(table.stage()));
-        let next = Arc::new(Generation { plan, source, objects, tables, tasks, handlers, stand_ins, left });
+        let next = Arc::new(PipelineVersion { plan, source, objects, tables, tasks, handlers, stand_ins, left });
         {
             let changes = lock(&self.changes);
             if changes.is_over || self.control.is_stopped() {
@@ -240,7 +240,7 @@ impl RunState {
         sample.times.touch();
         Some(Box::new(Swap {
             exchange,
-            graph: Graph::within(program, info.ports.len(), self.memories.get(worker)?),
+            graph: Graph::in_memory(program, info.ports.len(), self.memories.get(worker)?),
             stopwatch: Some(Box::new(Stopwatch::new(&self.clock, stages))),
             info,
             successions,

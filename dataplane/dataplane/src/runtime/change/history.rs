@@ -124,7 +124,7 @@ impl ChangeHistory {
 /// Returns the digest of a config: a hash of the text of the config, and of the values that override the text. The hash
 /// is FNV-1a with 64 bits. It detects unintended differences, but is not safe against intended collisions.
 pub(crate) fn digest(source: &Source) -> String {
-    digest_of(source.text(), source.settings())
+    digest_of(source.text(), source.overrides())
 }
 
 /// Returns the digest of a config with this text and these overrides.

@@ -21,5 +21,5 @@ mod state;
 mod transaction;
 
 pub(crate) use history::{digest, digest_of};
-pub(crate) use state::{Changes, Generation, RunState, lock, start_tasks};
+pub(crate) use state::{Changes, PipelineVersion, RunState, lock, start_tasks};
 pub use transaction::{ApplyOptions, Changer};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::refusal::{busy, failed, mistakes, wrong_config};
 use super::retire::POLL_INTERVAL;
-use super::state::{Generation, Retiring, RunState, lock};
+use super::state::{PipelineVersion, Retiring, RunState, lock};
 use crate::config::{Diagnostics, Offload, OffloadRequest, Plan, PortPlan, Source, StageOffload};
 use crate::runtime::assemble::{ContinuingStages, RunningPipeline, assemble_change};
 use crate::runtime::{Assembly, difference, offload};
@@ -44,7 +44,7 @@ impl RunState {
     /// Checks a config, and prepares the stages that the config adds or replaces.
     pub(super) fn prepare(
         &self,
-        current: &Generation,
+        current: &PipelineVersion,
         registry: &Registry,
         source: &Source,
         reads_all_files: bool,
@@ -96,7 +96,7 @@ impl RunState {
                 operations.extend(self.privilege_operations(current, &assembly, &kept));
             }
             let left: Vec<Vec<String>> =
-                assembly.programs.iter_mut().map(|program| program.leave_checksums(&computes)).collect();
+                assembly.programs.iter_mut().map(|program| program.offload_checksums(&computes)).collect();
             let left = left.into_iter().next().unwrap_or_default();
             // A running stage cannot switch between leaving checksums to the devices and computing checksums, so
             // prepare such a stage again.
@@ -192,7 +192,7 @@ impl RunState {
     /// operation that needs a restart.
     fn privilege_operations(
         &self,
-        current: &Generation,
+        current: &PipelineVersion,
         assembly: &Assembly,
         kept: &BTreeSet<String>,
     ) -> Vec<Operation> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::exchange::ReturnedGraphs;
 use super::state::port_report;
-use super::state::{Generation, Retiring, RunState, lock};
+use super::state::{PipelineVersion, Retiring, RunState, lock};
 use crate::config::{Plan, PortPlan};
 use crate::runtime::ports::LivePort;
 use crate::runtime::sample::Graphs;
@@ -44,8 +44,8 @@ impl RunState {
     /// closes the ports `closing`.
     pub(super) fn retire(
         self: &Arc<Self>,
-        earlier: Arc<Generation>,
-        next: &Arc<Generation>,
+        earlier: Arc<PipelineVersion>,
+        next: &Arc<PipelineVersion>,
         graphs: ReturnedGraphs,
         closing: Vec<ClosingPort>,
         is_unconfirmed: bool,
@@ -58,8 +58,8 @@ impl RunState {
         let continues = |tasks: &Arc<Tasks>| next.tasks.iter().any(|(_, kept)| Arc::ptr_eq(kept, tasks));
         let ending = earlier.tasks.iter().filter(|(owner, tasks)| !is_kept(owner) && !continues(tasks));
         let ending: Vec<Arc<Tasks>> = ending.map(|(_, tasks)| tasks.clone()).collect();
-        let written = |generation: &Generation| -> BTreeSet<PathBuf> {
-            generation.objects.records.values().flat_map(|record| record.written.iter().cloned()).collect()
+        let written = |version: &PipelineVersion| -> BTreeSet<PathBuf> {
+            version.objects.records.values().flat_map(|record| record.written.iter().cloned()).collect()
         };
         let mut written: Vec<PathBuf> = written(&earlier).difference(&written(next)).cloned().collect();
         let outputs = closing.iter().filter_map(|port| port.plan.config.link.as_ref()?.output());
@@ -141,7 +141,7 @@ impl RunState {
     }
 
     /// Finishes the stages that have not moved to later graphs, and frees the graphs.
-    fn end_stages(&self, earlier: &Generation, graphs: Graphs, is_unconfirmed: bool) {
+    fn end_stages(&self, earlier: &PipelineVersion, graphs: Graphs, is_unconfirmed: bool) {
         for mut swap in graphs {
             let is_finished = |stage: &str| !(is_unconfirmed && earlier.objects.has_shared(stage));
             let finished = catch_unwind(AssertUnwindSafe(|| swap.graph.finish(is_finished)));

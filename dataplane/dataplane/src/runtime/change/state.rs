@@ -46,7 +46,7 @@ pub(crate) fn start_tasks(specs: Vec<TaskSpec>, stop: &RunStop) -> Result<Vec<Ow
 
 /// A version of the pipeline of a run, in use between two changes: the config, and the objects that the stages share.
 /// The name has nothing to do with the generations of queue pairs.
-pub(crate) struct Generation {
+pub(crate) struct PipelineVersion {
     pub(crate) plan: Arc<Plan>,
     pub(crate) source: Source,
     pub(crate) objects: Objects,
@@ -54,9 +54,9 @@ pub(crate) struct Generation {
     pub(crate) tasks: Vec<OwnedTasks>,
     pub(crate) handlers: Vec<(Owner, PortHandler)>,
     pub(crate) stand_ins: Vec<BTreeMap<String, StandIn>>,
-    /// The stages that leave the computation of checksums to the devices ([`Program::leave_checksums`]).
+    /// The stages that leave the computation of checksums to the devices ([`Program::offload_checksums`]).
     ///
-    /// [`Program::leave_checksums`]: dataplane_core::pipeline::Program::leave_checksums
+    /// [`Program::offload_checksums`]: dataplane_core::pipeline::Program::offload_checksums
     pub(crate) left: Vec<String>,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct RunState {
     /// The functions to call when a port changes.
     pub(crate) handlers: Arc<Mutex<Vec<(Owner, PortHandler)>>>,
     pub(crate) sampler: Mutex<Sampler>,
-    pub(crate) current: Mutex<Arc<Generation>>,
+    pub(crate) current: Mutex<Arc<PipelineVersion>>,
     /// The capabilities that the stages declared at the start of the run.
     pub(crate) capabilities: Vec<CapabilitySet>,
     /// The files that the config named as outputs at the start of the run.
@@ -121,7 +121,7 @@ pub(super) struct Unconfirmed {
     pub(super) number: u64,
     /// The number of the earlier change whose config the revert restores.
     pub(super) restores: u64,
-    pub(super) earlier: Arc<Generation>,
+    pub(super) earlier: Arc<PipelineVersion>,
     /// The stages that the change has not replaced.
     pub(super) kept: BTreeSet<String>,
     pub(super) deadline: Instant,
@@ -142,12 +142,12 @@ impl RunState {
         info.stages_info.get(stage).map(|stage| stage.name.clone())
     }
 
-    pub(crate) fn current(&self) -> Arc<Generation> {
+    pub(crate) fn current(&self) -> Arc<PipelineVersion> {
         lock(&self.current).clone()
     }
 
-    /// Returns the current generation and its open ports, in the order of the config.
-    pub(crate) fn current_ports(&self) -> (Arc<Generation>, Vec<LivePort>) {
+    /// Returns the current version and its open ports, in the order of the config.
+    pub(crate) fn current_ports(&self) -> (Arc<PipelineVersion>, Vec<LivePort>) {
         let current = lock(&self.current);
         (current.clone(), lock(&self.ports).clone())
     }
@@ -158,11 +158,11 @@ impl RunState {
         PortOpener { clock, topology, stop, on_change }
     }
 
-    /// Makes the generation `next` the current generation, and then calls `update`. Holds the lock of the changes
+    /// Makes the version `next` the current version, and then calls `update`. Holds the lock of the changes
     /// during both steps. `ports` has the ports of `next`, or is `None` if the ports have not changed.
     pub(super) fn install<T>(
         &self,
-        next: &Arc<Generation>,
+        next: &Arc<PipelineVersion>,
         ports: Option<Vec<LivePort>>,
         update: impl FnOnce(&mut Changes) -> T,
     ) -> T {

@@ -9,7 +9,7 @@ use super::history::digest;
 use super::prepare::{Prepared, Reverts};
 use super::refusal;
 use super::retire::{ClosingPort, POLL_INTERVAL};
-use super::state::{Changes, Generation, Retiring, RunState, Unconfirmed, lock};
+use super::state::{Changes, PipelineVersion, Retiring, RunState, Unconfirmed, lock};
 use crate::config::Source;
 use crate::runtime::ports::ChangedPorts;
 use crate::runtime::{Assembly, difference};
@@ -237,7 +237,7 @@ impl RunState {
 
     /// If a change changes the ports, waits until the ports that earlier changes removed are closed, because the change may
     /// add these ports again.
-    fn await_closed_ports(&self, current: &Generation, assembly: &Assembly) -> Result<(), Refusal> {
+    fn await_closed_ports(&self, current: &PipelineVersion, assembly: &Assembly) -> Result<(), Refusal> {
         if difference::has_same_ports(&current.plan, &assembly.plan) {
             return Ok(());
         }
@@ -254,7 +254,7 @@ impl RunState {
     }
 
     /// Opens the ports that a change adds, and their lanes. Returns `None` if the ports stay the same.
-    fn open_ports(&self, current: &Generation, assembly: &Assembly) -> Result<Option<ChangedPorts>, Refusal> {
+    fn open_ports(&self, current: &PipelineVersion, assembly: &Assembly) -> Result<Option<ChangedPorts>, Refusal> {
         if difference::has_same_ports(&current.plan, &assembly.plan) {
             return Ok(None);
         }

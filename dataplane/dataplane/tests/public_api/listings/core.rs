@@ -324,7 +324,7 @@ pub mod connect {
             Transport { own: QpType, peer: QpType },
             LinkLayer { own: LinkLayer, peer: LinkLayer },
             GidKind { own: GidKind, peer: GidKind },
-            Own,
+            PeerIsSelf,
             Queue { own: u16, peer: u16 },
             Expected { own: u32, peer: u32 },
         }
@@ -643,7 +643,7 @@ pub mod harness {
         pub fn explain_one(&mut self, packet: &[u8]) -> Option<String> {}
         pub fn advance(&mut self, nanos: u64) {}
         pub fn set_ingress(&mut self, port: u8) {}
-        pub fn set_wait(&mut self, wait: Wait) {}
+        pub fn set_hold_state(&mut self, state: HoldState) {}
         pub fn change<S: Stage + DeserializeOwned + 'static>(
             &mut self,
             parameters: &str,
@@ -1636,13 +1636,13 @@ pub mod mem {
         }
         impl Batch {
             pub fn new(pool: &Pool) -> Box<Self> {}
-            pub fn within(memory: &BatchMemory) -> Box<Self> {}
+            pub fn in_memory(memory: &BatchMemory) -> Box<Self> {}
             pub fn len(&self) -> usize {}
             pub fn is_empty(&self) -> bool {}
             pub fn set_ingress(&mut self, port: u8) {}
             pub fn ingress(&self) -> u8 {}
-            pub fn is_plain(&self) -> bool {}
-            pub fn set_plain(&mut self) {}
+            pub fn is_plain_ipv4(&self) -> bool {}
+            pub fn set_plain_ipv4(&mut self) {}
             pub fn bytes(&self) -> u64 {}
             pub fn lengths_are_within(&mut self, shortest: u16, longest: u16) -> bool {}
             pub fn free_into(&mut self, pool: &mut Pool) {}
@@ -1677,7 +1677,7 @@ pub mod mem {
     mod head {
         impl Batch {
             pub fn heads_mut<const N: usize>(&mut self) -> Heads<'_, N> {}
-            pub fn heads_keeping_plain<const N: usize>(&mut self) -> Heads<'_, N> {}
+            pub fn heads_keeping_plain_ipv4<const N: usize>(&mut self) -> Heads<'_, N> {}
             pub fn located_heads<const N: usize>(&mut self) -> Heads<'_, N, true> {}
         }
         #[derive(Debug)]
@@ -1713,7 +1713,7 @@ pub mod mem {
             Held,
         }
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub enum Wait {
+        pub enum HoldState {
             Fresh,
             Held,
             Overdue,
@@ -1813,7 +1813,7 @@ pub mod mem {
             pub fn drop(&mut self, reason: Reason) {}
             pub fn consume(&mut self) {}
             pub fn hold(&mut self) {}
-            pub fn wait(&self) -> Wait {}
+            pub fn hold_state(&self) -> HoldState {}
             pub fn copy_to(&mut self, edge: Edge) {}
         }
         #[derive(Debug)]
@@ -2062,7 +2062,7 @@ pub mod mem {
     pub use batch::{BATCH, Batch};
     pub use desc::Desc;
     pub use head::{Head, Heads};
-    pub use label::{Edge, Verdict, Wait};
+    pub use label::{Edge, HoldState, Verdict};
     pub use memlock::{Memlock, Shortage};
     pub use meta::{Colour, Meta, MetaFlags};
     pub use node::Preference;
@@ -2248,7 +2248,7 @@ pub mod pipeline {
             pub batches: u64,
             pub consumed: u64,
             pub copied: u64,
-            pub made: u64,
+            pub generated: u64,
             pub copies_missed: u64,
             pub outputs: [u64; Edge::MOST],
             pub dropped_next: u64,
@@ -2294,7 +2294,11 @@ pub mod pipeline {
         }
         impl Graph {
             pub fn new(program: Program, ports: usize, pool: &Pool) -> Self {}
-            pub fn within(program: Program, ports: usize, memory: &BatchMemory) -> Self {}
+            pub fn in_memory(
+                program: Program,
+                ports: usize,
+                memory: &BatchMemory,
+            ) -> Self {}
             pub fn burst(&self) -> usize {}
             pub fn entry(&mut self, port: u8) -> &mut Batch {}
             pub fn outbox(&mut self, port: usize) -> &mut Batch {}
@@ -2394,11 +2398,14 @@ pub mod pipeline {
             pub key: String,
             pub message: String,
             pub help: Option<String>,
-            pub of_host: bool,
+            pub is_host_problem: bool,
         }
         impl Problem {
             pub fn at(key: impl Into<String>, message: impl Into<String>) -> Self {}
-            pub fn of_host(key: impl Into<String>, message: impl Into<String>) -> Self {}
+            pub fn host_problem(
+                key: impl Into<String>,
+                message: impl Into<String>,
+            ) -> Self {}
             #[must_use]
             pub fn help(self, help: impl Into<String>) -> Self {}
         }
@@ -2441,13 +2448,13 @@ pub mod pipeline {
             pub fn observes_drops(&mut self, node: usize) -> bool {}
             pub fn nodes(&self) -> &[NodeSpec] {}
             pub fn stand_ins(&mut self) -> Vec<StandIn> {}
-            pub fn multiplicity(&self) -> usize {}
+            pub fn max_packets_per_received(&self) -> usize {}
             pub fn check(&self, source: Facts) -> Vec<(usize, Problem)> {}
             pub fn check_bypasses(&self, source: Facts) -> Vec<(usize, usize, Problem)> {}
             pub fn readers(&self, part: RecvFields) -> Vec<&str> {}
             pub fn stages_with_checksums(&self) -> Vec<&str> {}
             pub fn ports_with_checksums(&self, ports: usize) -> Vec<Option<bool>> {}
-            pub fn leave_checksums(&mut self, computes: &[bool]) -> Vec<String> {}
+            pub fn offload_checksums(&mut self, computes: &[bool]) -> Vec<String> {}
         }
     }
     mod quarantine {
@@ -2630,7 +2637,7 @@ pub mod pipeline {
             private: _,
         }
         #[derive(Clone, Copy)]
-        pub struct Continuing<'a> {
+        pub struct ContinuingParts<'a> {
             pub keeps: &'a BTreeSet<String>,
             pub replaces: &'a BTreeSet<String>,
             pub renews: &'a BTreeSet<TypeId>,
@@ -2682,7 +2689,7 @@ pub mod pipeline {
             pub fn successor(
                 &self,
                 folder: &Path,
-                continuing: Continuing<'_>,
+                continuing: ContinuingParts<'_>,
             ) -> Resources {}
             pub fn ports(&self) -> &[PortInfo] {}
             pub fn commons(&self) -> BTreeSet<TypeId> {}
@@ -2805,7 +2812,7 @@ pub mod pipeline {
     pub use registry::{Registry, StageKind, parameter_schema, summary};
     pub use rustix::thread::CapabilitySet;
     pub use setup::{
-        Continuing, Files, HoldTime, Objects, PortChange, PortHandler, PortInfo,
+        ContinuingParts, Files, HoldTime, Objects, PortChange, PortHandler, PortInfo,
         Resources, Services, Setup, StageMemory, renumbered,
     };
     pub use table::{StageTable, Table, TableInfo, TablePage, TableQuery};
@@ -2823,7 +2830,7 @@ pub mod pipeline {
             Self: Sized,
         {}
         fn contract(&self) -> Contract {}
-        fn leave_checksums(&mut self) {}
+        fn offload_checksums(&mut self) {}
         fn counters(&self, report: &mut dyn FnMut(&str, u64)) {}
         fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {}
         fn counters_version(&self) -> u64 {}
@@ -3102,7 +3109,7 @@ pub mod telemetry {
             pub drops: BTreeMap<String, u64>,
             pub consumed: u64,
             pub copied: u64,
-            pub made: u64,
+            pub generated: u64,
             pub copies_missed: u64,
             pub panics: u64,
             pub quarantined: u64,

@@ -24,7 +24,7 @@ pub mod app {
             run: fn(&ArgMatches) -> Result<()>,
         ) -> Self {}
         pub fn run(self) -> Result<()> {}
-        pub fn status<T: Into<OsString> + Clone>(
+        pub fn exit_status_of<T: Into<OsString> + Clone>(
             &self,
             args: impl IntoIterator<Item = T>,
         ) -> i32 {}
@@ -62,11 +62,11 @@ pub mod config {
             pub span: Span,
             pub message: String,
             pub help: Option<String>,
-            pub of_host: bool,
+            pub is_host_problem: bool,
         }
         impl Mistake {
             pub fn error(span: Span, message: impl Into<String>) -> Self {}
-            pub fn of_host(span: Span, message: impl Into<String>) -> Self {}
+            pub fn host_problem(span: Span, message: impl Into<String>) -> Self {}
             pub fn warning(span: Span, message: impl Into<String>) -> Self {}
             #[must_use]
             pub fn help(mut self, help: impl Into<String>) -> Self {}
@@ -89,7 +89,7 @@ pub mod config {
             pub fn source(&self) -> &Source {}
             pub fn push(&mut self, mistake: Mistake) {}
             pub fn has_errors(&self) -> bool {}
-            pub fn is_of_host(&self) -> bool {}
+            pub fn has_host_problem(&self) -> bool {}
             pub fn mistakes(&self) -> Vec<&Mistake> {}
             pub fn records(&self) -> Vec<Record> {}
             pub fn render(&self, colour: bool) -> String {}
@@ -259,7 +259,7 @@ pub mod config {
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         pub struct Clock {
             pub khz: u64,
-            pub says_khz: bool,
+            pub reports_khz: bool,
             pub bits: u32,
             pub drift_ppb: i64,
             pub start: u64,
@@ -280,8 +280,8 @@ pub mod config {
             Freeze,
             Resume,
             Drift,
-            Mute,
-            Speak,
+            FailReads,
+            AllowReads,
         }
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
         pub struct Port {
@@ -651,7 +651,7 @@ pub mod config {
                 overrides: &[(String, String)],
             ) -> Self {}
             pub fn text(&self) -> &str {}
-            pub fn settings(&self) -> impl Iterator<Item = &str> {}
+            pub fn overrides(&self) -> impl Iterator<Item = &str> {}
             pub fn path(&self) -> &Path {}
             pub fn resolve(&self, path: &Path) -> PathBuf {}
             pub fn folder(&self) -> &Path {}

@@ -9,7 +9,7 @@ mod counter {
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct CounterSpec {
         pub khz: u64,
-        pub says_khz: bool,
+        pub reports_khz: bool,
         pub drift_ppb: i64,
         pub start: u64,
         pub events: Vec<(Nanos, CounterEvent)>,
@@ -22,8 +22,8 @@ mod counter {
         Freeze,
         Resume,
         Drift(i64),
-        Mute(i32),
-        Speak,
+        FailReads(i32),
+        AllowReads,
     }
 }
 mod counters {

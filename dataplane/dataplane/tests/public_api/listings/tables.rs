@@ -138,7 +138,7 @@ mod first {
     impl First for Wide {}
 }
 mod form {
-    pub trait Form {
+    pub trait AddressFamily {
         type Address: Copy;
         const BITS: u8;
         type First: First;
@@ -153,25 +153,25 @@ mod form {
         fn words(boundaries: &[u64]) -> [u64; WORDS];
     }
     pub struct V4;
-    impl Form for V4 {}
+    impl AddressFamily for V4 {}
     pub struct V6;
-    impl Form for V6 {}
+    impl AddressFamily for V6 {}
 }
 pub mod lpm {
     pub type Lpm4 = Lpm<V4>;
     pub type Lpm6 = Lpm<V6>;
-    pub struct Lpm<F: Form>(_);
-    pub struct LpmView<F: Form>(_);
+    pub struct Lpm<F: AddressFamily>(_);
+    pub struct LpmView<F: AddressFamily>(_);
     pub type View4 = LpmView<V4>;
     pub type View6 = LpmView<V6>;
-    impl<F: Form> Clone for LpmView<F> {}
-    impl<F: Form> std::fmt::Debug for LpmView<F> {}
-    impl<F: Form> LpmView<F> {
+    impl<F: AddressFamily> Clone for LpmView<F> {}
+    impl<F: AddressFamily> std::fmt::Debug for LpmView<F> {}
+    impl<F: AddressFamily> LpmView<F> {
         pub fn lookup(&self, address: F::Address) -> Option<u32> {}
         pub fn lookup_batch(&self, addresses: &[F::Address], values: &mut [u32]) {}
     }
-    impl<F: Form> std::fmt::Debug for Lpm<F> {}
-    impl<F: Form> Lpm<F> {
+    impl<F: AddressFamily> std::fmt::Debug for Lpm<F> {}
+    impl<F: AddressFamily> Lpm<F> {
         pub fn new() -> Result<Self, TableError> {}
         pub fn with_lines(most: usize) -> Result<Self, TableError> {}
         pub fn view(&self) -> LpmView<F> {}
