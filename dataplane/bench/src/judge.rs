@@ -105,6 +105,8 @@ pub struct Judge {
     /// The sequence number and the latency of the last packet.
     last: Option<(u64, u64)>,
     last_at: u64,
+    /// The time after which the stream sends no packet.
+    expected_end: u64,
     /// The time of the last transmission, and the time for draining. `None` while packets are sent.
     sending_end: Option<(u64, u64)>,
     gaps: [Gap; STORED_GAPS],
@@ -151,6 +153,7 @@ impl Judge {
             jitter: histogram(),
             last: None,
             last_at: 0,
+            expected_end: u64::MAX,
             sending_end: None,
             gaps: [Gap::default(); STORED_GAPS],
             gap_count: 0,
@@ -164,6 +167,7 @@ impl Judge {
         self.counts = Counts::default();
         self.window.fill(ARRIVED);
         (self.next, self.position, self.last, self.last_at) = (0, 0, None, 0);
+        self.expected_end = u64::MAX;
         self.sending_end = None;
         self.latency.reset();
         self.jitter.reset();
@@ -175,6 +179,12 @@ impl Judge {
     pub fn count_by_time(&mut self, intervals: Intervals) {
         self.series.resize(intervals.count, Point::default());
         self.cursor = Cursor::new(intervals);
+    }
+
+    /// Sets the times of the first and of the last transmission of the stream. The times before and after do not count as
+    /// gaps. Call this function after [`Judge::start`].
+    pub fn expect(&mut self, first: u64, last: u64) {
+        (self.last_at, self.expected_end) = (first, last);
     }
 
     /// Notes the time `end` of the last transmission. Without a queue in the device, the last packet arrives at `end`
@@ -273,7 +283,7 @@ impl Judge {
     /// transmission.
     pub fn finish(&mut self, sent: u64, end: u64) -> Judgement {
         if sent > 0 {
-            self.note_gap(end);
+            self.note_gap(end.min(self.expected_end));
         }
         let mut counts = self.counts;
         counts.lost = sent.saturating_sub(counts.received + counts.corrupted + counts.late);

@@ -4,6 +4,7 @@
 //! | module | responsibility |
 //! | --- | --- |
 //! | [`signature`] | the signature in the payload of each packet |
+//! | [`config`] | the keys of a stream |
 //! | [`values`], [`stream`] | the frames of a stream, and the values of their fields |
 //! | [`replay`] | the frames of a capture |
 //! | [`rate`] | rates in packets, bits, or percent of the line |
@@ -21,6 +22,8 @@
 
 pub mod command;
 pub mod compare;
+pub mod config;
+mod headers;
 pub mod html;
 pub mod judge;
 pub mod rate;

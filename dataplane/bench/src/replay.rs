@@ -130,7 +130,7 @@ fn template(mut frame: Vec<u8>, rewrite: &Rewrite) -> Template {
                 filler,
                 signature: Some(end - LENGTH),
                 odd: (end - LENGTH - l4) % 2 == 1,
-                checksums: Checksums { ip: None, l4: has_checksum.then_some(checksum), is_udp },
+                checksums: Checksums { l4: has_checksum.then_some(checksum), is_udp, ..Checksums::default() },
                 ..template
             };
         }

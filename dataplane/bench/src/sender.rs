@@ -4,9 +4,10 @@ use dataplane::clock::Stamp;
 use dataplane::mem::{Batch, Pool};
 use dataplane::units::Nanos;
 
+use crate::config::Spacing;
 use crate::series::{Cursor, Intervals};
 use crate::signature::{Key, Signature};
-use crate::stream::{Spacing, Stream};
+use crate::stream::Stream;
 use crate::template::{Field, Template};
 use crate::values::Random;
 
@@ -31,6 +32,12 @@ pub struct Sender {
     random: Random,
     key: Key,
     place: usize,
+    /// The number of packets that are sent back to back.
+    burst: u64,
+    /// The packets that are left in the current burst.
+    left: u64,
+    /// The first and the last time at which the stream sends, in nanoseconds.
+    active: (u64, u64),
     /// The mean time between packets, with its fraction. 0 means as fast as possible.
     interval: u64,
     /// The time of the next packet, with its fraction.
@@ -65,6 +72,9 @@ impl Sender {
             random: Random::new(stream.seed),
             key: Key::new(0),
             place: 0,
+            burst: stream.burst,
+            left: stream.burst,
+            active: stream.active,
             interval: 0,
             next: 0,
             end: 0,
@@ -80,7 +90,7 @@ impl Sender {
 
     /// Starts a trial of `duration` nanoseconds with `rate` packets per second, or as many as possible. The packets of a
     /// trial do not depend on earlier trials. `catch_up` is the maximum delay of a packet in nanoseconds. `key` is the
-    /// key of the signatures. `phase` is the time of the first packet as a fraction of the interval.
+    /// key of the signatures. `phase` is the time of the first packet as a fraction of the time between two bursts.
     pub fn start(&mut self, key: Key, rate: Option<f64>, duration: u64, catch_up: u64, phase: f64) {
         self.key = key;
         self.fields.clone_from(&self.first_fields);
@@ -88,8 +98,10 @@ impl Sender {
         self.place = 0;
         self.interval = interval(rate);
         self.change = (u64::MAX, 0);
-        self.next = (self.interval as f64 * phase) as u64;
-        self.end = duration.min(LONGEST_TRIAL) << FRACTION;
+        self.left = self.burst;
+        let (start, stop) = self.active;
+        self.next = (start.min(LONGEST_TRIAL) << FRACTION) + (self.period() as f64 * phase) as u64;
+        self.end = duration.min(stop).min(LONGEST_TRIAL) << FRACTION;
         self.catch_up = catch_up.min(LONGEST_TRIAL) << FRACTION;
         (self.sent, self.unsigned, self.missed) = (0, 0, 0);
         self.series.clear();
@@ -106,9 +118,15 @@ impl Sender {
         self.change = (at.min(LONGEST_TRIAL) << FRACTION, interval(rate));
     }
 
+    /// Returns the time between two bursts, with its fraction.
+    fn period(&self) -> u64 {
+        self.interval.saturating_mul(self.burst)
+    }
+
     #[cold]
     fn apply_change(&mut self) {
         self.interval = self.change.1;
+        self.left = self.burst;
         self.next = self.change.0;
         self.change.0 = u64::MAX;
     }
@@ -121,7 +139,7 @@ impl Sender {
             self.apply_change();
         }
         if self.interval == 0 {
-            return now < self.end;
+            return self.next <= now && now < self.end;
         }
         if self.next >= self.end || self.next > now {
             return false;
@@ -139,9 +157,12 @@ impl Sender {
     #[cold]
     fn skip(&mut self, until: u64) {
         let until = until.min(self.end);
-        let missed = until.saturating_sub(self.next).div_ceil(self.interval);
-        self.missed += missed;
-        self.next += missed * self.interval;
+        let bursts = until.saturating_sub(self.next).div_ceil(self.period());
+        if bursts > 0 {
+            self.missed += self.left + (bursts - 1) * self.burst;
+            self.left = self.burst;
+            self.next += bursts * self.period();
+        }
     }
 
     /// Returns whether the stream now sends as fast as possible.
@@ -187,11 +208,15 @@ impl Sender {
             self.unsigned += 1;
         }
         self.place = if self.place + 1 < round { self.place + 1 } else { 0 };
-        self.next += match self.spacing {
-            Spacing::Constant => self.interval,
-            Spacing::File => (template.gap * self.interval as f64) as u64,
-            Spacing::Poisson => (-self.random.fraction().ln() * self.interval as f64) as u64,
-        };
+        self.left -= 1;
+        if self.left == 0 {
+            self.left = self.burst;
+            self.next += match self.spacing {
+                Spacing::Constant => self.period(),
+                Spacing::File => (template.gap * self.interval as f64) as u64,
+                Spacing::Poisson => (-self.random.fraction().ln() * self.period() as f64) as u64,
+            };
+        }
         true
     }
 

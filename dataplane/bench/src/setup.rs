@@ -1,16 +1,18 @@
 //! Reads the streams and the ports from a config or from the command line.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use dataplane::config::{Diagnostics, Source};
 use dataplane::header::MacAddr;
 use dataplane::runtime::{Assembly, assemble};
 use dataplane::topology::Topology;
+use dataplane::units::Period;
 use dataplane::{Error, Result};
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::rate::Rate;
+use crate::rate::{LINE_OVERHEAD, Rate};
 use crate::signature::MAX_STREAMS;
 use crate::stream::{Sizes, Stream, StreamConfig, StreamPort};
 
@@ -112,7 +114,8 @@ fn checked(streams: &[Placed], ports: &[StreamPort]) -> Result<Vec<Stream>> {
     let mut names = Vec::new();
     let mut checked = Vec::new();
     for (number, (place, config)) in streams.iter().enumerate() {
-        let stream = Stream::new(config, number, ports).map_err(|why| Error::Config(format!("{place}: {why}")))?;
+        let mut stream = Stream::new(config, number, ports).map_err(|why| Error::Config(format!("{place}: {why}")))?;
+        stream.place.clone_from(place);
         if names.contains(&stream.name) {
             let name = &stream.name;
             return Err(Error::Config(format!(
@@ -248,11 +251,54 @@ pub fn weigh_by_rates(streams: &mut [Stream], lines: &[Option<u64>]) {
     }
 }
 
+/// Checks that the streams of each port together do not exceed the line at any time.
+fn check_lines(streams: &[Stream], rates: &[Option<f64>], lines: &[Option<u64>]) -> Result<()> {
+    for stream in streams {
+        let Some(line) = lines.get(stream.from).copied().flatten() else { continue };
+        // The sum is highest at the start of a stream.
+        let at = stream.active.0;
+        let active =
+            |(other, _): &(&Stream, _)| other.from == stream.from && other.active.0 <= at && at < other.active.1;
+        let sums = streams.iter().zip(rates).filter(active);
+        let bits: f64 = sums.map(|(it, rate)| rate.unwrap_or(0.0) * (it.mean_size + LINE_OVERHEAD) * 8.0).sum();
+        if bits > line as f64 * 1.000_001 {
+            return Err(Error::Config(format!(
+                "{}: the streams of the port together have {:.1} % of the line of {} Mbps; help: reduce the rates to at \
+                 most 100 %",
+                stream.place,
+                bits / line as f64 * 100.0,
+                line / 1_000_000
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that each stream starts before the end of the trial.
+///
+/// # Errors
+/// Returns [`Error::Config`] for the first stream that starts later.
+pub fn check_times(streams: &[Stream], duration: Duration) -> Result<()> {
+    match streams.iter().find(|stream| u128::from(stream.active.0) >= duration.as_nanos()) {
+        None => Ok(()),
+        Some(Stream { place, .. }) => Err(Error::Config(format!(
+            "{place}: `start` is not before the end of the trial ({}); help: use an earlier `start`, or a longer --for",
+            Period(duration)
+        ))),
+    }
+}
+
 /// Returns the share of each stream in the load of all ports. All sending ports send the same number of packets.
 ///
 /// # Errors
-/// Returns [`Error::Config`] if only some streams have a rate other than "max".
+/// Returns [`Error::Config`] if only some streams have a rate other than "max", or if a stream has a start or stop time.
 pub fn shares(streams: &[Stream], lines: &[Option<u64>]) -> Result<Vec<f64>> {
+    if let Some(Stream { place, .. }) = streams.iter().find(|stream| stream.active != (0, u64::MAX)) {
+        return Err(Error::Config(format!(
+            "{place}: this method has trials of several durations, so streams cannot have `start` or `stop`; help: remove \
+             these keys, or use `bench rate` or `bench soak`"
+        )));
+    }
     let rates = rates(streams, Some(Rate::Packets(1.0)), lines)?;
     let whole: f64 = rates.iter().flatten().sum();
     Ok(rates.iter().map(|rate| rate.unwrap_or(0.0) / whole).collect())
@@ -270,18 +316,20 @@ pub fn rates(streams: &[Stream], total: Option<Rate>, lines: &[Option<u64>]) -> 
         Some(rate) => rate
             .packets(stream.mean_size, line(stream))
             .map(Some)
-            .map_err(|why| Error::Config(format!("stream `{}`: {why}", stream.name))),
+            .map_err(|why| Error::Config(format!("{}: {why}", stream.place))),
     };
     let Some(total) = total else {
         let rate = |stream: &Stream| {
             own(stream)?.ok_or_else(|| {
-                let name = &stream.name;
+                let Stream { name, place, .. } = stream;
                 Error::Config(format!(
-                    "the stream `{name}` has no rate; help: add --rate RATE, or `rate` to the stream"
+                    "{place}: the stream `{name}` has no rate; help: add --rate RATE, or `rate` to the stream"
                 ))
             })
         };
-        return streams.iter().map(rate).collect();
+        let rates = streams.iter().map(rate).collect::<Result<Vec<_>>>()?;
+        check_lines(streams, &rates, lines)?;
+        return Ok(rates);
     };
     if total == Rate::Max {
         return Ok(vec![None; streams.len()]);

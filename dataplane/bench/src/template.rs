@@ -8,6 +8,8 @@ use crate::values::Cycle;
 pub(crate) struct Template {
     /// The frame. Fields with several values are 0, and so is the signature.
     pub(crate) frame: Box<[u8]>,
+    /// The sum of the IPv4 header outside a tunnel, for its checksum.
+    pub(crate) outer_sum: u16,
     /// The sum of the IPv4 header, for its checksum.
     pub(crate) ip_sum: u16,
     /// The sum of the pseudo header, the header and the payload, for the checksum after the IP header.
@@ -28,6 +30,8 @@ pub(crate) struct Template {
 /// The offsets of the checksums that are written in each packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Checksums {
+    /// The offset of the checksum of the IPv4 header outside a tunnel.
+    pub(crate) outer: Option<usize>,
     /// The offset of the IPv4 header checksum. `None` for IPv6, and for captures, whose header fields are constant.
     pub(crate) ip: Option<usize>,
     /// The offset of the checksum after the IP header, or `None` if the frame has no such checksum.
@@ -41,6 +45,7 @@ impl Template {
     pub(crate) fn unsigned(frame: &[u8]) -> Self {
         Self {
             frame: frame.into(),
+            outer_sum: 0,
             ip_sum: 0,
             l4_sum: 0,
             filler_sum: 0,
@@ -56,6 +61,7 @@ impl Template {
     #[inline]
     pub(crate) fn write(&self, fields: &mut [Field], signature: &[u8; LENGTH], data: &mut [u8]) {
         let (mut ip_sum, mut l4) = (u64::from(self.ip_sum), u64::from(self.l4_sum));
+        let mut outer_sum = u64::from(self.outer_sum);
         for field in fields {
             let bytes = field.cycle.next().to_be_bytes();
             let value = &bytes[16 - field.width..];
@@ -63,8 +69,9 @@ impl Template {
                 place.copy_from_slice(value);
             }
             let sum = u64::from(ones_sum(value));
-            ip_sum += if field.in_ip { sum } else { 0 };
-            l4 += if field.in_l4 { sum } else { 0 };
+            outer_sum += if field.sums.outer { sum } else { 0 };
+            ip_sum += if field.sums.ip { sum } else { 0 };
+            l4 += if field.sums.l4 { sum } else { 0 };
         }
         if let Some(place) = self.signature.and_then(|at| data.get_mut(at..at + LENGTH)) {
             place.copy_from_slice(signature);
@@ -76,7 +83,10 @@ impl Template {
                 place.copy_from_slice(&value.to_be_bytes());
             }
         };
-        let Checksums { ip, l4: l4_offset, is_udp } = self.checksums;
+        let Checksums { outer, ip, l4: l4_offset, is_udp } = self.checksums;
+        if let Some(offset) = outer {
+            put(offset, !fold(outer_sum));
+        }
         if let Some(offset) = ip {
             put(offset, !fold(ip_sum));
         }
@@ -94,9 +104,17 @@ pub(crate) struct Field {
     pub(crate) offset: usize,
     /// The width in bytes.
     pub(crate) width: usize,
-    /// Whether the field is part of the IPv4 header checksum.
-    pub(crate) in_ip: bool,
-    /// Whether the field is part of the checksum after the IP header.
-    pub(crate) in_l4: bool,
+    pub(crate) sums: Sums,
     pub(crate) cycle: Cycle,
+}
+
+/// The checksums that a field is part of.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sums {
+    /// The checksum of the IPv4 header outside a tunnel.
+    pub(crate) outer: bool,
+    /// The checksum of the IPv4 header.
+    pub(crate) ip: bool,
+    /// The checksum after the IP header.
+    pub(crate) l4: bool,
 }

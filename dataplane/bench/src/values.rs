@@ -1,16 +1,20 @@
-//! The values of a header field: one value, a list, or a range whose values are taken in turn or at random.
+//! The values of a header field: one value, a list, or a range whose values are taken in turn, at random, or by Zipf's law.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use dataplane::header::MacAddr;
 use serde::de::value::{MapAccessDeserializer, StrDeserializer, U64Deserializer};
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+/// The maximum number of values of a range with Zipf's law. The memory is 8 bytes per value.
+pub const MAX_ZIPF: u64 = 1 << 20;
+
 /// The values that a header field takes, one for each packet.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Values<T> {
     /// The same value in each packet.
     One(T),
@@ -21,7 +25,7 @@ pub enum Values<T> {
 }
 
 /// A range of values: `first`, `first + step`, `first + 2 * step` and so on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ValueRange<T> {
     /// The first value.
@@ -34,6 +38,9 @@ pub struct ValueRange<T> {
     /// Whether each packet gets a random value of the range. Otherwise, the packets get the values in turn.
     #[serde(default)]
     pub random: bool,
+    /// The exponent of Zipf's law. The packets get random values, and the probability of value number `k` is proportional
+    /// to `1 / k^zipf`. The first value has number 1.
+    pub zipf: Option<f64>,
 }
 
 const fn one() -> u64 {
@@ -51,6 +58,24 @@ pub trait FieldValue: Copy {
 impl FieldValue for u16 {
     fn bits(self) -> u32 {
         16
+    }
+    fn number(self) -> u128 {
+        self.into()
+    }
+}
+
+impl FieldValue for u32 {
+    fn bits(self) -> u32 {
+        32
+    }
+    fn number(self) -> u128 {
+        self.into()
+    }
+}
+
+impl FieldValue for u64 {
+    fn bits(self) -> u32 {
+        64
     }
     fn number(self) -> u128 {
         self.into()
@@ -104,8 +129,9 @@ impl<T: fmt::Display> fmt::Display for Values<T> {
         match self {
             Self::One(value) => value.fmt(f),
             Self::List(values) => f.write_str(&values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
-            Self::Range(ValueRange { first, count, step, random }) => {
-                write!(f, "{count} from {first} step {step}{}", if *random { " random" } else { "" })
+            Self::Range(ValueRange { first, count, step, random, zipf }) => {
+                write!(f, "{count} from {first} step {step}{}", if *random { " random" } else { "" })?;
+                zipf.map_or(Ok(()), |zipf| write!(f, " zipf {zipf}"))
             }
         }
     }
@@ -151,6 +177,15 @@ impl<T: FieldValue> Values<T> {
             Self::Range(ValueRange { count: 0, .. }) => {
                 Err(format!("`{key}` has the count 0; help: set count to at least 1"))
             }
+            Self::Range(ValueRange { zipf: Some(zipf), .. }) if !(*zipf > 0.0 && zipf.is_finite()) => {
+                Err(format!("`{key}` has zipf = {zipf}; help: use an exponent above 0, such as zipf = 1.0"))
+            }
+            Self::Range(ValueRange { zipf: Some(_), random: true, .. }) => {
+                Err(format!("`{key}` has both `random` and `zipf`; help: remove `random`"))
+            }
+            Self::Range(ValueRange { zipf: Some(_), count, .. }) if *count > MAX_ZIPF => {
+                Err(format!("`{key}` has {count} values with `zipf`; help: use at most {MAX_ZIPF} values"))
+            }
             Self::Range(range) => {
                 let span = u128::from(range.count - 1) * u128::from(range.step);
                 match range.first.number().checked_add(span) {
@@ -171,9 +206,12 @@ impl<T: FieldValue> Values<T> {
             Self::List(values) => Cycle::List { values: values.iter().map(|value| value.number()).collect(), at: 0 },
             Self::Range(range) => {
                 let (first, step, count) = (range.first.number(), range.step.into(), range.count.max(1));
-                match range.random {
-                    true => Cycle::Random { first, step, count, random: Random::new(seed) },
-                    false => Cycle::Count { first, step, count, at: 0 },
+                match (range.zipf, range.random) {
+                    (Some(zipf), _) => {
+                        Cycle::Zipf { first, step, table: alias_table(zipf, count), random: Random::new(seed) }
+                    }
+                    (None, true) => Cycle::Random { first, step, count, random: Random::new(seed) },
+                    (None, false) => Cycle::Count { first, step, count, at: 0 },
                 }
             }
         }
@@ -185,10 +223,48 @@ impl<T: FieldValue> Values<T> {
 pub(crate) enum Cycle {
     Count { first: u128, step: u128, count: u64, at: u64 },
     Random { first: u128, step: u128, count: u64, random: Random },
+    Zipf { first: u128, step: u128, table: Arc<[Alias]>, random: Random },
     List { values: Box<[u128]>, at: usize },
 }
 
+/// An entry of an alias table: with the probability `threshold / 2^32`, the entry stands for its own index, and otherwise
+/// for the index `other`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Alias {
+    threshold: u32,
+    other: u32,
+}
+
+/// Returns the alias table (Vose's method) of the numbers 0 to `count - 1` with Zipf's law. A random entry of the table
+/// then gives each number with the right probability, without a search.
+fn alias_table(exponent: f64, count: u64) -> Arc<[Alias]> {
+    let weights: Vec<f64> = (1..=count).map(|number| libm::pow(number as f64, -exponent)).collect();
+    let mean = weights.iter().sum::<f64>() / count as f64;
+    let mut shares: Vec<f64> = weights.iter().map(|weight| weight / mean).collect();
+    let mut table = vec![Alias { threshold: u32::MAX, other: 0 }; shares.len()];
+    let (mut large, mut small): (Vec<usize>, Vec<usize>) = (0..shares.len()).partition(|index| shares[*index] >= 1.0);
+    while let (Some(less), Some(more)) = (small.pop(), large.pop()) {
+        table[less] = Alias { threshold: (shares[less] * f64::from(u32::MAX)) as u32, other: more as u32 };
+        shares[more] -= 1.0 - shares[less];
+        if shares[more] < 1.0 { small.push(more) } else { large.push(more) }
+    }
+    // The shares of the rest are 1, except for rounding errors.
+    for rest in large.into_iter().chain(small) {
+        table[rest].other = rest as u32;
+    }
+    table.into()
+}
+
 impl Cycle {
+    /// Returns the sequence with `base` added to each value.
+    pub(crate) fn plus(mut self, base: u128) -> Self {
+        match &mut self {
+            Self::List { values, .. } => values.iter_mut().for_each(|value| *value += base),
+            Self::Count { first, .. } | Self::Random { first, .. } | Self::Zipf { first, .. } => *first += base,
+        }
+        self
+    }
+
     /// Returns the next value.
     #[inline]
     pub(crate) fn next(&mut self) -> u128 {
@@ -199,6 +275,14 @@ impl Cycle {
                 value
             }
             Self::Random { first, step, count, random } => *first + *step * u128::from(random.below(*count)),
+            Self::Zipf { first, step, table, random } => {
+                let index = random.below(table.len() as u64);
+                let index = match table.get(index as usize) {
+                    Some(entry) if random.next() as u32 > entry.threshold => u64::from(entry.other),
+                    _ => index,
+                };
+                *first + *step * u128::from(index)
+            }
             Self::List { values, at } => {
                 let value = values.get(*at).copied().unwrap_or(0);
                 *at = if *at + 1 < values.len() { *at + 1 } else { 0 };

@@ -169,3 +169,16 @@ fn reordering_has_the_extents_of_the_standard() {
         );
     }
 }
+
+#[test]
+fn times_before_the_start_and_after_the_stop_of_a_stream_are_not_gaps() {
+    let mut judge = Judge::new(16, Limits { late: 1_000, gap: 100 });
+    judge.start();
+    judge.expect(500, 900);
+    for (sequence, at) in [(0, 510), (1, 750), (2, 890)] {
+        judge.arrive(Arrival { sequence, at, latency: 10, corrupted: false }, 3);
+    }
+    let judgement = judge.finish(3, 2_000);
+    assert_eq!(judgement.gap_count, 2);
+    assert_eq!(judgement.gaps, [Gap { start: 510, length: 240 }, Gap { start: 750, length: 140 }]);
+}

@@ -240,7 +240,7 @@ fn mistakes_have_a_fix() {
         ("capture = '/no such file'".to_owned(), "`capture` /no such file: No such file or directory"),
         (format!("capture = '{}'", text.display()), "not a capture"),
         (format!("capture = '{}'", empty.display()), "has no frames; help:"),
-        (format!("capture = '{dns}'\nsize = 100"), "help: remove these keys"),
+        (format!("capture = '{dns}'\nsize = 100"), "help: remove `size`"),
         (format!("capture = '{dns}'\nspeed = 0.0"), "`speed` is 0; help: use a factor above 0"),
         (
             format!("capture = '{dns}'\nrewrite = {{ '10.0.0.0/8' = '10.0.0.0/9' }}"),

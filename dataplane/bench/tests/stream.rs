@@ -172,6 +172,138 @@ fn sizes_have_the_weights_of_the_mix() {
     assert_eq!(lengths, [70, 80, 70, 70, 80, 70]);
 }
 
+/// Returns the packet inside a tunnel as a frame, and the outer headers as text. Checks the lengths and checksums of the
+/// outer headers.
+fn unwrap_tunnel(frame: &[u8]) -> (String, Vec<u8>) {
+    let sliced = SlicedPacket::from_ethernet(frame).unwrap();
+    let tags: Vec<_> = sliced
+        .link_exts
+        .iter()
+        .map(|tag| match tag {
+            LinkExtSlice::Vlan(tag) => {
+                format!("vlan {} {} ", tag.vlan_identifier().value(), tag.priority_code_point().value())
+            }
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let mut text = tags.concat();
+    let net = sliced.net.as_ref().unwrap();
+    match net {
+        NetSlice::Ipv4(ip) => {
+            let header = ip.header().to_header();
+            assert_eq!(header.calc_header_checksum(), header.header_checksum);
+            assert_eq!(usize::from(header.total_len), frame.len() - 14 - 4 * sliced.link_exts.len());
+            let (source, to) = (ip.header().source_addr(), ip.header().destination_addr());
+            text += &format!("{source} {to} ttl {}", header.time_to_live);
+        }
+        NetSlice::Ipv6(ip) => {
+            let header = ip.header();
+            text += &format!("{} {} ttl {}", header.source_addr(), header.destination_addr(), header.hop_limit());
+        }
+        other => panic!("{other:?}"),
+    }
+    if let Some(TransportSlice::Udp(udp)) = &sliced.transport {
+        assert_eq!((udp.destination_port(), udp.checksum()), (4789, 0));
+        let (header, inner) = udp.payload().split_at(8);
+        assert_eq!((header[0], header[7]), (8, 0));
+        let vni = u32::from_be_bytes([0, header[4], header[5], header[6]]);
+        text += &format!(" vxlan {vni} from {}", udp.source_port());
+        return (text, inner.to_vec());
+    }
+    let content = net.ip_payload_ref().unwrap();
+    assert_eq!(content.ip_number.0, 47);
+    let header = if content.payload[0] == 0x20 { 8 } else { 4 };
+    text += &format!(" gre {:02x?}", &content.payload[..header]);
+    let mut inner = vec![0; 12];
+    inner.extend(&content.payload[2..4]);
+    inner.extend(&content.payload[header..]);
+    (text, inner)
+}
+
+#[test]
+fn tunnels_carry_valid_packets_with_signatures() {
+    let outer = "src_ip = '10.0.0.1', dst_ip = ['10.0.0.2', '10.0.0.3'], ttl = 9";
+    let outer_v6 = "src_ip = '2001:db8::1', dst_ip = { first = '2001:db8::2', count = 2 }";
+    let cases = [
+        (format!("kind = 'gre', {outer}"), "10.0.0.3 ttl 9 gre [00, 00, 08, 00]"),
+        (format!("kind = 'gre', key = [7, 258], {outer}"), "10.0.0.3 ttl 9 gre [20, 00, 08, 00, 00, 00, 01, 02]"),
+        (format!("kind = 'gre', {outer_v6}"), "2001:db8::3 ttl 64 gre [00, 00, 08, 00]"),
+        (format!("kind = 'vxlan', {outer}"), "10.0.0.3 ttl 9 vxlan 1 from 49152"),
+        (
+            format!("kind = 'vxlan', vni = [1, 66051], src_port = {{ first = 50000, count = 2 }}, {outer}"),
+            "10.0.0.3 ttl 9 vxlan 66051 from 50001",
+        ),
+        (format!("kind = 'vxlan', {outer_v6}"), "2001:db8::3 ttl 64 vxlan 1 from 49152"),
+    ];
+    for (tunnel, expected) in cases {
+        for protocol in ["udp", "tcp", "icmp"] {
+            for size in ["", "size = 201", "size = 1514"] {
+                for vlan in ["", "vlan = 5\n"] {
+                    let keys = format!(
+                        "{vlan}protocol = '{protocol}'\n{size}\nsrc_port = {{ first = 1, count = 9 }}\n\
+                         dst_ip = ['198.19.0.1', '198.19.0.2']\ntunnel = {{ {tunnel} }}"
+                    );
+                    let all = frames(&keys, 2);
+                    let (text, inner) = unwrap_tunnel(&all[1]);
+                    assert!(text.ends_with(expected), "{keys}: {text}");
+                    assert_eq!(text.starts_with("vlan 5 0"), !vlan.is_empty(), "{keys}: {text}");
+                    assert!(describe(&inner, 1).starts_with("198.18.0.1 198.19.0.2 ttl 64"), "{keys}");
+                }
+            }
+        }
+    }
+    let v6 = "src_ip = '2001:2::1'\ndst_ip = '2001:2::9'\n";
+    let (text, inner) = unwrap_tunnel(&frames(&format!("{v6}tunnel = {{ kind = 'gre', {outer} }}"), 1)[0]);
+    assert!(text.ends_with("gre [00, 00, 86, dd]"), "{text}");
+    assert_eq!(describe(&inner, 0), "2001:2::1 2001:2::9 ttl 64 udp 1024 9");
+    let keys = "tunnel = { kind = 'vxlan', src_mac = ['02:00:00:00:00:07', '02:00:00:00:00:08'], dst_mac = '02:00:00:00:00:09',
+        src_ip = '10.0.0.1', dst_ip = '10.0.0.2' }";
+    let inner = unwrap_tunnel(&frames(keys, 2)[1]).1;
+    assert_eq!(inner[..12], [2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8]);
+}
+
+#[test]
+fn frames_have_several_vlan_tags() {
+    let keys = "tags = [{ id = [100, 200], type = 0x88a8, priority = 3 }, { id = 7 }]\nsize = 100";
+    let all = frames(keys, 2);
+    assert_eq!(all[1][12..22], [0x88, 0xa8, 0x60, 200, 0x81, 0, 0, 7, 8, 0]);
+    assert_eq!(describe(&all[1], 1), "vlan 200 3 vlan 7 0 198.18.0.1 198.19.0.1 ttl 64 dscp 0 udp 1024 9");
+}
+
+#[test]
+fn raw_headers_and_payloads_are_sent_unchanged() {
+    let keys = "raw = '0200 0000 0009 02:00:00:00:00:08 88b5 0000 00ff'\n\
+                fields = [{ offset = 14, bytes = 2, values = { first = 0x1234, count = 2 } }]";
+    let all = frames(keys, 2);
+    assert_eq!(all[1][..18], [2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 0x88, 0xb5, 0x12, 0x35, 0, 0xff]);
+    assert_eq!(all[1].len(), 60);
+    let found = Signature::find(&all[1], KEY).unwrap();
+    assert_eq!((found.signature.sequence, found.offset), (1, 42));
+    let all = frames("payload = '000a 0100'\nsize = 70", 1);
+    assert_eq!(all[0][42..46], [0, 10, 1, 0]);
+    describe(&all[0], 0);
+}
+
+#[test]
+fn zipf_values_have_the_probabilities_of_the_law() {
+    let keys = "src_port = { first = 1000, count = 100, zipf = 1.2 }";
+    let mut counts = [0u32; 100];
+    for text in described(keys, 20_000) {
+        let port: usize = text.split(' ').rev().nth(1).unwrap().parse().unwrap();
+        counts[port - 1000] += 1;
+    }
+    let weights: Vec<f64> = (1..=100).map(|rank| f64::from(rank).powf(-1.2)).collect();
+    let sum: f64 = weights.iter().sum();
+    // The chi-square statistic of 99 degrees of freedom is below 200 with a probability of more than 0.9999999.
+    let square = counts.iter().zip(&weights).map(|(count, weight)| {
+        let expected = weight / sum * 20_000.0;
+        (f64::from(*count) - expected).powi(2) / expected
+    });
+    let square: f64 = square.sum();
+    assert!(square < 200.0, "{square}: {counts:?}");
+    assert_eq!(described(keys, 50), described(keys, 50));
+}
+
 /// Returns the times at which a sender sends, if the tester polls at each of `polls`.
 fn sent_times(
     keys: &str,
@@ -233,6 +365,41 @@ fn pause_of_the_tester_is_caught_up_only_for_a_limited_time() {
 }
 
 #[test]
+fn bursts_are_sent_back_to_back_with_the_mean_rate() {
+    let (times, missed) = sent_times("burst = 8", 1000.0, 1_000_000_000, 10_000, (0..=1_000_000_000).step_by(1000));
+    assert_eq!((times.len(), missed), (1000, 0));
+    for (number, time) in times.iter().enumerate() {
+        assert_eq!(*time, number as u64 / 8 * 8_000_000);
+    }
+    let (times, _) =
+        sent_times("burst = 4\nspacing = 'poisson'", 10_000.0, 2_000_000_000, 10_000, (0..2_000_000_000).step_by(1000));
+    assert!((18_000..22_000).contains(&times.len()), "{}", times.len());
+    assert!(times.chunks_exact(4).all(|burst| burst[0] == burst[3]));
+}
+
+#[test]
+fn whole_bursts_are_missed_after_a_long_pause() {
+    // The tester does not poll from 100 us to 200 us, with a burst of 10 packets each 10 us.
+    let polls = || (0..100_000).chain(200_000..300_000).step_by(100);
+    let (times, missed) = sent_times("burst = 10", 1e6, 300_000, 20_000, polls());
+    assert_eq!((times.len() as u64 + missed, missed % 10), (300, 0));
+    assert!((70..=80).contains(&missed), "{missed}");
+}
+
+#[test]
+fn stream_sends_only_between_its_start_and_its_stop() {
+    let polls = || (0..=1_000_000_000).step_by(1000);
+    let (times, missed) = sent_times("start = '200ms'\nstop = '700ms'", 1000.0, 1_000_000_000, 10_000, polls());
+    assert_eq!((times.len(), missed), (500, 0));
+    assert_eq!((times[0], times[499]), (200_000_000, 699_000_000));
+    let stream = Stream::new(&config("start = '1ms'\nstop = '2ms'"), 0, &ports()).unwrap();
+    let mut sender = Sender::new(&stream, 0);
+    sender.start(KEY, None, 1_000_000_000, 0, 0.0);
+    let due = [0, 999_999, 1_000_000, 1_999_999, 2_000_000].map(|now| sender.is_due(now));
+    assert_eq!(due, [false, false, true, true, false]);
+}
+
+#[test]
 fn wrong_streams_are_refused_with_a_fix() {
     for (keys, expected) in [
         ("size = 59", "help: use sizes of 60 to 1514"),
@@ -249,6 +416,44 @@ fn wrong_streams_are_refused_with_a_fix() {
         ("dst_ip = { first = '255.255.255.255', count = 2 }", "exceeds the width"),
         ("dscp = 64", "`dscp` is 64; help: use a value up to 63"),
         ("weight = 0.0", "help: use a weight above 0"),
+        ("burst = 0", "help: use a burst of at least 1 packet"),
+        ("start = '2s'\nstop = '1s'", "`stop` 1s is not after `start` 2s"),
+        ("vlan = 1\ntags = [{ id = 2 }]", "help: move the tag of `vlan` into `tags`"),
+        ("tags = [{ id = 5000 }]", "`tags.id` reaches 5000; help: use values up to 4094"),
+        ("tags = [{ id = 1, priority = 8 }]", "`tags.priority` is 8"),
+        ("tags = [{ id = 1, type = 5 }]", "`tags.type` is 0x0005; help: use 0x8100"),
+        ("tags = [{ id = 1 }, { id = 1 }, { id = 1 }, { id = 1 }, { id = 1 }]", "help: use at most 4 tags"),
+        (
+            "tunnel = { kind = 'gre', vni = 1, src_ip = '1.1.1.1', dst_ip = '1.1.1.2' }",
+            "`tunnel.vni` belongs to a tunnel",
+        ),
+        (
+            "tunnel = { kind = 'vxlan', vni = 16777216, src_ip = '1.1.1.1', dst_ip = '1.1.1.2' }",
+            "`tunnel.vni` reaches 16777216",
+        ),
+        (
+            "tunnel = { kind = 'gre', src_ip = '1.1.1.1', dst_ip = '::2' }",
+            "help: set `tunnel.src_ip` to the same family",
+        ),
+        (
+            "size = 60\ntunnel = { kind = 'vxlan', src_ip = '1.1.1.1', dst_ip = '1.1.1.2' }",
+            "help: use sizes of 110 to 1514",
+        ),
+        ("raw = '0200'", "`raw` has 2 bytes; help: start with an Ethernet header"),
+        ("raw = '000000000001000000000002 0800'\ndst_port = 5", "`raw` has all headers, so `dst_port` has no effect"),
+        (
+            "raw = '000000000001000000000002 0800'\nfields = [{ offset = 13, bytes = 2, values = 1 }]",
+            "the field of 2 bytes at offset 13 does not fit into the 14 bytes of `raw`; help: use an offset up to 12",
+        ),
+        (
+            "raw = '000000000001000000000002 0800'\nfields = [{ offset = 1, bytes = 1, values = 256 }]",
+            "`fields.values` reaches 256; help: use values up to 255",
+        ),
+        ("fields = [{ offset = 1, bytes = 1, values = 2 }]", "`fields` changes bytes of `raw`"),
+        ("payload = '000102'\nsize = 60", "`payload` has 3 bytes, the signature has 18 bytes"),
+        ("src_port = { first = 1, count = 9, zipf = 0.0 }", "help: use an exponent above 0"),
+        ("src_port = { first = 1, count = 9, zipf = 1.0, random = true }", "help: remove `random`"),
+        ("src_ip = { first = '10.0.0.0', count = 2000000, zipf = 1.0 }", "help: use at most 1048576 values"),
     ] {
         let why = Stream::new(&config(keys), 0, &ports()).unwrap_err();
         assert!(why.contains(expected), "{keys}: {why}");
@@ -257,6 +462,8 @@ fn wrong_streams_are_refused_with_a_fix() {
         ("size = 'mix'", "`mix` is not a mix of sizes"),
         ("sizes = 60", "unknown field `sizes`"),
         ("dst_port = -1", "-1 is negative"),
+        ("raw = '123'", "`123` is not a list of bytes"),
+        ("tunnel = { kind = 'ipip', src_ip = '1.1.1.1', dst_ip = '1.1.1.2' }", "unknown variant `ipip`"),
         ("rate = 'fast'", "is not a rate above 0"),
     ] {
         let why = toml::from_str::<StreamConfig>(keys).unwrap_err().to_string();

@@ -318,6 +318,42 @@ fn rates_are_shared_by_weights_or_by_their_own_rates() {
     assert!(rates(both, Some("10%")).unwrap_err().contains("--line"));
     assert_eq!(rates("", Some("100%")).map(|rates| rates[0].map(f64::round)), Ok(Some(1_488_095.0)));
     assert!(rates("", Some("2Mpps")).unwrap_err().contains("134.4 % of the line"));
+    // The streams of a port share the line at each time.
+    let sum = "[[stream]]\nname = 'a'\nrate = '1Mpps'\n[[stream]]\nname = 'b'\nrate = '60%'\n";
+    let why = rates(sum, None).unwrap_err();
+    assert!(why.contains("bench.toml:9: the streams of the port together have 127.2 % of the line"), "{why}");
+    let one_after_the_other =
+        sum.replace("[[stream]]\nname = 'b'", "stop = '1s'\n[[stream]]\nname = 'b'\nstart = '1s'");
+    assert_eq!(rates(&one_after_the_other, None).map(|rates| rates.len()), Ok(2));
+    let above = "[[stream]]\nname = 'a'\nrate = '2Mpps'\n";
+    let why = rates(above, None).unwrap_err();
+    assert!(why.contains("bench.toml:9: the rate 2000000pps is 134.4 % of the line"), "{why}");
+}
+
+#[test]
+fn streams_send_at_their_times_in_the_trial() {
+    let streams =
+        "[[stream]]\nname = 'first'\nstop = '200ms'\n[[stream]]\nname = 'second'\nstart = '300ms'\nburst = 10\n";
+    let (report, _) = trial(&cable("", streams), &[1_000.0, 1_000.0], HALF_SECOND);
+    assert_eq!(report.streams.iter().map(|it| it.traffic.received).collect::<Vec<_>>(), [200, 200], "{report}");
+    // The tester never sends a packet before its time.
+    assert_eq!(report.streams[1].series.sent[..3], [0, 0, 0], "{report}");
+}
+
+#[test]
+fn start_and_stop_times_need_a_fitting_method_and_duration() {
+    let folder = Folder::new();
+    let config = cable("", "[[stream]]\nstart = '2s'\n");
+    let (_, set) = setup::load(&sources(&folder, &config)).unwrap();
+    let streams = set.streams(None).unwrap();
+    let why = setup::check_times(&streams, Duration::from_secs(2)).unwrap_err().to_string();
+    assert!(
+        why.contains("bench.toml:9: `start` is not before the end of the trial (2s); help: use an earlier"),
+        "{why}"
+    );
+    assert!(setup::check_times(&streams, Duration::from_secs(3)).is_ok());
+    let why = setup::shares(&streams, &[None, None]).unwrap_err().to_string();
+    assert!(why.contains("bench.toml:9: this method has trials of several durations"), "{why}");
 }
 
 #[test]

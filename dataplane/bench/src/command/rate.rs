@@ -37,6 +37,7 @@ pub(super) fn rate(args: &RateArgs) -> Result<()> {
     let traffic = &args.traffic;
     let wanted = |streams: &[Stream], lines: &[Option<u64>]| setup::rates(streams, args.rate, lines);
     let mut opened = Opened::new(traffic, wanted)?;
+    setup::check_times(opened.tester.streams(), args.duration.0)?;
     let rates = wanted(opened.tester.streams(), &opened.lines)?;
     let outcome = opened.tester.trial(&rates, args.duration.0)?;
     let report = opened.report("rate", &rates, &outcome);

@@ -69,6 +69,7 @@ pub(super) fn soak(args: &SoakArgs) -> Result<()> {
     let mut journal = Journal::create(&args.output)?;
     let mut opened = Opened::new(traffic, wanted)?;
     let streams = opened.tester.streams().to_vec();
+    setup::check_times(&streams, args.duration.0)?;
     let rates = wanted(&streams, &opened.lines)?;
     let nanos = u64::try_from(args.duration.0.as_nanos()).unwrap_or(u64::MAX);
     let interval = traffic.interval(Duration::from_secs(1));

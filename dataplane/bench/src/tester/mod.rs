@@ -291,8 +291,9 @@ impl Tester {
             Turns::new(&of.map(|(number, (_, stream))| (number, stream.weight)).collect::<Vec<_>>())
         };
         let mut turns: Vec<Turns> = (0..lanes.len()).map(turns).collect();
-        for judge in judges.iter_mut() {
+        for (judge, stream) in judges.iter_mut().zip(streams.iter()) {
             judge.start();
+            judge.expect(stream.active.0, stream.active.1);
             judge.count_by_time(intervals);
         }
         let mut watched = IntervalCounts {
