@@ -88,8 +88,8 @@ impl Observation {
             ObservationKind::Trace { workers, .. } => workers.clear(),
         }
         let mut sampler = lock(&self.state.sampler);
-        // If a message cannot be sent to a worker, the worker keeps its observer. The worker does not use this observer
-        // any more, because the outlet of the observer is dropped.
+        // A worker that does not answer keeps its observer. The worker does not use this observer any more, because the
+        // outlet of the observer is dropped.
         (0..sampler.workers()).for_each(|worker| _ = sampler.observer(worker, None));
         drop(sampler);
         self.slot = None;
@@ -197,6 +197,8 @@ impl Observation {
 
     /// Returns the packets that were captured since the last call, in the order of their times.
     pub(crate) fn captured(&mut self) -> Captured {
+        // Send waiting observers.
+        lock(&self.state.sampler).pump();
         let ObservationKind::Capture { left, workers, .. } = &mut self.kind else { return Captured::default() };
         let take = |number, worker: &mut ObservedWorker<CaptureOutlet>| {
             let (head, data) = worker.outlet.take()?;
@@ -218,6 +220,8 @@ impl Observation {
 
     /// Returns the packets that were traced since the last call.
     pub(crate) fn traced(&mut self) -> Traced {
+        // Send waiting observers.
+        lock(&self.state.sampler).pump();
         let ObservationKind::Trace { left, workers, .. } = &mut self.kind else { return Traced::default() };
         let take = |number, worker: &mut ObservedWorker<Consumer<(u64, TracedPacket)>>| {
             let (time_ns, packet) = worker.outlet.pop().ok()?;

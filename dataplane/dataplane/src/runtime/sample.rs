@@ -357,11 +357,9 @@ pub(crate) enum Message {
     Slots(Box<ReturnedSlots>),
 }
 
-/// The capacity of each direction of the channel.
+/// The capacity of each direction of the channel. At most five messages are in progress: a sample, a new graph, an
+/// observer, a list of retired lanes, and the buffers of a lane.
 const MESSAGES: usize = 8;
-/// The messages that are not observers. At most four of these messages are in progress: a sample, a new graph, a list of
-/// retired lanes, and the buffers of a lane.
-const OTHER_MESSAGES: usize = 4;
 
 /// The worker's end of the channel: receives requests, and sends a reply to each request.
 pub(crate) struct WorkerEnd {
@@ -402,11 +400,6 @@ impl RequesterEnd {
     pub(crate) fn ask(&mut self, request: Message) {
         // The ring has room for all requests in progress.
         let _ = self.empty.push(request);
-    }
-
-    /// Sends an observer. Returns `false` if too many requests are in progress, or if the worker has ended.
-    pub(crate) fn observer(&mut self, observer: Option<Box<PacketObserver>>) -> bool {
-        !self.is_over() && self.empty.slots() > OTHER_MESSAGES && self.empty.push(Message::Observer(observer)).is_ok()
     }
 
     /// Returns the next answer, or `None` if there is no answer yet.

@@ -176,6 +176,17 @@ struct SampledWorker {
     /// The earlier graphs that the worker has handed back.
     returned: Graphs,
     retiring: RetiringLanes,
+    observer: ObserverExchange,
+}
+
+/// The exchange of the observer of a worker. The worker gets one observer at a time.
+#[derive(Default)]
+struct ObserverExchange {
+    /// Whether a message with an observer is in progress.
+    is_sent: bool,
+    /// The last observer that waits until the message in progress is answered. The inner `None` removes the observer of
+    /// the worker.
+    next: Option<Option<Box<PacketObserver>>>,
 }
 
 /// The lanes of a worker on removed ports.
@@ -221,6 +232,7 @@ impl Sampler {
             queued: None,
             returned: Graphs::new(),
             retiring: RetiringLanes::default(),
+            observer: ObserverExchange::default(),
         };
         Self { workers: workers.into_iter().map(asked).collect(), since: None, scope: Scope::All, exchanges: 0 }
     }
@@ -318,12 +330,13 @@ impl Sampler {
         self.workers.len()
     }
 
-    /// Sends an observer to a worker, or removes the observer of the worker. Returns `false` if the worker has ended,
-    /// or if too many messages to the worker are unanswered.
+    /// Sends an observer to a worker, or removes the observer of the worker. A worker that has not answered the message
+    /// with an earlier observer gets the last observer after its answer. Returns `false` if the worker has ended.
     pub(crate) fn observer(&mut self, worker: usize, observer: Option<Box<PacketObserver>>) -> bool {
         let Some(worker) = self.workers.get_mut(worker) else { return false };
+        worker.observer.next = Some(observer);
         worker.take();
-        worker.request.observer(observer)
+        !worker.request.is_over()
     }
 
     /// Sends a graph to a worker. If another exchange of the worker is in progress, sends the graph after this exchange.
@@ -418,7 +431,10 @@ impl SampledWorker {
                 Message::Sample(sample) => self.update(sample),
                 Message::Swap(swap) => self.take_graph(swap),
                 // The worker frees no memory, so the earlier observer is freed here.
-                Message::Observer(observer) => drop(observer),
+                Message::Observer(observer) => {
+                    self.observer.is_sent = false;
+                    drop(observer);
+                }
                 Message::Retired(lanes) => self.take_lanes(lanes),
                 Message::Slots(slots) => {
                     self.retiring.is_returning = false;
@@ -441,11 +457,19 @@ impl SampledWorker {
             }
         }
         if is_over {
-            (self.sent, self.queued) = (None, None);
-        } else if self.sent.is_none()
+            (self.sent, self.queued, self.observer.next) = (None, None, None);
+            return;
+        }
+        if self.sent.is_none()
             && let Some(swap) = self.queued.take()
         {
             self.send(swap);
+        }
+        if !self.observer.is_sent
+            && let Some(observer) = self.observer.next.take()
+        {
+            self.observer.is_sent = true;
+            self.request.ask(Message::Observer(observer));
         }
     }
 
@@ -532,6 +556,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::runtime::packet_observer::CapturePoint;
     use crate::runtime::sample;
     use dataplane_core::mem::PageKind;
     use dataplane_core::units::CoreId;
@@ -555,6 +580,33 @@ mod tests {
             reply.give(Message::Sample(asked));
             assert_eq!(sampler.poll(Scope::All).unwrap().states, [WorkerState::Running]);
         }
+    }
+
+    #[test]
+    fn worker_that_answers_late_gets_only_the_last_observer() {
+        let (info, (request, mut reply)) = (info(), sample::channel());
+        let mut sampler = Sampler::new([(info.clone(), Box::new(Sample::new(&info)), request)]);
+        let capture = || Some(PacketObserver::capture(&info, None, (CapturePoint::AllPorts, false), 64).0);
+        let next = |reply: &mut sample::WorkerEnd| match reply.asked() {
+            Some(Message::Observer(observer)) => Some(observer),
+            None => None,
+            Some(_) => panic!("no observer"),
+        };
+        // More messages than the channel has room for.
+        for _ in 0..20 {
+            assert!(sampler.observer(0, capture()) && sampler.observer(0, None));
+        }
+        assert!(sampler.observer(0, capture()));
+        let first = next(&mut reply).unwrap();
+        assert!(first.is_some() && next(&mut reply).is_none());
+        reply.give(Message::Observer(None));
+        sampler.pump();
+        assert!(next(&mut reply).unwrap().is_some());
+        reply.give(Message::Observer(first));
+        sampler.pump();
+        assert!(next(&mut reply).is_none());
+        drop(reply);
+        assert!(!sampler.observer(0, None));
     }
 
     #[test]
