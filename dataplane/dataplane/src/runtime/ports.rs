@@ -16,8 +16,24 @@ use dataplane_core::topology::Topology;
 /// The number of a port that the pipeline does not use: a new port before the switch, or a removed port.
 const NO_NUMBER: usize = usize::MAX;
 
-/// A function that is called at each change of the state of a port, with the number of the port.
-pub(crate) type OnPortChange = Arc<dyn Fn(u8, PortChange) + Send + Sync>;
+/// The number of a port. A change of the pipeline may change the number.
+#[derive(Debug)]
+pub(crate) struct PortNumber(AtomicUsize);
+
+impl PortNumber {
+    /// Returns the number, or `None` if the pipeline does not use the port.
+    pub(crate) fn get(&self) -> Option<u8> {
+        u8::try_from(self.0.load(Ordering::Acquire)).ok()
+    }
+
+    fn set(&self, number: usize) {
+        self.0.store(number, Ordering::Release);
+    }
+}
+
+/// A function that is called at each change of the state of a port. The function must read the number of the port at
+/// the same time as the list of the handlers that use the number.
+pub(crate) type OnPortChange = Arc<dyn Fn(&PortNumber, PortChange) + Send + Sync>;
 
 /// An open port of a run.
 #[derive(Clone)]
@@ -25,31 +41,26 @@ pub(crate) struct LivePort {
     /// The name of the port in the config.
     pub(crate) name: String,
     pub(crate) device: Arc<dyn PortDevice>,
-    /// The number of the port, or [`NO_NUMBER`]. A change of the pipeline may change the number.
-    number: Arc<AtomicUsize>,
+    number: Arc<PortNumber>,
 }
 
 impl LivePort {
     fn new(name: &str, device: Arc<dyn PortDevice>, on_change: &OnPortChange) -> Self {
-        let number = Arc::new(AtomicUsize::new(NO_NUMBER));
+        let number = Arc::new(PortNumber(AtomicUsize::new(NO_NUMBER)));
         let (now, on_change) = (number.clone(), on_change.clone());
-        device.on_change(Box::new(move |change| {
-            if let Ok(number) = u8::try_from(now.load(Ordering::Acquire)) {
-                on_change(number, change);
-            }
-        }));
+        device.on_change(Box::new(move |change| on_change(&now, change)));
         Self { name: name.to_owned(), device, number }
     }
 
     /// Removes the number of the port. The stages get no more changes of the port.
     pub(crate) fn forget_number(&self) {
-        self.number.store(NO_NUMBER, Ordering::Release);
+        self.number.set(NO_NUMBER);
     }
 }
 
 /// Sets the number of each port to the index of the port in `ports`.
 pub(crate) fn number(ports: &[LivePort]) {
-    ports.iter().enumerate().for_each(|(number, port)| port.number.store(number, Ordering::Release));
+    ports.iter().enumerate().for_each(|(number, port)| port.number.set(number));
 }
 
 /// The objects of a run that are necessary to open ports and their lanes.

@@ -98,8 +98,13 @@ impl Run {
         // Read the list of handlers at each port change, because a change of the pipeline replaces the handlers.
         let handlers = Arc::new(Mutex::new(services.port_handlers));
         let current_handlers = handlers.clone();
-        let on_port_change: OnPortChange = Arc::new(move |number, change| {
-            let handlers: Vec<_> = lock(&current_handlers).iter().map(|(_, handler)| handler.clone()).collect();
+        let on_port_change: OnPortChange = Arc::new(move |port, change| {
+            // A change of the pipeline replaces the numbers of the ports under the same lock.
+            let (number, handlers) = {
+                let handlers = lock(&current_handlers);
+                (port.get(), handlers.iter().map(|(_, handler)| handler.clone()).collect::<Vec<_>>())
+            };
+            let Some(number) = number else { return };
             handlers.iter().for_each(|handler| handler(number, change));
         });
         let opener =
