@@ -645,6 +645,42 @@ fn unconfirmed_change_reverts_with_its_state_and_a_confirmed_change_stays() {
 }
 
 #[test]
+fn panic_during_a_revert_leaves_the_change_unconfirmed() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static PANICS: AtomicBool = AtomicBool::new(false);
+
+    /// A stage whose preparation panics while `PANICS` is set.
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Panics {
+        #[serde(rename = "step")]
+        _step: u64,
+    }
+    impl Stage for Panics {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+        fn prepare(&mut self, _setup: &mut Setup<'_>) -> Result<(), Problem> {
+            assert!(!PANICS.load(Ordering::Relaxed), "no second preparation");
+            Ok(())
+        }
+    }
+    let [first, second] = ["step = 1", "step = 2"].map(|lines| config(1, &[("panics", lines)]));
+    let mut registry = registry();
+    registry.add::<Panics>("panics");
+    let run = Changing::start_with(Folder::new(), registry, &first);
+    let options = ApplyOptions { confirm: Some(Duration::ZERO), ..ApplyOptions::default() };
+    run.apply_with(&second, &options).unwrap();
+    PANICS.store(true, Ordering::Relaxed);
+    let refusal = run.changer().revert_overdue(&run.registry).unwrap().unwrap_err();
+    assert_eq!(refusal.message, "change 1 cannot be reverted: a stage panicked: no second preparation");
+    assert!(run.changer().is_unconfirmed());
+    assert_eq!(run.run.source().text(), second);
+    PANICS.store(false, Ordering::Relaxed);
+    run.changer().rollback(&run.registry).unwrap();
+    assert_eq!(run.run.source().text(), first);
+    run.end();
+}
+
+#[test]
 fn plan_for_another_config_and_a_second_client_are_refused() {
     let texts = [config(1, &[]), config(1, &[("count", "")]), config(1, &[("numbers", "")])];
     let run = Changing::start(&texts[0]);

@@ -31,6 +31,15 @@ pub(super) fn failed(error: &dataplane_core::error::Error) -> Refusal {
     Refusal::new(ErrorCode::Failed, error.to_string(), "the program runs the same config as before")
 }
 
+/// Returns the refusal of a change that panicked.
+pub(super) fn panicked(message: &str) -> Refusal {
+    Refusal::new(
+        ErrorCode::Failed,
+        format!("a stage panicked: {message}"),
+        "the program runs the same config as before",
+    )
+}
+
 /// Returns the refusal of a change whose added ports cannot be opened.
 pub(super) fn not_opened(error: &dataplane_core::error::Error) -> Refusal {
     let error = error.to_string();

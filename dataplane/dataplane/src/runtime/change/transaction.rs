@@ -1,5 +1,6 @@
 //! Changes as transactions: apply, confirm, revert and roll back.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use crate::runtime::ports::ChangedPorts;
 use crate::runtime::{Assembly, difference};
 use dataplane_control::change::{Applied, ChangePlan, ChangeState, ConfigMistake, History, Operation};
 use dataplane_control::{ErrorCode, Refusal};
-use dataplane_core::pipeline::Registry;
+use dataplane_core::pipeline::{Registry, panic_message};
 
 /// The time after which the program tries again to revert a change.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -264,9 +265,13 @@ impl RunState {
         opened.map(Some).map_err(|error| refusal::not_opened(&error))
     }
 
-    /// Reverts an unconfirmed change. If this fails, the change stays unconfirmed, and the program tries again later.
+    /// Reverts an unconfirmed change. If this fails or panics, the change stays unconfirmed, and the program tries again
+    /// later.
     fn revert(self: &Arc<Self>, registry: &Registry, unconfirmed: Unconfirmed) -> Result<Applied, Refusal> {
-        self.try_revert(registry, &unconfirmed).map_err(|mut refusal| {
+        // The preparation of a stage may panic.
+        let reverted = catch_unwind(AssertUnwindSafe(|| self.try_revert(registry, &unconfirmed)));
+        let reverted = reverted.unwrap_or_else(|panic| Err(refusal::panicked(panic_message(&*panic))));
+        reverted.map_err(|mut refusal| {
             refusal.message = format!("change {} cannot be reverted: {}", unconfirmed.number, refusal.message);
             "the program tries again every 5 seconds".clone_into(&mut refusal.help);
             let mut changes = lock(&self.changes);
