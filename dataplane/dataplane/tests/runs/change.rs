@@ -953,8 +953,10 @@ fn revert_does_not_wait_for_a_worker_that_has_not_taken_the_reverted_pipeline() 
     use std::sync::atomic::{AtomicBool, Ordering};
     static BLOCKS: AtomicBool = AtomicBool::new(true);
     static IS_OPEN: AtomicBool = AtomicBool::new(false);
+    static ENDED_EARLY: AtomicBool = AtomicBool::new(false);
 
-    /// A stage that blocks the first worker that takes over its state.
+    /// A stage that blocks the first worker that takes over its state. The task of the stage records whether the task
+    /// ended before the worker could continue.
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Late {
@@ -963,11 +965,23 @@ fn revert_does_not_wait_for_a_worker_that_has_not_taken_the_reverted_pipeline() 
     }
     impl Stage for Late {
         fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+        fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+            setup.task("late", LateTask);
+            Ok(())
+        }
         fn adopt(&mut self, _earlier: &mut dyn Stage) {
             let is_blocked = BLOCKS.swap(false, Ordering::Relaxed);
             while is_blocked && !IS_OPEN.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }
+        }
+    }
+    struct LateTask;
+    impl Task for LateTask {
+        fn run(&mut self, stop: &StopSignal) -> dataplane::Result<()> {
+            while !stop.wait(Duration::from_secs(1)) {}
+            ENDED_EARLY.fetch_or(!IS_OPEN.load(Ordering::Relaxed), Ordering::Relaxed);
+            Ok(())
         }
     }
     let text = |late: u64, more: &[(&str, &str)]| {
@@ -990,6 +1004,8 @@ fn revert_does_not_wait_for_a_worker_that_has_not_taken_the_reverted_pipeline() 
     run.wait_for_traffic();
     let snapshot = run.snapshot();
     assert_eq!(snapshot.workers().iter().filter(|state| **state == WorkerState::Late).count(), 1);
+    // The late worker still uses the pipeline from before the change.
+    assert!(!ENDED_EARLY.load(Ordering::Relaxed));
     IS_OPEN.store(true, Ordering::Relaxed);
     let last = text(3, &[]);
     wait_until("the worker answers", || run.apply_with(&last, &ApplyOptions::default()).is_ok());
@@ -997,4 +1013,52 @@ fn revert_does_not_wait_for_a_worker_that_has_not_taken_the_reverted_pipeline() 
     let report = run.end();
     let numbers = stage(&report, "numbers");
     assert_eq!((numbers.counters["seen"], numbers.counters["step"]), (report.packets.rx, 2 * 3), "{report}");
+}
+
+#[test]
+fn panic_at_the_end_of_a_stage_leaves_later_changes_possible() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static BLOCKS: AtomicBool = AtomicBool::new(true);
+    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+    static PANICS: AtomicBool = AtomicBool::new(false);
+
+    /// A stage that blocks the first worker that takes over its state. The next stage that is dropped while `PANICS` is
+    /// set panics.
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Panics {
+        #[serde(rename = "step")]
+        _step: u64,
+    }
+    impl Stage for Panics {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+        fn adopt(&mut self, _earlier: &mut dyn Stage) {
+            let is_blocked = BLOCKS.swap(false, Ordering::Relaxed);
+            PANICS.fetch_or(is_blocked, Ordering::Relaxed);
+            while is_blocked && !IS_OPEN.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        }
+    }
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            assert!(!PANICS.swap(false, Ordering::Relaxed), "no end");
+        }
+    }
+    let [first, second, third] = ["step = 1", "step = 2", "step = 3"].map(|lines| config(2, &[("panics", lines)]));
+    let mut registry = registry();
+    registry.add::<Panics>("panics");
+    let run = Changing::start_with(Folder::new(), registry, &first);
+    run.wait_for_traffic();
+    let applied = run.apply(&second);
+    assert_eq!(applied.warnings.len(), 1, "{applied:?}");
+    wait_until("the end of the stage of the other worker", || !PANICS.load(Ordering::Relaxed));
+    let refusal = run.refused(&third);
+    assert!(refusal.message.contains("has not yet taken the pipeline"), "{refusal}");
+    IS_OPEN.store(true, Ordering::Relaxed);
+    wait_until("the worker answers", || run.apply_with(&third, &ApplyOptions::default()).is_ok());
+    run.wait_for_traffic();
+    run.run.stop();
+    let report = run.run.join().unwrap();
+    assert_eq!(report.errors, ["a removed stage panicked at its end: no end"], "{report}");
 }

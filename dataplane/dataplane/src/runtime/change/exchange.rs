@@ -59,6 +59,8 @@ pub(super) struct ReturnedGraphs {
     pub(super) graphs: Graphs,
     /// The number of the exchange, if workers have not switched yet.
     pub(super) late: Option<u64>,
+    /// The number of another exchange that must be complete before the tasks of the earlier pipeline end.
+    pub(super) awaited: Option<u64>,
 }
 
 impl RunState {
@@ -138,7 +140,7 @@ impl RunState {
         }
         let late = self.await_exchange(number);
         let graphs = lock(&self.sampler).returned(number);
-        let graphs = ReturnedGraphs { graphs, late: (!late.is_empty()).then_some(number) };
+        let graphs = ReturnedGraphs { graphs, late: (!late.is_empty()).then_some(number), awaited: None };
         Ok(Exchanged { next, graphs, late })
     }
 

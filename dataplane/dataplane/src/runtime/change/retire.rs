@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::thread;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::exchange::ReturnedGraphs;
@@ -41,7 +41,7 @@ impl RunState {
     /// Frees an earlier pipeline on another thread, because large tables take long to free, and a file may take long to
     /// write. Ends the stages and tasks that do not continue in the pipeline `next`. If the change is unconfirmed, keeps
     /// the shared objects and their tasks for a revert. The thread also waits for workers that have not switched yet, and
-    /// closes the ports `closing`.
+    /// closes the ports `closing`. If the thread cannot be started, does this work before the function returns.
     pub(super) fn retire(
         self: &Arc<Self>,
         earlier: Arc<PipelineVersion>,
@@ -50,7 +50,7 @@ impl RunState {
         closing: Vec<ClosingPort>,
         is_unconfirmed: bool,
     ) {
-        let ReturnedGraphs { graphs, late } = graphs;
+        let ReturnedGraphs { graphs, late, awaited } = graphs;
         let is_kept = |owner: &Owner| match owner {
             Owner::Stage(_) => false,
             Owner::Object(stage, _) => is_unconfirmed && !stage.is_empty(),
@@ -66,32 +66,37 @@ impl RunState {
         written.extend(outputs.map(Path::to_owned));
         let closes_ports = !closing.is_empty();
         let state = self.clone();
-        let work = move || {
+        let work = move |is_own_thread: bool| {
             state.end_stages(&earlier, graphs, is_unconfirmed);
             if let Some(exchange) = late {
-                while !lock(&state.sampler).exchanging(exchange).is_empty() {
-                    thread::sleep(POLL_INTERVAL);
-                }
+                state.await_late_workers(exchange);
                 let graphs = lock(&state.sampler).returned(exchange);
                 state.end_stages(&earlier, graphs, is_unconfirmed);
             }
+            awaited.into_iter().for_each(|exchange| state.await_late_workers(exchange));
             state.close_ports(closing);
             for tasks in ending {
                 tasks.stop();
                 lock(&state.failures).extend(tasks.failures());
             }
             // Another thread, such as the thread that answers clients, may use the pipeline at this time. The last user
-            // frees the pipeline, so wait to be the last user. At the end of the run, it does not matter who is last.
+            // frees the pipeline, so wait to be the last user. At the end of the run, it does not matter who is last. The
+            // caller of this function may use the pipeline, so do not wait on the thread of the caller.
             let is_used = || Arc::strong_count(&earlier) > 1 && !lock(&state.changes).is_over;
-            while !is_unconfirmed && is_used() {
+            while is_own_thread && !is_unconfirmed && is_used() {
                 thread::sleep(POLL_INTERVAL);
             }
         };
+        let thread = run_on_thread(thread::Builder::new().name("change-end".to_owned()), work);
         let mut retiring = lock(&self.retiring);
         retiring.retain(|retiring| !retiring.thread.is_finished());
-        match thread::Builder::new().name("change-end".to_owned()).spawn(work) {
-            Ok(thread) => retiring.push(Retiring { thread, written, closes_ports }),
-            Err(error) => tracing::error!("cannot start the thread `change-end`: {error}"),
+        retiring.extend(thread.map(|thread| Retiring { thread, written, closes_ports }));
+    }
+
+    /// Waits until all workers have switched to their graphs of an exchange.
+    fn await_late_workers(&self, exchange: u64) {
+        while !lock(&self.sampler).exchanging(exchange).is_empty() {
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -145,12 +150,58 @@ impl RunState {
         for mut swap in graphs {
             let is_finished = |stage: &str| !(is_unconfirmed && earlier.objects.has_shared(stage));
             let finished = catch_unwind(AssertUnwindSafe(|| swap.graph.finish(is_finished)));
-            let errors: Vec<String> = match finished {
-                Ok(errors) => errors.iter().map(ToString::to_string).collect(),
-                Err(panic) => vec![format!("a removed stage panicked at its end: {}", panic_message(&*panic))],
-            };
+            // A stage may also panic when it is dropped.
+            let dropped = catch_unwind(AssertUnwindSafe(move || drop(swap)));
+            let panics = [finished.as_ref().err(), dropped.as_ref().err()];
+            let panics = panics.into_iter().flatten().map(|panic| {
+                let message = panic_message(&**panic);
+                format!("a removed stage panicked at its end: {message}")
+            });
+            let errors = finished.iter().flatten().map(ToString::to_string);
+            let errors: Vec<String> = errors.chain(panics).collect();
             errors.iter().for_each(|error| tracing::error!("{error}"));
             lock(&self.failures).extend(errors);
+        }
+    }
+}
+
+/// Runs `work` on a new thread, and returns the thread. If the thread cannot be started, runs `work` on the calling
+/// thread, and returns `None`. The argument of `work` is whether `work` runs on a new thread.
+fn run_on_thread(builder: thread::Builder, work: impl FnOnce(bool) + Send + 'static) -> Option<JoinHandle<()>> {
+    // If the start fails, the closure of the new thread is lost, so do not move `work` into this closure.
+    let own = Arc::new(Mutex::new(Some(work)));
+    let shared = own.clone();
+    let started = builder.spawn(move || {
+        let work = lock(&shared).take();
+        work.into_iter().for_each(|work| work(true));
+    });
+    let error = match started {
+        Ok(thread) => return Some(thread),
+        Err(error) => error,
+    };
+    tracing::warn!("cannot start a thread that frees the earlier pipeline, so the change takes longer: {error}");
+    let work = lock(&own).take();
+    work.into_iter().for_each(|work| work(false));
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn work_of_a_thread_that_cannot_be_started_is_done_by_the_caller() {
+        // No address space has room for this stack.
+        let too_large = usize::MAX / 4;
+        for (builder, is_started) in
+            [(thread::Builder::new(), true), (thread::Builder::new().stack_size(too_large), false)]
+        {
+            let (sender, receiver) = mpsc::channel();
+            let thread = run_on_thread(builder, move |is_own_thread| sender.send(is_own_thread).unwrap());
+            assert_eq!(thread.map(|thread| thread.join().unwrap()).is_some(), is_started);
+            assert_eq!(receiver.recv(), Ok(is_started));
         }
     }
 }

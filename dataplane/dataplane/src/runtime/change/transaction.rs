@@ -304,8 +304,10 @@ impl RunState {
             number
         });
         let warnings = late.iter().map(|worker| late_worker(*worker)).collect();
+        // A worker that has not taken the reverted pipeline still uses the tasks of the earlier pipeline.
+        let of_earlier = ReturnedGraphs { awaited: graphs.late, ..ReturnedGraphs::default() };
         self.retire(current, &next, graphs, closing, false);
-        self.retire(earlier.clone(), &next, ReturnedGraphs::default(), Vec::new(), false);
+        self.retire(earlier.clone(), &next, of_earlier, Vec::new(), false);
         Ok(Applied { operations, warnings, ..applied(number, &earlier.source) })
     }
 }
