@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn every_clock_key_reaches_the_spec() {
         let port = port(
-            "[port.clock]\nkhz = 7\nsays_khz = false\nbits = 48\ndrift_ppb = -9\nstart = 11\n\
+            "[port.clock]\nkhz = 7\nreports_khz = false\nbits = 48\ndrift_ppb = -9\nstart = 11\n\
              events = [{ at = '3s', kind = 'fail_reads', value = 5 }, { at = '1s', kind = 'jump', value = -4 },\
              { at = '2s', kind = 'freeze' }, { at = '4s', kind = 'resume' }, { at = '5s', kind = 'drift', value = 6 },\
              { at = '6s', kind = 'set', value = 8 }, { at = '7s', kind = 'allow_reads' }]",
