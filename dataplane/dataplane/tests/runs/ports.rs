@@ -1,10 +1,12 @@
 //! Tests of changes that add and remove ports of a running pipeline, while the other ports forward packets.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use dataplane::control::ErrorCode;
 use dataplane::control::change::OperationKind;
+use dataplane::prelude::*;
 use dataplane::runtime::ApplyOptions;
 use dataplane::telemetry::{PortReport, Report};
 use dataplane::topology::Topology;
@@ -254,6 +256,43 @@ fn removed_port_has_written_its_file_before_another_port_writes_the_file() {
     run.stop();
     assert_lossless(&run.join().unwrap(), &[]);
     assert_eq!(frames_of(&folder.file("out.pcap")).len(), 2);
+}
+
+#[test]
+fn lost_packets_of_a_removed_port_stay_counted_until_its_device_is_closed() {
+    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+
+    /// A stage whose end waits until `IS_OPEN` is set.
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct EndsLate {}
+    impl Stage for EndsLate {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+        fn finish(&mut self) -> dataplane::Result<()> {
+            while !IS_OPEN.load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
+            Ok(())
+        }
+    }
+    let mut registry = dataplane::stages::registry();
+    registry.add::<EndsLate>("ends_late");
+    let ends_late = |text: String| {
+        text.replacen("[[pipeline.stage]]", "[[pipeline.stage]]\nuse = 'ends_late'\n\n[[pipeline.stage]]", 1)
+    };
+    // No worker can generate packets at this rate.
+    let two = [("a", FAST), ("b", "kind = 'generator', flows = 64, rate = 1000000000")];
+    let run = Changing::start_with(Folder::new(), registry, &ends_late(reflecting(1, "", &two)));
+    wait_until("lost packets", || port(run.snapshot().report(), "b").rx_lost > 0);
+    let before = port(run.snapshot().report(), "b").rx_lost;
+    // The program closes the device after the end of the removed stage.
+    run.apply(&reflecting(1, "", &[("a", FAST)]));
+    let closing = run.snapshot();
+    assert_eq!(names(closing.report()), (vec!["a"], vec!["b"]));
+    assert!(port(closing.report(), "b").rx_lost >= before, "{}", closing.report());
+    IS_OPEN.store(true, Ordering::Relaxed);
+    let report = run.end();
+    assert!(port(&report, "b").rx_lost >= port(closing.report(), "b").rx_lost, "{report}");
 }
 
 #[test]

@@ -8,13 +8,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::exchange::ReturnedGraphs;
-use super::state::port_report;
 use super::state::{PipelineVersion, Retiring, RunState, lock};
 use crate::config::{Plan, PortPlan};
 use crate::runtime::ports::LivePort;
 use crate::runtime::sample::Graphs;
 use dataplane_core::pipeline::{Owner, Tasks, panic_message};
-use dataplane_core::telemetry::PortReport;
 
 /// The wait between two checks whether the pipeline is still in use.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -34,6 +32,11 @@ impl ClosingPort {
             Some(Self { plan: plan_of_port, port, drain_timeout: plan.runtime.drain_timeout.0 })
         };
         removed.into_iter().filter_map(closing).collect()
+    }
+
+    /// Returns the port and its plan.
+    pub(super) fn port(&self) -> (PortPlan, LivePort) {
+        (self.plan.clone(), self.port.clone())
     }
 }
 
@@ -104,10 +107,6 @@ impl RunState {
     /// devices of the ports.
     fn close_ports(&self, ports: Vec<ClosingPort>) {
         let Some(drain_timeout) = ports.first().map(|port| port.drain_timeout) else { return };
-        for ClosingPort { plan, port, .. } in &ports {
-            // The losses are complete only when the device is closed, so add them later.
-            self.add_removed_port(PortReport { rx_lost: 0, tx_lost: 0, ..port_report(plan, port) });
-        }
         let mut is_open = true;
         while std::mem::take(&mut is_open) {
             for (worker, memory) in self.memories.iter().enumerate() {
@@ -124,7 +123,7 @@ impl RunState {
             let errors: Vec<String> = port.device.finish().iter().map(ToString::to_string).collect();
             errors.iter().for_each(|error| tracing::error!("{error}"));
             lock(&self.failures).extend(errors);
-            self.add_removed_port(port_report(&plan, &port));
+            self.add_closed_port(&plan, &port);
         }
     }
 

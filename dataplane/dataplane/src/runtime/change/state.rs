@@ -65,8 +65,8 @@ pub(crate) struct RunState {
     pub(crate) control: Arc<RunControl>,
     /// The open ports, in the order of the config.
     pub(crate) ports: Mutex<Vec<LivePort>>,
-    /// The reports of the ports that were removed by a change, by the name of the port.
-    pub(crate) removed_ports: Mutex<BTreeMap<String, PortReport>>,
+    /// The ports that were removed by a change.
+    pub(crate) removed_ports: Mutex<RemovedPorts>,
     pub(crate) on_port_change: OnPortChange,
     pub(crate) stop: RunStop,
     /// Whether each packet buffer has room for the receive information of a packet: the results of receive offloads,
@@ -93,6 +93,15 @@ pub(crate) struct RunState {
     pub(crate) is_observed: Arc<AtomicBool>,
     /// The threads that free earlier pipelines.
     pub(crate) retiring: Mutex<Vec<Retiring>>,
+}
+
+/// The ports that changes have removed.
+#[derive(Default)]
+pub(crate) struct RemovedPorts {
+    /// The ports whose devices are not closed yet.
+    closing: Vec<(PortPlan, LivePort)>,
+    /// The reports of the closed ports, by the name of the port.
+    closed: BTreeMap<String, PortReport>,
 }
 
 /// A thread that frees an earlier pipeline.
@@ -159,11 +168,13 @@ impl RunState {
     }
 
     /// Makes the version `next` the current version, and then calls `update`. Holds the lock of the changes
-    /// during both steps. `ports` has the ports of `next`, or is `None` if the ports have not changed.
+    /// during both steps. `ports` has the ports of `next`, or is `None` if the ports have not changed. `removed` has the
+    /// removed ports.
     pub(super) fn install<T>(
         &self,
         next: &Arc<PipelineVersion>,
         ports: Option<Vec<LivePort>>,
+        removed: Vec<(PortPlan, LivePort)>,
         update: impl FnOnce(&mut Changes) -> T,
     ) -> T {
         let mut changes = lock(&self.changes);
@@ -171,6 +182,7 @@ impl RunState {
             let mut current = lock(&self.current);
             *current = next.clone();
             ports.into_iter().for_each(|ports| *lock(&self.ports) = ports);
+            lock(&self.removed_ports).closing.extend(removed);
         }
         if changes.is_over {
             next.tasks.iter().for_each(|(_, tasks)| tasks.stop());
@@ -188,41 +200,53 @@ impl RunState {
     /// Returns the name, the device and the device counters of each port. The first list has the open ports, and the
     /// second list has the removed ports.
     pub(crate) fn port_reports(&self) -> (Vec<PortReport>, Vec<PortReport>) {
-        let (current, ports) = self.current_ports();
+        let (current, ports, closing, mut closed) = {
+            let current = lock(&self.current);
+            let removed = lock(&self.removed_ports);
+            (current.clone(), lock(&self.ports).clone(), removed.closing.clone(), removed.closed.clone())
+        };
         let mut reports: Vec<_> =
             current.plan.ports.iter().zip(&ports).map(|(plan, port)| port_report(plan, port)).collect();
+        closing.iter().for_each(|(plan, port)| add_removed(&mut closed, port_report(plan, port)));
         let mut removed = Vec::new();
-        for earlier in lock(&self.removed_ports).values() {
+        for earlier in closed.into_values() {
             match reports.iter_mut().find(|port| port.name == earlier.name) {
                 // A later change has added a port with this name again.
                 Some(port) => {
                     port.rx_lost += earlier.rx_lost;
                     port.tx_lost += earlier.tx_lost;
                 }
-                None => removed.push(earlier.clone()),
+                None => removed.push(earlier),
             }
         }
         (reports, removed)
     }
 
-    /// Adds a port to the removed ports. If a port with this name was removed before, adds the lost packets of the
-    /// earlier port to the lost packets of this port.
-    pub(super) fn add_removed_port(&self, report: PortReport) {
+    /// Stores the last report of a removed port whose device is closed.
+    pub(super) fn add_closed_port(&self, plan: &PortPlan, port: &LivePort) {
+        let report = port_report(plan, port);
         let mut removed = lock(&self.removed_ports);
-        let (rx_lost, tx_lost) = removed.get(&report.name).map_or((0, 0), |known| (known.rx_lost, known.tx_lost));
-        let report = PortReport {
-            rx_lost: report.rx_lost + rx_lost,
-            tx_lost: report.tx_lost + tx_lost,
-            link_up: None,
-            clocks: Vec::new(),
-            ..report
-        };
-        removed.insert(report.name.clone(), report);
+        removed.closing.retain(|(_, closing)| !Arc::ptr_eq(&closing.device, &port.device));
+        add_removed(&mut removed.closed, report);
     }
 }
 
+/// Adds the report of a removed port. If a port with this name was removed before, adds the lost packets of the earlier
+/// port to the lost packets of this port.
+fn add_removed(removed: &mut BTreeMap<String, PortReport>, report: PortReport) {
+    let (rx_lost, tx_lost) = removed.get(&report.name).map_or((0, 0), |known| (known.rx_lost, known.tx_lost));
+    let report = PortReport {
+        rx_lost: report.rx_lost + rx_lost,
+        tx_lost: report.tx_lost + tx_lost,
+        link_up: None,
+        clocks: Vec::new(),
+        ..report
+    };
+    removed.insert(report.name.clone(), report);
+}
+
 /// Returns the name, the device and the device counters of a port.
-pub(super) fn port_report(plan: &PortPlan, port: &LivePort) -> PortReport {
+fn port_report(plan: &PortPlan, port: &LivePort) -> PortReport {
     let device_counters = port.device.counters();
     PortReport {
         name: plan.config.name.clone(),

@@ -219,9 +219,10 @@ impl RunState {
         moved.keep();
         let (ports, removed) = ports.map(|ports| (ports.ports, ports.removed)).unzip();
         let closing = ClosingPort::of(&current.plan, removed.unwrap_or_default());
+        let removed = closing.iter().map(ClosingPort::port).collect();
         warnings.extend(late.iter().map(|worker| late_worker(*worker)));
         let deadline = options.confirm.map(|time| Instant::now().checked_add(time).unwrap_or_else(far));
-        let number = self.install(&next, ports, |changes| {
+        let number = self.install(&next, ports, removed, |changes| {
             let before = changes.history.number();
             let state = if deadline.is_some() { ChangeState::Unconfirmed } else { ChangeState::InForce };
             let number = changes.history.add(source, operations.len(), options.cause, state, restores);
@@ -297,7 +298,8 @@ impl RunState {
         moved.keep();
         let (ports, removed) = ports.map(|ports| (ports.ports, ports.removed)).unzip();
         let closing = ClosingPort::of(&current.plan, removed.unwrap_or_default());
-        let number = self.install(&next, ports, |changes| {
+        let removed = closing.iter().map(ClosingPort::port).collect();
+        let number = self.install(&next, ports, removed, |changes| {
             let (source, restores) = (&earlier.source, Some(unconfirmed.restores));
             let number = changes.history.add(source, operations.len(), "revert", ChangeState::InForce, restores);
             changes.history.set_state(unconfirmed.number, ChangeState::Reverted);
