@@ -227,6 +227,38 @@ impl Program {
         sent
     }
 
+    /// Returns a stage that may change packets after another stage has computed their checksums, and whose packets a
+    /// port sends. Returns `None` if no such stage sends packets to the port.
+    pub fn stage_after_checksums(&self, port: usize) -> Option<&str> {
+        // For each stage: whether a packet may enter the stage without computed checksums, and a stage that may have
+        // changed the packet after the computation.
+        let mut may_lack = vec![false; self.nodes.len()];
+        may_lack[0] = true;
+        let mut after = vec![None; self.nodes.len()];
+        let mut found = None;
+        for (place, node) in self.nodes.iter().enumerate() {
+            let contract = node.stage.contract();
+            let lacks = !contract.computes_checksums && (may_lack[place] || !contract.ignores_checksums);
+            let last = match lacks {
+                true if !may_lack[place] => Some(place),
+                true => after[place],
+                false => None,
+            };
+            for target in node.targets() {
+                match target {
+                    Target::Node(to) => {
+                        may_lack[to] |= lacks;
+                        after[to] = after[to].or(last);
+                    }
+                    Target::Port(to) if to == port => found = found.or(last),
+                    Target::Egress => found = found.or(last),
+                    Target::Port(_) | Target::Drop => {}
+                }
+            }
+        }
+        found.map(|place| self.nodes[place].name.as_str())
+    }
+
     /// Lets stages leave the computation of checksums to the devices of ports. `computes` has an entry for each port:
     /// whether the device of the port computes the checksums of sent packets. Returns the names of these stages.
     pub fn offload_checksums(&mut self, computes: &[bool]) -> Vec<String> {

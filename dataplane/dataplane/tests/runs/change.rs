@@ -599,6 +599,9 @@ fn removal_of_the_checksum_stage_needs_a_restart_if_the_device_computes_checksum
             let refusal = run.refused(&without);
             assert_eq!(refusal.code, ErrorCode::NeedsRestart, "{keys}");
             assert!(kinds(&refusal.operations).contains(&(OperationKind::ChangePort, "wire")), "{keys}: {refusal:#?}");
+            assert!(refusal.message.ends_with("because some packets pass no `checksum` stage"), "{refusal}");
+            let after = run.refused(&text(keys, &["checksum", "ttl", "count"]));
+            assert!(after.message.ends_with("put stage `ttl` before the `checksum` stage"), "{after}");
         } else {
             run.apply(&without);
         }

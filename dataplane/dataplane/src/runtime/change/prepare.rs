@@ -120,9 +120,12 @@ impl RunState {
             port.verifiers.clear();
         });
         let mut with_checksums = Vec::new();
+        let mut after_checksums: Vec<Option<String>> = Vec::new();
         if let Some(program) = assembly.programs.first() {
             offload::request(&mut wanted, program);
             with_checksums = program.ports_with_checksums(wanted.ports.len());
+            let stage = |port| program.stage_after_checksums(port).map(str::to_owned);
+            after_checksums = (0..wanted.ports.len()).map(stage).collect();
         }
         let mut operations = Vec::new();
         for (port, wanted) in assembly.plan.ports.iter_mut().zip(&wanted.ports) {
@@ -144,12 +147,22 @@ impl RunState {
             }
         }
         // A device that computes checksums would give a packet with a wrong checksum a correct checksum.
-        for ((port, computes), with_checksums) in assembly.plan.ports.iter().zip(computes).zip(with_checksums) {
+        let checksums = with_checksums.into_iter().zip(after_checksums);
+        for ((port, computes), (with_checksums, after)) in assembly.plan.ports.iter().zip(computes).zip(checksums) {
             let is_configured = port.config.offloads().contains(&Offload::Checksum);
             if *computes && !is_configured && with_checksums == Some(false) {
-                let why = "the device computes the checksums of sent packets since the start, and would hide the wrong \
-                           checksums of packets that pass no `checksum` stage";
-                operations.push(difference::port_operation(true, &port.config.name, why));
+                let cause = match after {
+                    Some(stage) => format!(
+                        "stage `{stage}` may change packets after the `checksum` stage: put stage `{stage}` before the \
+                         `checksum` stage"
+                    ),
+                    None => "some packets pass no `checksum` stage".to_owned(),
+                };
+                let why = format!(
+                    "the device computes the checksums of sent packets since the start, and would hide wrong checksums, \
+                     because {cause}"
+                );
+                operations.push(difference::port_operation(true, &port.config.name, &why));
             }
         }
         operations

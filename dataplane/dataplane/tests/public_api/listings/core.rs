@@ -2454,6 +2454,7 @@ pub mod pipeline {
             pub fn readers(&self, part: RecvFields) -> Vec<&str> {}
             pub fn stages_with_checksums(&self) -> Vec<&str> {}
             pub fn ports_with_checksums(&self, ports: usize) -> Vec<Option<bool>> {}
+            pub fn stage_after_checksums(&self, port: usize) -> Option<&str> {}
             pub fn offload_checksums(&mut self, computes: &[bool]) -> Vec<String> {}
         }
     }
