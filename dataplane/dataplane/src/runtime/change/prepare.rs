@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use super::refusal::{busy, failed, mistakes, wrong_config};
 use super::retire::POLL_INTERVAL;
 use super::state::{PipelineVersion, Retiring, RunState, lock};
-use crate::config::{Diagnostics, Offload, OffloadRequest, Plan, PortPlan, Source, StageOffload};
+use crate::config::{Diagnostics, Offload, OffloadRequest, Plan, PortPlan, Qp, Source, StageOffload};
 use crate::runtime::assemble::{ContinuingStages, RunningPipeline, assemble_change};
 use crate::runtime::{Assembly, difference, offload};
 use dataplane_control::Refusal;
 use dataplane_control::change::{ConfigMistake, Operation};
 use dataplane_core::file::Identity;
+use dataplane_core::mem::Memlock;
 use dataplane_core::pipeline::{CapabilitySet, Objects, Registry};
 
 /// The end of the message for a change that needs a restart because the sandbox has removed privileges.
@@ -183,18 +184,15 @@ impl RunState {
             return Vec::new();
         }
         let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |held| held.effective);
+        let memlock = Memlock::of_this_process();
+        let memory = u64::from(before.buffers) * u64::from(before.runtime.buffer_size) * before.cores.len() as u64;
+        let mut to_lock = 0;
         let operation = |port: &PortPlan| {
-            let link = port.config.link.as_ref();
-            let rdma = port.config.is_verbs().then_some(CapabilitySet::NET_RAW);
-            let needed = link.map(|link| link.capabilities()).into_iter().chain(rdma).collect::<CapabilitySet>();
-            let output = link.and_then(|link| link.output()).filter(|path| !self.written.contains(*path));
-            let why = match output {
-                Some(file) => format!("the program has given up the right to write {}", file.display()),
-                None if !held.contains(needed) => {
-                    "the program has given up a capability that the port needs".to_owned()
-                }
-                None => return None,
-            };
+            let output = port.config.link.as_ref().and_then(|link| link.output());
+            let output = output.filter(|path| !self.written.contains(*path));
+            let of_file = output.map(|file| format!("the program has given up the right to write {}", file.display()));
+            to_lock += if locks_memory(port) { memory } else { 0 };
+            let why = of_file.or_else(|| missing_privilege(port, held, memlock, to_lock))?;
             let why = format!("{why}; restart the program{WITHOUT_SANDBOX}");
             Some(difference::port_operation(false, &port.config.name, &why))
         };
@@ -264,6 +262,49 @@ impl RunState {
     }
 }
 
+/// Returns `true` if a port locks packet memory.
+fn locks_memory(port: &PortPlan) -> bool {
+    port.config.is_verbs() || port.config.link.as_ref().is_some_and(|link| link.locks_memory())
+}
+
+/// Returns which privilege of an added port the program has given up. `held` has the capabilities of the program, and
+/// `to_lock` is the number of bytes that the added ports lock.
+fn missing_privilege(port: &PortPlan, held: CapabilitySet, memlock: Memlock, to_lock: u64) -> Option<String> {
+    let link = port.config.link.as_ref().map(|link| link.capabilities());
+    let raw = (port.config.is_verbs() && port.config.qp == Qp::RawPacket).then_some(CapabilitySet::NET_RAW);
+    let needed = link.into_iter().chain(raw).collect::<CapabilitySet>();
+    if !held.contains(needed) {
+        return Some("the program has given up a capability that the port needs".to_owned());
+    }
+    let shortage = locks_memory(port).then(|| memlock.shortage(to_lock)).flatten()?;
+    Some(format!(
+        "the port locks packet memory, the program has given up CAP_IPC_LOCK, and the limit on locked memory is {} bytes",
+        shortage.limit
+    ))
+}
+
 fn is_same_file(one: &Path, other: &Path) -> bool {
     one == other || Identity::of(one).is_some_and(|identity| Identity::of(other) == Some(identity))
+}
+
+#[cfg(feature = "ibverbs")]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::raw::tests::plan;
+
+    #[test]
+    fn added_port_needs_only_the_privileges_that_its_device_checks() {
+        let limit = |limit| Memlock { limit, locked: 0, privileged: false };
+        let connection = "connection = { listen = '127.0.0.1:1' }";
+        let raw = plan("", true);
+        let rc = plan(&format!("qp = 'rc'\n{connection}"), true);
+        let (none, net_raw) = (CapabilitySet::empty(), CapabilitySet::NET_RAW);
+        assert!(missing_privilege(&raw, none, limit(u64::MAX), 1 << 30).unwrap().ends_with("that the port needs"));
+        assert_eq!(missing_privilege(&raw, net_raw, limit(u64::MAX), 1 << 30), None);
+        assert_eq!(missing_privilege(&rc, none, limit(u64::MAX), 1 << 30), None);
+        let why = missing_privilege(&rc, none, limit(8 << 20), 1 << 30).unwrap();
+        assert!(why.contains("CAP_IPC_LOCK") && why.ends_with("is 8388608 bytes"), "{why}");
+        assert_eq!(missing_privilege(&rc, none, Memlock { privileged: true, ..limit(8 << 20) }, 1 << 30), None);
+    }
 }
