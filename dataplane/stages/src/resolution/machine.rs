@@ -161,12 +161,14 @@ impl StateMachine {
         self.entries.len()
     }
 
-    /// Takes over a neighbour that an earlier state machine has resolved. The neighbour is verified at its next use.
-    pub(super) fn take_over(&mut self, hop: NextHop, mac: MacAddr, actions: &mut Vec<Action>) {
-        if self.entries.len() < self.settings.most {
+    /// Takes over a neighbour that an earlier state machine has resolved. The neighbour counts as a neighbour that has
+    /// never answered, because a forged message may have created the earlier entry. So its MAC address is verified at its
+    /// next use.
+    pub(super) fn take_over(&mut self, hop: NextHop, mac: MacAddr, is_gateway: bool, actions: &mut Vec<Action>) {
+        if is_gateway || self.entries.len() < self.settings.most {
             self.stale(hop, mac, 0, actions);
             if let Some(entry) = self.entries.get_mut(&hop) {
-                entry.confirmed = true;
+                entry.is_gateway = is_gateway;
             }
         }
     }
@@ -388,8 +390,8 @@ impl StateMachine {
     /// nor gateways.
     ///
     /// A share of the entries ([`EVICTION_DIVISOR`]) is reserved for neighbours that have never answered, so that a new
-    /// neighbour has time to answer during a scan. If such neighbours use the whole share, evicts the oldest of these
-    /// neighbours. Otherwise, evicts the oldest neighbours that have answered before, and are now stale or do not
+    /// neighbour has time to answer during a scan. If such neighbours use the whole share, evicts the oldest quarter of
+    /// these neighbours. Otherwise, evicts the oldest neighbours that have answered before, and are now stale or do not
     /// answer any more.
     ///
     /// For an unsolicited message, evicts the oldest neighbours that have never answered. Without such neighbours,
@@ -416,7 +418,7 @@ impl StateMachine {
             gone.retain(|(confirmed, ..)| *confirmed);
             share - unconfirmed
         } else {
-            unconfirmed.clamp(1, share)
+            (unconfirmed / 4).clamp(1, share)
         };
         if let Some(last) = gone.len().min(count).checked_sub(1) {
             gone.select_nth_unstable(last);

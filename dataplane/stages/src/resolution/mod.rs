@@ -464,14 +464,15 @@ impl ResolverState {
         let Some(earlier) = earlier else { return };
         let numbers = renumbered(&earlier.ports, &resolution.ports);
         let Some(before) = earlier.open.get() else { return };
+        let mut writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner);
         for slot in 0..before.tables.neighbor_slots() {
             let Some((hop, Resolved::At(mac))) = before.tables.neighbor_at(slot) else { continue };
             let Some(port) = numbers.get(usize::from(hop.port)).copied().flatten() else { continue };
             if let Some(machine) = machines.get_mut(usize::from(port)) {
-                machine.take_over(NextHop { port, ..hop }, mac, actions);
+                let hop = NextHop { port, ..hop };
+                machine.take_over(hop, mac, writer.has_routes(hop), actions);
             }
         }
-        let mut writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner);
         for action in actions.drain(..) {
             if let Action::Set(hop, resolved, mark) = action
                 && writer.set_neighbor(hop, resolved, mark).is_err()

@@ -974,6 +974,44 @@ fn gateway_that_a_message_created_is_not_evicted() {
     assert!(!actions.contains(&Action::Forget(hop(1))));
 }
 
+/// A forged message may have created the entry in the earlier state machine.
+#[test]
+fn neighbour_of_an_earlier_state_machine_is_verified_at_its_first_use() {
+    let (mut machine, mut actions) = (machine(16), Vec::new());
+    machine.take_over(hop(1), mac(1), false, &mut actions);
+    machine.request(hop(1), true, 1, &mut actions);
+    assert!(actions.contains(&Action::Ask(hop(1), Some(mac(1)))), "{actions:?}");
+    // A full table has room for a gateway.
+    for last in 2..=16 {
+        machine.take_over(hop(last), mac(last), false, &mut actions);
+    }
+    machine.take_over(hop(17), mac(17), false, &mut actions);
+    machine.take_over(hop(18), mac(18), true, &mut actions);
+    for last in 20..=200 {
+        machine.request(hop(last), true, 2, &mut actions);
+    }
+    let is_set = |last| actions.iter().any(|action| matches!(action, Action::Set(known, ..) if *known == hop(last)));
+    assert!(!is_set(17) && is_set(18) && !actions.contains(&Action::Forget(hop(18))));
+}
+
+/// The reserved part of the table has four entries.
+#[test]
+fn full_share_loses_only_its_oldest_neighbours() {
+    let (mut machine, mut actions) = (machine(64), Vec::new());
+    for last in 1..=64 {
+        machine.request(hop(last), true, 0, &mut actions);
+        machine.receive(&heard(last, Some(last), Claim::Answer, true), 0, &mut actions);
+    }
+    machine.check_timeouts(2 * REACHABLE, &mut actions);
+    for last in 101..=104 {
+        machine.request(hop(last), true, 2 * REACHABLE + u64::from(last), &mut actions);
+    }
+    actions.clear();
+    machine.request(hop(105), true, 2 * REACHABLE + 105, &mut actions);
+    assert!(actions.contains(&Action::Forget(hop(101))), "{actions:?}");
+    assert!(!(102..=104).any(|last| actions.contains(&Action::Forget(hop(last)))), "{actions:?}");
+}
+
 /// A request for a neighbour is lost: the test takes the request from the queue instead of the resolver.
 #[test]
 fn lost_request_is_repeated_after_a_second() {
