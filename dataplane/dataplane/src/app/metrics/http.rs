@@ -100,8 +100,8 @@ struct Client {
     stream: Box<dyn Stream>,
     state: State,
     accepted: Instant,
-    /// The time at which the response was created, or at which the client last accepted a part of the response.
-    progress: Instant,
+    /// The time at which the response was created. Before, the time at which the server accepted the connection.
+    responded: Instant,
     deadline: Instant,
 }
 
@@ -211,7 +211,7 @@ impl Http {
                 self.clients.swap_remove(slowest);
             }
             let (accepted, state) = (Instant::now(), State::Reading(Vec::new()));
-            self.clients.push(Client { stream, state, accepted, progress: accepted, deadline: accepted + TIMEOUT });
+            self.clients.push(Client { stream, state, accepted, responded: accepted, deadline: accepted + TIMEOUT });
         }
     }
 
@@ -300,12 +300,12 @@ impl Page<'_> {
 impl Client {
     /// Returns `true` if the server waits for the client to send the request, to read the response or to close the
     /// connection, and [`PATIENCE`] is over. While the client must read the response, [`PATIENCE`] starts when the
-    /// response is created, and again when the client reads a part. Otherwise, [`PATIENCE`] starts when the server
-    /// accepts the connection.
+    /// response is created. Otherwise, [`PATIENCE`] starts when the server accepts the connection. A client that reads
+    /// small parts is slow too, because such clients could otherwise use all connections.
     fn is_slow(&self) -> bool {
         let since = match self.state {
             State::Reading(_) | State::Ending => self.accepted,
-            State::Writing(..) => self.progress,
+            State::Writing(..) => self.responded,
             State::Waiting(_) => return false,
         };
         since.elapsed() >= PATIENCE
@@ -359,8 +359,8 @@ impl Client {
             "HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\ncache-control: no-store\r\n\
              x-content-type-options: nosniff\r\n{allow}connection: close\r\n\r\n"
         );
-        self.progress = Instant::now();
-        self.deadline = self.progress + TIMEOUT;
+        self.responded = Instant::now();
+        self.deadline = self.responded + TIMEOUT;
         self.state = State::Writing(headers.into(), if is_head { "".into() } else { body }, 0);
     }
 
@@ -377,10 +377,7 @@ impl Client {
                     };
                     match self.stream.write(rest) {
                         Ok(0) => return false,
-                        Ok(written) => {
-                            *sent += written;
-                            self.progress = Instant::now();
-                        }
+                        Ok(written) => *sent += written,
                         Err(error) => return is_later(&error),
                     }
                 }
@@ -409,19 +406,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn client_that_reads_no_response_is_slow_until_it_reads() {
+    fn client_is_slow_until_it_has_read_the_whole_response() {
         let (server, mut reader) = UnixStream::pair().unwrap();
         server.set_nonblocking(true).unwrap();
         let accepted = Instant::now();
         let (stream, state) = (Box::new(server), State::Reading(Vec::new()));
-        let mut client = Client { stream, state, accepted, progress: accepted, deadline: accepted + TIMEOUT };
+        let mut client = Client { stream, state, accepted, responded: accepted, deadline: accepted + TIMEOUT };
         // The response is larger than the buffer of the socket.
         client.send(Response::text("200 OK", "x".repeat(16 << 20)), false);
         assert!(client.write() && matches!(client.state, State::Writing(..)));
-        client.progress = client.progress.checked_sub(PATIENCE).unwrap();
-        assert!(client.write() && client.is_slow());
+        assert!(!client.is_slow());
+        client.responded = client.responded.checked_sub(PATIENCE).unwrap();
+        assert!(client.is_slow());
         reader.set_nonblocking(true).unwrap();
         while reader.read(&mut [0; 4096]).is_ok() {}
-        assert!(client.write() && !client.is_slow());
+        assert!(client.write() && matches!(client.state, State::Writing(..)) && client.is_slow());
+        while matches!(client.state, State::Writing(..)) {
+            while reader.read(&mut [0; 4096]).is_ok() {}
+            assert!(client.write());
+        }
+        assert!(!client.is_slow());
     }
 }
