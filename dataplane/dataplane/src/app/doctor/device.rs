@@ -44,10 +44,13 @@ pub(super) fn unlisted(device: &str) -> Option<(String, String)> {
     unlisted.into_iter().find(|found| found.name == device).map(|found| (found.why, found.fix))
 }
 
-/// Returns `None`, because this program does not use libibverbs.
+/// Returns the reason and the fix, because this program cannot open RDMA devices.
 #[cfg(not(feature = "ibverbs"))]
 pub(super) fn unlisted(_: &str) -> Option<(String, String)> {
-    None
+    Some((
+        "this program was built without the feature `ibverbs`".to_owned(),
+        "build the program with the feature, or set device = \"host\" or \"soft\" and add a `link`".to_owned(),
+    ))
 }
 
 /// Returns a finding if the switch in the NIC filters the frames for a raw-packet port. This is the case if the device

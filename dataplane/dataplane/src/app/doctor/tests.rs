@@ -249,6 +249,13 @@ fn xdp_link_that_starves_the_kernel_is_found() {
     assert!(!starved("", "interface = \"eth9\""));
 }
 
+#[cfg(not(feature = "ibverbs"))]
+#[test]
+fn program_without_the_feature_ibverbs_opens_no_rdma_device() {
+    let (why, fix) = device::unlisted("mlx5_0").unwrap();
+    assert!(why.contains("without the feature") && fix.contains("build the program with the feature"));
+}
+
 #[test]
 fn missing_rdma_device_is_found() {
     let plan = plan(
