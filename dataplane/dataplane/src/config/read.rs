@@ -49,6 +49,12 @@ impl Source {
             let help = "move large tables to separate files";
             return Err(failed("", 0..0, "the config is larger than 1 MiB".to_owned(), help));
         }
+        if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
+            let text = String::from_utf8_lossy(&bytes[..at]) + "\u{fffd}";
+            let span = text.len() - '\u{fffd}'.len_utf8()..text.len();
+            let message = format!("byte {at} is NUL, so the file is not a text file");
+            return Err(failed(&text, span, message, "name a text file"));
+        }
         match String::from_utf8(bytes) {
             Ok(text) => Ok(Self::new(path, text, overrides)),
             Err(error) => {
@@ -74,6 +80,7 @@ mod tests {
         for (bytes, line, column, message) in [
             (vec![b'#'; MAX_SIZE as usize + 1], 1, 1, "the config is larger than 1 MiB"),
             (b"a = 1\nb = \xff".to_vec(), 2, 5, "byte 10 is not valid UTF-8"),
+            (b"a = 1\nb = \0".to_vec(), 2, 5, "byte 10 is NUL, so the file is not a text file"),
         ] {
             folder.write("x.toml", bytes);
             let mistake = Source::read(&file, &[]).unwrap_err().records().remove(0);
