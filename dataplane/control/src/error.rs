@@ -55,7 +55,10 @@ impl fmt::Display for Error {
             }
             Self::Timeout(path, seconds) => {
                 let path = path.display();
-                write!(f, "{path}: no answer within {seconds} s; the program may still be starting")
+                write!(
+                    f,
+                    "{path}: no answer within {seconds} s; the program may still be starting, or may be stopped by a signal"
+                )
             }
             Self::Ended(path) => write!(f, "{}: the program ended before it answered", path.display()),
             Self::Refused(path, refusal) => write!(f, "{}: {refusal}", path.display()),
