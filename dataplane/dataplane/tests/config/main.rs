@@ -388,6 +388,18 @@ fn typical_mistakes_get_exact_messages() {
         ),
         (
             generator,
+            "link = { kind = \"packet\", interface = \"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\" }",
+            &[
+                (8, "a link of kind `packet` needs the device `host`, not `soft`", "write device = \"host\""),
+                (
+                    11,
+                    "`xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…` is not a valid interface name",
+                    "use 1 to 15 bytes without space, slash, colon or percent sign: `ip link` lists the interfaces",
+                ),
+            ],
+        ),
+        (
+            generator,
             "faults = { loss = 0.1 }\nlink = { kind = \"xdp\", interface = \"eth 1\", mode = \"fast\" }",
             &[(12, "unknown value `fast`", "the values are `auto`, `generic`, `native`")],
         ),

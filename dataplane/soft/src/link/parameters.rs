@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::doctor::{Finding, LinkCase};
 use super::interface::{LONGEST_NAME, is_name, mtu_of};
 use super::{LinkSpec, LoopbackLink};
-use dataplane_core::error::Result;
+use dataplane_core::error::{Result, shorten};
 
 /// The `device` of a port whose link is inside this program (not a kernel interface).
 pub const SOFT: &str = "soft";
@@ -199,7 +199,7 @@ pub(super) fn interface_name(key: &str, name: &str, mistakes: &mut Vec<LinkMista
             "use 1 to {} bytes without space, slash, colon or percent sign: `ip link` lists the interfaces",
             LONGEST_NAME
         );
-        mistakes.push(LinkMistake::at(key, format!("`{name}` is not a valid interface name"), help));
+        mistakes.push(LinkMistake::at(key, format!("`{}` is not a valid interface name", shorten(name)), help));
     }
 }
 
