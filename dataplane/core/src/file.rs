@@ -9,7 +9,10 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, mkdirat, openat, readlinkat, renameat, unlinkat};
+use rustix::fs::{
+    Access, AtFlags, CWD, Mode, OFlags, XattrFlags, accessat, fgetxattr, fremovexattr, fsetxattr, mkdirat, openat,
+    readlinkat, renameat, unlinkat,
+};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -111,9 +114,10 @@ pub fn create_folders(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces the content of a regular file, or creates the file. An existing file keeps its permissions. The file also
-/// keeps its owner and its group if this program may set both. Refuses files and symbolic links of other users like
-/// [`LockedFile::output`].
+/// Replaces the content of a regular file, or creates the file. An existing file keeps its permissions and its access
+/// control list (acl(5)). The file also keeps its owner and its group if this program may set them. If the group cannot
+/// be kept, groups and other users lose the permissions that depend on the group. Refuses files and symbolic links of
+/// other users like [`LockedFile::output`].
 ///
 /// If the outer result is an error, such as a full disk, the file has its old content. If only the inner result is an
 /// error, the file has its new content, but a power failure may bring back the old content.
@@ -137,9 +141,7 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<io::Result<()>> {
     let mut write = || {
         created.write_all(content)?;
         if let Some(before) = &place.known {
-            // Ignore the error: only root can give a file to another user.
-            let _ = fchown(&created, Some(before.uid()), Some(before.gid()));
-            created.set_permissions(before.permissions())?;
+            copy_access(&created, before, access_list(&place.folder, name))?;
         }
         created.sync_all()?;
         Ok(renameat(&place.folder, &new, &place.folder, name)?)
@@ -151,6 +153,62 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<io::Result<()>> {
     // The rename survives a power failure only if the folder is on the disk too.
     let folder = openat(&place.folder, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     Ok(folder.map_err(io::Error::from).and_then(|folder| File::from(folder).sync_all()))
+}
+
+/// The extended attribute that contains the access control list of a file (acl(5)).
+const ACCESS_LIST: &str = "system.posix_acl_access";
+/// The maximum size of an extended attribute in bytes (xattr(7)).
+const MAX_ATTRIBUTE: usize = 1 << 16;
+
+/// Returns the access control list of a file. Returns `None` if the file has no access control list.
+fn access_list(folder: &File, name: &OsString) -> io::Result<Option<Vec<u8>>> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(folder, name, flags, Mode::empty())?;
+    let mut list = vec![0; MAX_ATTRIBUTE];
+    match fgetxattr(&file, ACCESS_LIST, &mut list[..]) {
+        Ok(length) => {
+            list.truncate(length);
+            Ok(Some(list))
+        }
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Gives a file that only this user can access the owner, the group and the permissions of the file `before`, with the
+/// access control list `list`. If a part cannot be set, no user gets an access that the file `before` did not permit.
+fn copy_access(file: &File, before: &fs::Metadata, list: io::Result<Option<Vec<u8>>>) -> io::Result<()> {
+    // Only root can give a file to another user. Other users can set each group that they are a member of.
+    if fchown(file, Some(before.uid()), Some(before.gid())).is_err() {
+        let _ = fchown(file, None, Some(before.gid()));
+    }
+    let (mode, keeps_group) = (before.mode() & 0o7777, file.metadata()?.gid() == before.gid());
+    // With an access control list, the group permissions of `mode` are the mask of the list.
+    let mode = match &list {
+        Ok(None) if keeps_group => mode,
+        Ok(None) => without_group(mode),
+        Ok(Some(_)) | Err(_) => mode & 0o700,
+    };
+    if let Ok(None) = list {
+        // The file may have inherited a list from its folder.
+        let _ = fremovexattr(file, ACCESS_LIST);
+    }
+    file.set_permissions(Permissions::from_mode(mode))?;
+    if let Ok(Some(list)) = list
+        && keeps_group
+    {
+        // If this fails, only the owner can access the file.
+        let _ = fsetxattr(file, ACCESS_LIST, &list, XattrFlags::empty());
+    }
+    Ok(())
+}
+
+/// Returns the permissions of a file that has lost its group. The members of the earlier group are other users now, and
+/// members of the new group may have been other users before. Both therefore get only the permissions that groups and
+/// other users had.
+fn without_group(mode: u32) -> u32 {
+    let both = mode >> 3 & mode & 0o7;
+    mode & 0o700 | both << 3 | both
 }
 
 /// Opens a file or folder only to look at it. Does not follow a symbolic link.
@@ -583,6 +641,37 @@ mod tests {
         let error = replace(&file, b"in a file of another user").unwrap_err();
         assert!(error.to_string().contains("who may then change it"), "{error}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "by the link");
+    }
+
+    #[test]
+    fn replaced_file_keeps_its_access_control_list() {
+        let folder = Folder::new();
+        let file = folder.write("a.toml", "old");
+        // The owner may read and write, user 12345 may read, the group has no permission, and the mask is `r--`.
+        let entries = [(0x01u16, 6u16, u32::MAX), (0x02, 4, OTHER), (0x04, 0, u32::MAX), (0x10, 4, u32::MAX)];
+        let mut list = 2u32.to_le_bytes().to_vec();
+        for (tag, permissions, id) in entries.into_iter().chain([(0x20, 0, u32::MAX)]) {
+            list.extend(tag.to_le_bytes().into_iter().chain(permissions.to_le_bytes()).chain(id.to_le_bytes()));
+        }
+        if let Err(error) = fsetxattr(File::open(&file).unwrap(), ACCESS_LIST, &list, XattrFlags::empty()) {
+            return skip(format!("cannot set an access control list: {error}"));
+        }
+        let access = || {
+            let known = File::from(openat(CWD, folder.path(), LOOKUP | OFlags::DIRECTORY, Mode::empty()).unwrap());
+            let mode = fs::metadata(&file).unwrap().mode() & 0o777;
+            (access_list(&known, &"a.toml".into()).unwrap(), mode)
+        };
+        assert_eq!(access(), (Some(list.clone()), 0o640));
+        replace(&file, b"new").unwrap().unwrap();
+        assert_eq!(access(), (Some(list), 0o640));
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+    }
+
+    #[test]
+    fn file_that_loses_its_group_permits_no_further_user() {
+        for (before, after) in [(0o640, 0o600), (0o644, 0o644), (0o604, 0o600), (0o664, 0o644), (0o4755, 0o755)] {
+            assert_eq!(without_group(before), after, "{before:o}");
+        }
     }
 
     #[test]
