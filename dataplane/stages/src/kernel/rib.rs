@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use ipnet::IpNet;
-use netlink_packet_core::NLM_F_APPEND;
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_REPLACE};
 
 use super::messages::{KernelTarget, Route};
 use crate::forwarding::MAX_ROUTES;
@@ -40,7 +40,7 @@ fn is_wide((table, prefix): (u32, IpNet)) -> bool {
 }
 
 impl Rib {
-    /// Adds a route, or replaces a known route of equal metric. `flags` are the netlink flags of the message.
+    /// Adds a route, or replaces a known route. `flags` are the netlink flags of the message.
     pub(super) fn add(&mut self, route: Route, flags: u16) {
         let key = (route.table, route.prefix);
         let ranked = RankedRoute { metric: route.metric, target: route.target };
@@ -53,10 +53,13 @@ impl Rib {
         }
         let same = choices.iter().position(|known| known.metric == ranked.metric);
         // An IPv6 message lists all paths of its prefix and metric, so the message replaces the known route. An IPv4
-        // message with the append flag adds a less preferred route after the known routes of equal metric.
-        let appended = flags & NLM_F_APPEND != 0 && matches!(key.1, IpNet::V4(_));
+        // message replaces the first known route of equal metric only if it has the replace flag. With the append flag,
+        // the new route follows the known routes of equal metric. Without these flags, the new route precedes them
+        // (`ip route prepend`).
+        let replaces = flags & NLM_F_REPLACE != 0 || matches!(key.1, IpNet::V6(_));
+        let appended = flags & NLM_F_APPEND != 0;
         match same {
-            Some(at) if !appended => choices[at] = ranked,
+            Some(at) if replaces => choices[at] = ranked,
             _ if self.count >= MAX_ROUTES => {
                 self.refused += 1;
                 if choices.is_empty() {
@@ -65,7 +68,8 @@ impl Rib {
                 return;
             }
             _ => {
-                let at = choices.iter().position(|known| known.metric > ranked.metric).unwrap_or(choices.len());
+                let behind = || choices.iter().position(|known| known.metric > ranked.metric).unwrap_or(choices.len());
+                let at = same.filter(|_| !appended).unwrap_or_else(behind);
                 choices.insert(at, ranked);
                 self.count += 1;
             }

@@ -289,6 +289,27 @@ fn routes_through_a_renamed_interface_are_local_until_it_is_renamed_back() {
     });
 }
 
+#[test]
+fn route_behind_a_prepended_route_is_used_again() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        let reader = tables.join();
+        // Without a periodic resync, the mirror must know both routes from the messages.
+        let mirror = Mirror { resync_interval: Duration::MAX, ..Mirror::new(tables.clone(), writer, &ports) };
+        let _mirror = start(mirror).unwrap();
+        ip("route add 20.0.0.0/8 via 10.1.0.9
+            route prepend 20.0.0.0/8 via 10.2.0.9\n");
+        expect(&reader, 0, "20.1.1.1", "1 10.2.0.9");
+        ip("route append 20.0.0.0/8 via 10.2.0.10
+            route replace 20.0.0.0/8 via 10.2.0.11\n");
+        expect(&reader, 0, "20.1.1.1", "1 10.2.0.11");
+        ip("route del 20.0.0.0/8 via 10.2.0.11\n");
+        expect(&reader, 0, "20.1.1.1", "0 10.1.0.9");
+        ip("route del 20.0.0.0/8 via 10.1.0.9\n");
+        expect(&reader, 0, "20.1.1.1", "1 10.2.0.10");
+    });
+}
+
 /// While the table `local` of the kernel has a prefix, this prefix hides the longer prefixes of the table `main`.
 #[test]
 fn local_prefix_hides_longer_prefixes_until_it_is_removed() {
