@@ -114,6 +114,11 @@ pub(crate) struct RetiringLane {
 }
 
 impl RetiringLane {
+    #[cfg(test)]
+    pub(crate) fn new(name: &str, lane: Box<dyn Lane>) -> Self {
+        Self { name: name.into(), lane, deadline: Instant::now() }
+    }
+
     /// Reclaims completed sends. Returns `true` if the lane can be stopped.
     pub(crate) fn advance(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> bool {
         self.lane.reap(pool, latency).is_err() || self.lane.sending() == 0 || Instant::now() >= self.deadline
@@ -144,15 +149,25 @@ impl RetiredLane {
         let Self { name, mut lane, posted, counters } = self;
         let mut pool = Pool::detached(memory);
         let deadline = Period(drain_timeout).after_now();
+        let sending = lane.sending();
         // `stop` fails only if the queue pair is already stopped.
         let _ = lane.stop();
         while lane.drain(&mut pool).is_ok_and(|left| left > 0) && Instant::now() < deadline {
             thread::sleep(DRAIN_POLL_INTERVAL);
         }
         lane.abandon(&mut pool);
+        let (left, sends_left) = (lane.posted(), lane.sending());
+        if left + sends_left > 0 {
+            tracing::error!(
+                "the device of the removed port `{name}` keeps {} buffers of a worker, so the worker has fewer buffers \
+                 until the end of the run; help: restart the program if ports lose packets because buffers are missing",
+                left + sends_left
+            );
+        }
         let last = lane.counters().clone();
         drop(lane);
-        ReturnedSlots { name, pool, posted, before: counters, last }
+        let (receives, sends) = (posted.saturating_sub(left), sending.saturating_sub(sends_left));
+        ReturnedSlots { name, pool, receives, sends, before: counters, last }
     }
 }
 
@@ -160,8 +175,10 @@ impl RetiredLane {
 pub(crate) struct ReturnedSlots {
     pub(crate) name: Arc<str>,
     pub(crate) pool: Pool,
-    /// The number of posted receives at the time of the hand-over.
-    pub(crate) posted: usize,
+    /// The number of posted receives whose buffers the device has returned.
+    pub(crate) receives: usize,
+    /// The number of sends that have ended since the hand-over.
+    pub(crate) sends: usize,
     /// The counters of the lane at the time of the hand-over.
     pub(crate) before: LaneCounters,
     /// The counters of the lane when it was closed.

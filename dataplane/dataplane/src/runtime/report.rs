@@ -118,12 +118,30 @@ pub(crate) struct EarlierCounts {
     removed: Ledger,
     /// The counters of the lanes that have retired, by the name of the port.
     lanes: BTreeMap<String, LaneCounters>,
+    /// The buffers of closed lanes that came back after the worker had ended.
+    pub(crate) late: LateSlots,
+}
+
+/// Buffers that came back after their worker had ended. The last counters of the worker include these buffers as
+/// missing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LateSlots {
+    /// The buffers of receives.
+    pub(crate) receives: u64,
+    /// The buffers of sends. The last counters of the worker include the packets of these sends as held.
+    pub(crate) sends: u64,
 }
 
 /// The name in the report for all removed ports that exceed [`MAX_REMOVED`], counted together.
 const OTHER_PORTS: &str = "(other ports)";
 
 impl EarlierCounts {
+    /// Returns the names of the ports of the lanes that have retired.
+    #[cfg(test)]
+    pub(crate) fn ports(&self) -> impl Iterator<Item = &str> {
+        self.lanes.keys().map(String::as_str)
+    }
+
     /// Adds the counters `later` of a lane that has retired. The sum already includes the earlier counters `before` of
     /// this lane.
     pub(crate) fn add_lane(&mut self, port: &str, before: &LaneCounters, later: &LaneCounters) {
@@ -179,7 +197,10 @@ impl Outcome {
             self.report.bytes.tx += counters.tx_bytes;
             self.lanes.push(LaneOutcome::retired(port, counters));
         }
+        let LateSlots { receives, sends } = earlier.late;
+        self.report.slots_missing = self.report.slots_missing.saturating_sub(receives + sends);
         let ledger = &mut self.report.ledger;
+        ledger.held = ledger.held.saturating_sub(sends);
         ledger.add(&self::ledger(&earlier.stages, &lanes, 0));
         ledger.add(&earlier.removed);
         ledger.balance();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::runtime::lane_swap::{RetiredLane, ReturnedSlots};
 use crate::runtime::packet_observer::PacketObserver;
-use crate::runtime::report::{self, EarlierCounts, Outcome};
+use crate::runtime::report::{self, EarlierCounts, LateSlots, Outcome};
 use crate::runtime::sample::{Counters, Graphs, Message, RequesterEnd, Sample, Scope, Swap, Times};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::WorkerInfo;
@@ -198,14 +198,36 @@ struct RetiringLanes {
     is_asked: bool,
     /// The lanes that the worker has handed over, and that no control thread has taken yet.
     retired: Vec<RetiredLane>,
-    /// Whether a message that returns buffers to the worker is in progress.
-    is_returning: bool,
+    /// The counts of the lane whose buffers a message in progress returns to the worker.
+    returning: Option<ClosedLane>,
     /// The buffers of closed lanes that wait until the message in progress is answered.
     returns: VecDeque<Box<ReturnedSlots>>,
-    /// The counts of lanes that were handed over or closed after the last sample of the worker: the name of the port,
-    /// counters to subtract, and counters to add. The last sample may still include a lane that was handed over, so the
-    /// counts are added with the next sample.
-    unsettled: Vec<(Arc<str>, LaneCounters, LaneCounters)>,
+    /// The counts of lanes that were handed over or closed after the last sample of the worker. The last sample may
+    /// still include a lane that was handed over, so the counts are added with the next sample.
+    unsettled: Vec<ClosedLane>,
+}
+
+/// The counts of a lane that was handed over or closed.
+struct ClosedLane {
+    /// The name of the port.
+    port: Arc<str>,
+    /// The counters to subtract.
+    before: LaneCounters,
+    /// The counters to add.
+    last: LaneCounters,
+    /// The buffers that came back after the hand-over.
+    slots: LateSlots,
+}
+
+impl ClosedLane {
+    fn new(slots: &ReturnedSlots) -> Self {
+        Self {
+            port: slots.name.clone(),
+            before: slots.before.clone(),
+            last: slots.last.clone(),
+            slots: LateSlots { receives: slots.receives as u64, sends: slots.sends as u64 },
+        }
+    }
 }
 
 /// An exchange in progress: the worker has a message with a new graph, and switches at its next housekeeping. A worker
@@ -436,9 +458,10 @@ impl SampledWorker {
                     drop(observer);
                 }
                 Message::Retired(lanes) => self.take_lanes(lanes),
-                Message::Slots(slots) => {
-                    self.retiring.is_returning = false;
-                    self.finish_lane(&slots);
+                Message::Slots(_) => {
+                    if let Some(lane) = self.retiring.returning.take() {
+                        self.finish_lane(ClosedLane { slots: LateSlots::default(), ..lane });
+                    }
                 }
             }
         }
@@ -446,15 +469,16 @@ impl SampledWorker {
             // At its end, the worker has closed the lanes that it had not handed over.
             self.retiring.open = self.retiring.retired.len();
         }
-        if !self.retiring.is_returning
+        if is_over {
+            // A worker that has ended takes no buffers any more, not even the buffers of the message in progress.
+            let returns = std::mem::take(&mut self.retiring.returns);
+            let lanes = self.retiring.returning.take().into_iter();
+            lanes.chain(returns.iter().map(|slots| ClosedLane::new(slots))).for_each(|lane| self.finish_lane(lane));
+        } else if self.retiring.returning.is_none()
             && let Some(slots) = self.retiring.returns.pop_front()
         {
-            if is_over {
-                self.finish_lane(&slots);
-            } else {
-                self.retiring.is_returning = true;
-                self.request.ask(Message::Slots(slots));
-            }
+            self.retiring.returning = Some(ClosedLane::new(&slots));
+            self.request.ask(Message::Slots(slots));
         }
         if is_over {
             (self.sent, self.queued, self.observer.next) = (None, None, None);
@@ -496,22 +520,29 @@ impl SampledWorker {
     /// Takes lanes on removed ports that the worker has handed over.
     fn take_lanes(&mut self, lanes: Vec<RetiredLane>) {
         self.retiring.is_asked = false;
-        let counts = |lane: &RetiredLane| (lane.name.clone(), LaneCounters::default(), lane.counters.clone());
+        let counts = |lane: &RetiredLane| ClosedLane {
+            port: lane.name.clone(),
+            before: LaneCounters::default(),
+            last: lane.counters.clone(),
+            slots: LateSlots::default(),
+        };
         self.retiring.unsettled.extend(lanes.iter().map(counts));
         self.retiring.retired.extend(lanes);
     }
 
-    /// Counts the packets of a closed lane.
-    fn finish_lane(&mut self, slots: &ReturnedSlots) {
+    /// Counts the packets of a closed lane. `slots` of the lane has the buffers that the worker has not taken.
+    fn finish_lane(&mut self, lane: ClosedLane) {
         self.retiring.open = self.retiring.open.saturating_sub(1);
-        self.retiring.unsettled.push((slots.name.clone(), slots.before.clone(), slots.last.clone()));
+        self.retiring.unsettled.push(lane);
     }
 
     /// Adds the counts of retired lanes to the counts of earlier lanes. The caller must replace the counters of the
     /// worker by counters that do not include these lanes.
     fn settle(&mut self) {
-        for (port, before, later) in self.retiring.unsettled.drain(..) {
-            self.earlier.add_lane(&port, &before, &later);
+        for ClosedLane { port, before, last, slots } in self.retiring.unsettled.drain(..) {
+            self.earlier.add_lane(&port, &before, &last);
+            self.earlier.late.receives += slots.receives;
+            self.earlier.late.sends += slots.sends;
         }
     }
 
@@ -558,7 +589,7 @@ mod tests {
     use super::*;
     use crate::runtime::packet_observer::CapturePoint;
     use crate::runtime::sample;
-    use dataplane_core::mem::PageKind;
+    use dataplane_core::mem::{BatchMemory, PageKind, Pool, Region, RegionSpec, SlotLayout};
     use dataplane_core::units::CoreId;
 
     fn info() -> Arc<WorkerInfo> {
@@ -618,5 +649,42 @@ mod tests {
         drop(reply);
         let Polled { outcomes, states, errors, .. } = sampler.poll(Scope::All).unwrap();
         assert_eq!((outcomes.len(), states, errors), (1, vec![WorkerState::Ended], Vec::new()));
+    }
+
+    /// Returns the buffers of a closed lane: three receives, and two sends that the device did not complete.
+    fn closed(name: &str, memory: &BatchMemory) -> Box<ReturnedSlots> {
+        let before = LaneCounters { rx: 9, tx: 7, ..LaneCounters::default() };
+        let last = LaneCounters { stopped: 2, ..before.clone() };
+        Box::new(ReturnedSlots { name: name.into(), pool: Pool::detached(memory), receives: 3, sends: 2, before, last })
+    }
+
+    #[test]
+    fn lanes_that_close_after_the_end_of_their_worker_are_counted() {
+        let layout = SlotLayout::new(64, 2048, 16).unwrap();
+        let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+        let memory = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap().batch_memory();
+        let (info, (request, mut reply)) = (info(), sample::channel());
+        let own = Box::new(Sample::new(&info));
+        let mut sampler = Sampler::new([(info, own, request)]);
+        for name in ["taken", "in_progress", "waiting"] {
+            sampler.return_slots(0, closed(name, &memory));
+        }
+        // The worker takes the buffers of one lane, and ends while the next message waits in the channel.
+        let Some(Message::Slots(slots)) = reply.asked() else { panic!("no buffers") };
+        reply.give(Message::Slots(slots));
+        sampler.pump();
+        drop(reply);
+        sampler.return_slots(0, closed("later", &memory));
+        let earlier = sampler.earlier(0).unwrap();
+        assert_eq!(earlier.ports().collect::<Vec<_>>(), ["in_progress", "later", "taken", "waiting"]);
+        assert_eq!((earlier.late.receives, earlier.late.sends), (9, 6));
+        // The last counters of the worker include five buffers of each of the last three lanes. Two buffers of each lane
+        // contain packets.
+        let counters = Counters { out: 15, posted: 9, ..Sample::new(&sampler.workers[0].info).counters };
+        let mut outcome = Outcome::new(&sampler.workers[0].info, &counters, Scope::All);
+        outcome.report.slots_missing = 15;
+        assert_eq!(outcome.report.ledger.held, 6);
+        outcome.add_earlier(&sampler.workers[0].earlier);
+        assert_eq!((outcome.report.ledger.held, outcome.report.slots_missing), (0, 0));
     }
 }

@@ -374,15 +374,7 @@ impl Worker {
                 std::hint::spin_loop();
             }
         };
-        // The buffers of a closing lane return soon, because a control thread closes the lane.
-        before_deadline(&mut || {
-            if let Some(Message::Slots(mut slots)) = self.closing.asked(&mut self.reply) {
-                self.closing.take(&mut slots, &mut self.pool);
-                self.reply.give(Message::Slots(slots));
-            }
-            self.closing.lanes == 0
-        });
-        let Self { lanes, retiring, pool, latency, .. } = self;
+        let Self { lanes, retiring, closing, reply, pool, latency, .. } = self;
         let mut lanes: Vec<&mut Box<dyn Lane>> =
             lanes.iter_mut().chain(retiring.iter_mut().map(|retiring| &mut retiring.lane)).collect();
         // Wait until all sends have completed. Poll every lane in each round, and treat a lane that cannot be polled as
@@ -401,6 +393,15 @@ impl Worker {
         });
         // Destroy the queues, and reclaim the buffers that the devices did not return before the deadline.
         lanes.iter_mut().for_each(|lane| lane.abandon(pool));
+        // Wait for the closing lanes last, because the lanes of this worker must not wait for a control thread. If a
+        // lane is closed after the deadline, the requester counts its buffers.
+        before_deadline(&mut || {
+            if let Some(Message::Slots(mut slots)) = closing.asked(reply) {
+                closing.take(&mut slots, pool);
+                reply.give(Message::Slots(slots));
+            }
+            closing.lanes == 0
+        });
     }
 
     /// Creates the first sample. Must be called on the worker's thread, because the first write to the sample places
@@ -553,7 +554,8 @@ impl ClosingLanes {
     fn take(&mut self, slots: &mut ReturnedSlots, pool: &mut Pool) {
         pool.absorb(&mut slots.pool);
         self.lanes -= 1;
-        self.posted -= slots.posted;
+        // A device that is gone may keep some of the buffers. These buffers stay posted until the end of the run.
+        self.posted -= slots.receives;
         // After the hand-over, the remaining packets of the lane were sent, or were dropped because
         // `drain_timeout` was over.
         let mut now = Progress::default();
@@ -571,3 +573,6 @@ fn add_progress(progress: &mut Progress, counters: &LaneCounters) {
     progress.tx += counters.tx;
     progress.dropped += counters.tx_full + counters.tx_errors + counters.tx_too_long + counters.tx_not_connected;
 }
+
+#[cfg(test)]
+mod tests;
