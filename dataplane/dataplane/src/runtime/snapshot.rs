@@ -12,7 +12,7 @@ use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::Timebase;
 use dataplane_core::lane::LaneCounters;
-use dataplane_core::telemetry::{CostSum, Latency, Recent, Report};
+use dataplane_core::telemetry::{CostSum, Latency, Recent, Report, StageReport};
 use dataplane_core::units::Ticks;
 
 /// The maximum time that the sampler waits for the workers. A worker answers within 256 iterations, or when it wakes
@@ -100,6 +100,39 @@ impl Snapshot {
         let (at_work, stalls) = (vec![None; workers.len()], vec![0; workers.len()]);
         let (ports, stage_memory) = (vec![port; ports], Vec::new());
         Self { report, times, timebase, workers, at_work, stalls, ports, stages, stage_memory }
+    }
+
+    /// Returns a copy without the counters that stages define. These counters may need much memory, and
+    /// [`Snapshot::since`] does not read them in the earlier snapshot.
+    pub(crate) fn without_stage_counters(&self) -> Self {
+        let stage = |stage: &StageReport| StageReport {
+            name: stage.name.clone(),
+            kind: stage.kind.clone(),
+            ..StageReport::default()
+        };
+        let Report { ports, removed_ports, stages, workers, ledger, errors, .. } = &self.report;
+        let report = Report {
+            ledger: ledger.clone(),
+            latency_ns: self.report.latency_ns.clone(),
+            costs: Vec::new(),
+            ports: ports.clone(),
+            removed_ports: removed_ports.clone(),
+            stages: stages.iter().map(stage).collect(),
+            workers: workers.clone(),
+            errors: errors.clone(),
+            ..self.report
+        };
+        Self {
+            report,
+            times: self.times.clone(),
+            timebase: self.timebase,
+            workers: self.workers.clone(),
+            at_work: self.at_work.clone(),
+            stalls: self.stalls.clone(),
+            ports: self.ports.clone(),
+            stages: Vec::new(),
+            stage_memory: Vec::new(),
+        }
     }
 
     /// Sets the number of log messages that were lost.

@@ -1,6 +1,7 @@
 //! The server side of the control socket. The server runs on the thread that watches the run, and never blocks on a
 //! client.
 
+use std::cell::LazyCell;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -34,9 +35,9 @@ const READ_SIZE: usize = 64 << 10;
 const LARGE: usize = 64 << 10;
 /// The maximum number of large requests at a time.
 const MAX_LARGE: usize = 4;
-/// The maximum number of bytes that wait to be sent, for all clients together. If the clients read too slowly, the
-/// server closes the connection of the client with the longest output.
-const MAX_OUTPUT: usize = 64 << 20;
+/// The maximum number of bytes that wait to be sent, for all clients together. Above this number, further requests wait.
+/// If the clients read too slowly, the server closes the connection of the client with the longest output.
+const MAX_OUTPUT: usize = if cfg!(test) { 1 << 20 } else { 64 << 20 };
 /// The minimum interval between two requests to the workers, for all clients together.
 const INTERVAL: Duration = Duration::from_millis(50);
 /// The minimum interval between the two snapshots from which rates are computed.
@@ -83,8 +84,10 @@ struct Client {
     /// The time by which the client must send its request, or must have received its answer.
     deadline: Option<Instant>,
     last_heard: Instant,
+    /// The snapshot of the last answer to `stats`, without the counters that stages define.
     last_snapshot: Option<Arc<Snapshot>>,
-    /// The first snapshot for a request with rates, and the time of the snapshot.
+    /// The first snapshot for a request with rates, without the counters that stages define, and the time of the
+    /// snapshot.
     earlier: Option<(Instant, Arc<Snapshot>)>,
 }
 
@@ -145,8 +148,13 @@ impl Server {
             is_there
         });
         self.accept();
+        // The number of bytes that wait to be sent. A client with a request has no output.
+        let mut output: usize = self.clients.iter().map(|client| client.output.len()).sum();
         for client in &mut self.clients {
             let Some(Request { id, call, .. }) = &client.request else { continue };
+            if output > MAX_OUTPUT {
+                break;
+            }
             let id = *id;
             match call {
                 Call::Hello {} => {
@@ -217,9 +225,10 @@ impl Server {
                     }
                 },
             }
+            output += client.output.len();
         }
         let is_due = self.answered.is_none_or(|answered| answered.elapsed() >= INTERVAL);
-        if self.asking.is_none() && is_due {
+        if self.asking.is_none() && is_due && output <= MAX_OUTPUT {
             let mut clients = self.clients.iter();
             let is_client_waiting = clients.any(|client| client.is_waiting() && client.needs_snapshot());
             let wanted = self.feed.as_ref().and_then(|feed| feed.wanted());
@@ -232,16 +241,22 @@ impl Server {
             self.answered = Some(Instant::now());
             snapshot.set_logs_lost(self.logs_lost.as_ref().map_or(0, |lost| lost.dropped_lines() as u64));
             let snapshot = Arc::new(snapshot);
+            // The clients keep this snapshot, because an idle client keeps its snapshot indefinitely.
+            let kept = LazyCell::new(|| Arc::new(snapshot.without_stage_counters()));
             // A client of the control socket needs the counters of the stages too.
             for client in self.clients.iter_mut().filter(|_| scope == Scope::All) {
+                if output > MAX_OUTPUT {
+                    break;
+                }
+                let had_output = client.output.len();
                 match &client.request {
                     Some(Request { id, call: Call::Stats {}, .. }) => {
-                        client.answer_stats(*id, &self.config, &snapshot);
+                        client.answer_stats(*id, &self.config, &snapshot, &kept);
                     }
                     Some(Request { id, call: Call::Show(show), .. }) => {
                         // The rates of the ports need an earlier snapshot. The answer follows after `RATE_INTERVAL`.
                         if lists::has_rates(show) && client.earlier.is_none() {
-                            client.earlier = Some((Instant::now(), snapshot.clone()));
+                            client.earlier = Some((Instant::now(), kept.clone()));
                             continue;
                         }
                         if !client.needs_snapshot() {
@@ -255,6 +270,7 @@ impl Server {
                     }
                     _ => {}
                 }
+                output += client.output.len() - had_output;
             }
             if let Some(feed) = &self.feed {
                 feed.publish(snapshot.clone(), scope);
@@ -264,6 +280,12 @@ impl Server {
             }
         }
         let now = Instant::now();
+        if output > MAX_OUTPUT
+            && let Some(first) = self.clients.iter().position(Client::is_waiting)
+        {
+            // In the next turn, begin with a client that waits.
+            self.clients.rotate_left(first);
+        }
         self.clients.retain_mut(|client| client.write_output() && (client.job.is_some() || client.is_in_time(now)));
         let mut output: usize = self.clients.iter().map(|client| client.output.len()).sum();
         while output > MAX_OUTPUT
@@ -461,7 +483,8 @@ impl Client {
         }
     }
 
-    fn answer_stats(&mut self, id: u64, config: &str, snapshot: &Arc<Snapshot>) {
+    /// Answers `stats`. `kept` is the snapshot without the counters that stages define.
+    fn answer_stats(&mut self, id: u64, config: &str, snapshot: &Snapshot, kept: &Arc<Snapshot>) {
         let live = Live {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -469,7 +492,7 @@ impl Client {
             report: snapshot.report().clone(),
             recent: snapshot.since(self.last_snapshot.as_deref()),
         };
-        self.last_snapshot = Some(snapshot.clone());
+        self.last_snapshot = Some(kept.clone());
         self.answer(id, Ok(&live));
     }
 
@@ -545,4 +568,88 @@ pub(crate) fn fuzz(input: &[u8]) {
     assert!(answered.into_iter().map(Ok).eq(parsed));
     let is_too_long = lines.clone().find(|line| !is_short(line)).is_some_and(|line| line.len() >= MAX_REQUEST);
     assert_eq!((refused, is_open), (failed.len() + usize::from(is_too_long), !is_too_long));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+    use std::io::{BufRead, BufReader};
+
+    use super::*;
+    use crate::config::{Diagnostics, Source};
+    use crate::prelude::*;
+    use crate::runtime::{Options, assemble};
+    use dataplane_core::topology::Topology;
+    use dataplane_testing::config::Config;
+    use dataplane_testing::{Folder, wait_until};
+
+    /// The number of counters of the stage `many`. The answer to `stats` then has about 400 kB.
+    const COUNTERS: usize = 16_384;
+
+    /// A stage with many counters.
+    #[derive(serde::Deserialize)]
+    struct Many {}
+
+    impl Stage for Many {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+        fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+            let mut name = String::new();
+            for number in 0..COUNTERS {
+                name.clear();
+                write!(name, "counter_{number:012}").unwrap();
+                report(&name, 1);
+            }
+        }
+    }
+
+    #[test]
+    fn clients_that_ask_simultaneously_share_the_room_for_answers() {
+        let mut registry = dataplane_stages::registry();
+        registry.add::<Many>("many");
+        let registry = Arc::new(registry);
+        let folder = Folder::new();
+        let path = folder.file("control.sock");
+        let text = Config::new()
+            .runtime(&format!("control = '{}'\nidle = 'sleep'", path.display()))
+            .port("in", "kind = 'generator', rate = 1000")
+            .stage("many", "")
+            .stage("drop", "");
+        let source = Source::new("test.toml", text.to_string(), &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let assembly = assemble(&source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap().unwrap();
+        let mut server =
+            Server::start(&assembly.plan.runtime, Path::new("test.toml"), None, &registry).unwrap().unwrap();
+        let run = Run::start(assembly, Options::default()).unwrap();
+        let mut clients: Vec<_> = (0..10).map(|_| BufReader::new(UnixStream::connect(&path).unwrap())).collect();
+        for round in 0..2 {
+            for client in &mut clients {
+                client.get_mut().write_all(b"{\"version\":1,\"id\":1,\"request\":\"stats\"}\n").unwrap();
+                client.get_mut().set_nonblocking(true).unwrap();
+            }
+            let mut answers = vec![Vec::new(); clients.len()];
+            let mut longest = 0;
+            wait_until("all answers", || {
+                server.turn(&run);
+                let output: usize = server.clients.iter().map(|client| client.output.len()).sum();
+                for (client, answer) in clients.iter_mut().zip(&mut answers) {
+                    match client.read_until(b'\n', answer) {
+                        Ok(read) => assert!(read > 0, "round {round}: the server has closed the connection"),
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+                    }
+                    longest = longest.max(answer.len());
+                }
+                assert!(output <= MAX_OUTPUT, "{output} bytes of output");
+                answers.iter().all(|answer| answer.ends_with(b"\n"))
+            });
+            assert!(longest > MAX_OUTPUT / 4, "an answer has only {longest} bytes");
+        }
+        // The clients keep no counters of stages.
+        for client in &server.clients {
+            let kept = client.last_snapshot.as_ref().unwrap();
+            assert!(kept.report().stages.iter().all(|stage| stage.counters.is_empty()));
+        }
+        run.stop();
+        run.join().unwrap();
+    }
 }
