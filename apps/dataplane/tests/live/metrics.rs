@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};
+use std::iter;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, lchown};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -607,15 +608,18 @@ fn wrong_requests_are_refused_and_do_not_disturb_others() {
     let head = request(address, "HEAD /metrics HTTP/1.1\r\n\r\n");
     assert_eq!((head.status(), head.body.as_str()), (200, ""));
     assert!(head.header("content-length").parse::<usize>().unwrap() > 1000);
+    // On a loaded machine, the kernel may not run the worker for a second. The status is then 503.
+    let is_late = |response: &Response| response.body.contains("makes no progress");
+    let answered = |path| iter::repeat_with(|| get(address, path)).find(|response| !is_late(response)).unwrap();
     for (path, body) in [("/healthz", "ok\n"), ("/readyz", "ready\n")] {
-        let response = get(address, path);
+        let response = answered(path);
         assert_eq!((response.status(), response.body.as_str()), (200, body));
     }
     // These clients close their connections early.
     for _ in 0..50 {
         connect(address).write_all(OPEN_METRICS.as_bytes()).unwrap();
     }
-    assert_eq!(get(address, "/healthz").status(), 200);
+    assert_eq!(answered("/healthz").status(), 200);
     running.end("-TERM");
 }
 
