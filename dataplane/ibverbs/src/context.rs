@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use ibverbs_sys::{IBV_TRANSPORT_IWARP, ibv_context, ibv_device_attr_ex};
 
 use super::ffi;
+use super::held_log;
 use super::os::{nonblocking, object_of};
 use super::quirk::{Library, Quirks};
 use dataplane_core::error::VerbError;
@@ -135,8 +136,9 @@ impl Drop for Context {
 /// Logs a warning if an object could not be destroyed. The object then leaks, and the program continues. Returns
 /// whether the object was destroyed.
 pub(super) fn check_destroyed(result: Result<(), VerbError>, of: &str) -> bool {
-    if let Err(error) = &result {
-        tracing::warn!(device = of, "{error}; the object leaks until the process ends");
+    if let Err(error) = result {
+        let of = of.to_owned();
+        held_log::emit(move || tracing::warn!(device = of, "{error}; the object leaks until the process ends"));
     }
     result.is_ok()
 }

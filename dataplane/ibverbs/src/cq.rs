@@ -15,6 +15,7 @@ use super::channel::{CqTag, VerbsChannel};
 use super::context::{Context, check_destroyed};
 use super::domain::{NO_DOMAIN, VerbsPd};
 use super::ffi::{self, Wc};
+use super::held_log;
 use super::queues::CqHandle;
 use super::quirk::Quirk;
 use super::raw;
@@ -87,20 +88,23 @@ impl RunFields {
 impl Drop for VerbsCq {
     fn drop(&mut self) {
         let deferred = {
+            let _hold = held_log::hold();
             let mut deferred = self.handle.deferred();
             match self.handle.owner.release() {
                 true => mem::take(&mut *deferred),
                 // Another thread owns the completion queue, and may be using it through a queue pair at the moment.
                 false if deferred.is_empty() => return,
                 false => {
-                    let (device, cq) = (&self.handle.context().name, self.handle.number());
+                    let (device, cq) = (self.handle.context().name.clone(), self.handle.number());
                     let count = deferred.len();
-                    return tracing::warn!(
-                        device,
-                        cq,
-                        "{count} queue pairs are not destroyed, because one thread dropped their completion queue \
-                         while another thread owns the completion queue"
-                    );
+                    return held_log::emit(move || {
+                        tracing::warn!(
+                            device,
+                            cq,
+                            "{count} queue pairs are not destroyed, because one thread dropped their completion queue \
+                             while another thread owns the completion queue"
+                        );
+                    });
                 }
             }
         };

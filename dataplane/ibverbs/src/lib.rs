@@ -36,6 +36,7 @@ mod event;
 mod fake;
 mod ffi;
 mod flow;
+mod held_log;
 mod lists;
 mod objects;
 mod os;

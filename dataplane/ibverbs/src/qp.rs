@@ -17,6 +17,7 @@ use super::context::Limits;
 use super::cq::VerbsCq;
 use super::domain::VerbsPd;
 use super::ffi;
+use super::held_log;
 use super::lists::PostLists;
 use super::queues::{CqHandle, QpBody, STATE, STATE_UNKNOWN};
 use super::quirk::Quirk;
@@ -108,6 +109,7 @@ impl VerbsQp {
         let alone = send.is_single_threaded() && recv.is_single_threaded();
         let own = if alone { pd.for_one_thread().ok() } else { None };
         let pd = own.as_ref().unwrap_or(pd);
+        let _hold = held_log::hold();
         let guards = (send.handle.owner.claim(Claim::Temporary), recv.handle.owner.claim(Claim::Temporary));
         if guards.0.is_none() || guards.1.is_none() {
             return refuse(libc::EBUSY);

@@ -10,6 +10,7 @@ use super::attr::{mtu_bytes, qp_attr, qp_attributes};
 use super::context::Limits;
 use super::domain::VerbsMr;
 use super::ffi;
+use super::held_log;
 use super::qp::VerbsQp;
 use super::queues::{QpBody, STATE_UNKNOWN};
 use super::raw;
@@ -195,6 +196,7 @@ unsafe impl QueuePair for VerbsQp {
             return Err(VerbError::new(VERB, libc::EINVAL));
         }
         let most = self.query_port(attributes, mask)?;
+        let _hold = held_log::hold();
         let queues = [self.body().send.clone(), self.body().recv.clone()];
         let guards = queues.each_ref().map(|queue| queue.owner.claim(Claim::Temporary));
         if guards.iter().any(Option::is_none) {

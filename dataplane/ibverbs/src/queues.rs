@@ -15,6 +15,7 @@ use super::channel::{CqTag, VerbsChannel};
 use super::context::{Context, check_destroyed};
 use super::domain::VerbsPd;
 use super::ffi;
+use super::held_log;
 use super::raw;
 use super::raw_queue::RawQueue;
 use super::srq::VerbsSrq;
@@ -191,6 +192,7 @@ impl QpBody {
     /// # Errors
     /// The error of the verb, which is also logged. `EBUSY` if the queue pair is destroyed later.
     pub(super) fn end(mut self) -> Result<(), VerbError> {
+        let _hold = held_log::hold();
         let queues = [self.send.clone(), self.recv.clone()];
         let mut guards = Vec::new();
         for queue in &queues {
@@ -204,7 +206,8 @@ impl QpBody {
                     // space.
                     let stopped = unsafe { ffi::ibv_modify_qp(self.raw.as_ptr(), &mut attr, STATE) };
                     if let Err(error) = stopped.and_then(|()| self.apply_state(0, QpState::Err)) {
-                        tracing::warn!(device = self.context().name, "{error}");
+                        let device = self.context().name.clone();
+                        held_log::emit(move || tracing::warn!(device, "{error}"));
                     }
                     deferred.push(self);
                     return Err(VerbError::new("ibv_destroy_qp", libc::EBUSY));

@@ -12,7 +12,7 @@ mod tests;
 use ibverbs_sys::*;
 
 use super::context::Context;
-use super::{ffi, flow};
+use super::{ffi, flow, held_log};
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{FlowError, RateLimit, RawError, RawPacketCaps, RawReceive, RssCaps};
 
@@ -140,7 +140,8 @@ pub(super) unsafe fn set_rate_limit(limit: &RateLimit, qp: *mut ibv_qp, caps: &R
 /// Converts an error to a verb error. Logs the error if its message contains more than the verb error.
 pub(super) fn verb_error(error: &RawError, device: &str) -> VerbError {
     if !matches!(error, RawError::Verb(_) | RawError::Flow(FlowError::Refused { .. })) {
-        tracing::error!(device, "raw packets: {error}");
+        let (device, text) = (device.to_owned(), error.to_string());
+        held_log::emit(move || tracing::error!(device, "raw packets: {text}"));
     }
     error.verb_error()
 }

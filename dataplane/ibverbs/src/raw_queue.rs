@@ -20,6 +20,7 @@ use ibverbs_sys::{
 
 use super::flow::created_by;
 use super::flow::object::Flow;
+use super::held_log;
 use super::raw::{Offload, qp_flags, set_rate_limit};
 use super::rss::{self, RssGroup, WorkQueue, WorkQueueSpec, WqState};
 use dataplane_core::error::VerbError;
@@ -78,6 +79,7 @@ impl RawPorts {
         spec: &RawSpec,
         caps: &RawPacketCaps,
     ) -> Result<(), RawError> {
+        let _hold = held_log::hold();
         let mut groups = self.lock();
         let new = || PortQueues { rss_group: None, queues: vec![None; count.into()] };
         let group = groups.entry(port).or_insert_with(new);
@@ -104,6 +106,7 @@ impl RawPorts {
     }
 
     fn leave(&self, port: u8, queue: u16) {
+        let _hold = held_log::hold();
         let mut groups = self.lock();
         let Some(group) = groups.get_mut(&port) else { return };
         group.rss_group = None;

@@ -25,6 +25,7 @@ use ibverbs_sys::*;
 use super::ffi;
 use super::flow::LEVELS;
 use super::flow::object::Flow;
+use super::held_log;
 use super::raw::wq_flags;
 use dataplane_core::error::VerbError;
 use dataplane_core::header::{ether_type, protocol};
@@ -302,8 +303,10 @@ impl WorkQueue {
     fn end(&mut self) -> Result<(), VerbError> {
         // SAFETY: the work queue is valid, no indirection table uses it any more, and it is not used again.
         let destroyed = unsafe { ffi::ibv_destroy_wq(self.wq.as_ptr()) };
-        if let Err(error) = &destroyed {
-            tracing::warn!("cannot destroy a work queue, so it stays until its device is closed: {error}");
+        if let Err(error) = destroyed {
+            held_log::emit(move || {
+                tracing::warn!("cannot destroy a work queue, so it stays until its device is closed: {error}");
+            });
         }
         destroyed
     }
@@ -338,7 +341,9 @@ impl Drop for IndirectionTable {
     fn drop(&mut self) {
         // SAFETY: the table is valid, no queue pair uses it any more, and it is not used again.
         if let Err(error) = unsafe { ffi::ibv_destroy_rwq_ind_table(self.0.as_ptr()) } {
-            tracing::warn!("cannot destroy an indirection table, so it stays until its device is closed: {error}");
+            held_log::emit(move || {
+                tracing::warn!("cannot destroy an indirection table, so it stays until its device is closed: {error}");
+            });
         }
     }
 }
@@ -388,7 +393,9 @@ impl Drop for HashQp {
     fn drop(&mut self) {
         // SAFETY: the queue pair is valid, no flow rule uses it any more, and it is not used again.
         if let Err(error) = unsafe { ffi::ibv_destroy_qp(self.qp.as_ptr()) } {
-            tracing::warn!("cannot destroy a hashing queue pair, so it stays until its device is closed: {error}");
+            held_log::emit(move || {
+                tracing::warn!("cannot destroy a hashing queue pair, so it stays until its device is closed: {error}");
+            });
         }
     }
 }

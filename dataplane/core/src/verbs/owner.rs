@@ -135,11 +135,18 @@ impl QueueOwner {
 #[derive(Debug)]
 pub struct ClaimGuard<'a>(Option<&'a AtomicU64>, PhantomData<*const ()>);
 
+/// Ends a temporary claim of this thread. Changes nothing if this thread is not the owner any more: the claim was
+/// released, and another thread may own the queue now.
+#[cold]
+fn end_claim(thread: &AtomicU64) {
+    let _ = thread.compare_exchange(this_thread(), 0, Ordering::Release, Ordering::Relaxed);
+}
+
 impl Drop for ClaimGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(thread) = self.0 {
-            thread.store(0, Ordering::Release);
+            end_claim(thread);
         }
     }
 }
@@ -196,6 +203,23 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| assert!(can(&owner, Claim::Temporary)));
         });
+    }
+
+    #[test]
+    fn guard_does_not_end_the_claim_of_another_thread() {
+        let owner = QueueOwner::new(true);
+        let guard = owner.claim(Claim::Temporary);
+        assert!(owner.release());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(can(&owner, Claim::Permanent));
+                thread::scope(|inner| {
+                    inner.spawn(|| assert!(!can(&owner, Claim::Temporary)));
+                });
+            });
+        });
+        drop(guard);
+        assert!(!can(&owner, Claim::Temporary), "the other thread still owns the queue");
     }
 
     #[test]

@@ -176,6 +176,10 @@ symbols! {
         attr.write(ibv_qp_attr { qp_state: (*qp).state, ..Default::default() });
         0
     };
+    fn ibv_attach_mcast(qp: *mut ibv_qp, _group: *const ibv_gid, _lid: u16) -> c_int, (*qp).context =>
+        state((*qp).context).refused("ibv_attach_mcast");
+    fn ibv_detach_mcast(qp: *mut ibv_qp, _group: *const ibv_gid, _lid: u16) -> c_int, (*qp).context =>
+        state((*qp).context).refused("ibv_detach_mcast");
     fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int, (*qp).context => {
         let mut state = state((*qp).context);
         state.live -= 1;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ibverbs_sys::*;
 
 use crate::context::Context;
-use crate::ffi;
+use crate::{ffi, held_log};
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{FlowCount, FlowCounters};
 
@@ -74,7 +74,9 @@ impl Drop for VerbsFlowCounters {
     fn drop(&mut self) {
         // SAFETY: the counters are valid, no rule uses them any more, and they are not used again.
         if let Err(error) = unsafe { ffi::ibv_destroy_counters(self.counters.as_ptr()) } {
-            tracing::warn!("cannot destroy flow counters, so they stay until their device is closed: {error}");
+            held_log::emit(move || {
+                tracing::warn!("cannot destroy flow counters, so they stay until their device is closed: {error}");
+            });
         }
     }
 }

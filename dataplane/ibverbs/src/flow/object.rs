@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ibverbs_sys::*;
 
 use super::encode::encode_for;
-use crate::ffi;
+use crate::{ffi, held_log};
 use dataplane_core::verbs::{FlowCounters, FlowError, FlowLimits, FlowRule};
 
 /// A flow rule on a device. The rule is destroyed when this value is dropped.
@@ -51,11 +51,15 @@ impl Drop for Flow {
         // After the destruction, the device may no longer report the counts of this rule. `FlowCounters` keeps the
         // largest values that were read, so read the counters now.
         if let Some(Err(error)) = self.count.as_ref().map(|count| count.read()) {
-            tracing::warn!("cannot read the counters of a flow rule before its destruction: {error}");
+            held_log::emit(move || {
+                tracing::warn!("cannot read the counters of a flow rule before its destruction: {error}");
+            });
         }
         // SAFETY: the flow rule is valid and is not used again.
         if let Err(error) = unsafe { ffi::ibv_destroy_flow(self.flow.as_ptr()) } {
-            tracing::warn!("cannot destroy a flow rule, so it stays until its device is closed: {error}");
+            held_log::emit(move || {
+                tracing::warn!("cannot destroy a flow rule, so it stays until its device is closed: {error}");
+            });
         }
     }
 }

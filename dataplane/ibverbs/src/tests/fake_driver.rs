@@ -620,7 +620,11 @@ pub(super) fn changes_to_rts(kind: QpType) -> [(QpAttributes, AttributeMask); 3]
     type M = AttributeMask;
     let rtr = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
     let rts = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
-    let (rtr, rts) = if kind == QpType::Rc { (rtr, rts) } else { (M::empty(), M::empty()) };
+    let (rtr, rts) = match kind {
+        QpType::Rc => (rtr, rts),
+        QpType::Ud => (M::empty(), M::SQ_PSN),
+        _ => (M::empty(), M::empty()),
+    };
     let to = |state| QpAttributes { state, max_rd_atomic: 1, ..QpAttributes::default() };
     [QpAttributes::init(kind, 1, 0), (to(QpState::Rtr), M::STATE | rtr), (to(QpState::Rts), M::STATE | rts)]
 }

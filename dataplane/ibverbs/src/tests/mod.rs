@@ -3,6 +3,7 @@
 
 mod fake_driver;
 mod flow_examples;
+mod held_log;
 mod lane;
 mod message;
 mod raw;
