@@ -13,6 +13,7 @@ mod outbox;
 mod socket;
 mod spec;
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -179,15 +180,18 @@ impl Packets {
 
     /// Opens the sockets of a queue, and registers the queue with the watcher thread.
     fn join(&self, queue: (u16, u16)) -> Result<(Arc<QueueShare>, PacketSocket), i32> {
+        // Log without the lock, because the logger of the program may call this module.
+        self.try_join(queue).map_err(|(what, error)| {
+            tracing::error!("{}", refused(&self.spec.interface, what, "CAP_NET_RAW", &error));
+            error.raw_os_error().unwrap_or(libc::EIO)
+        })
+    }
+
+    fn try_join(&self, queue: (u16, u16)) -> Result<(Arc<QueueShare>, PacketSocket), (&'static str, io::Error)> {
         let mut state = lock(&self.state);
         let PacketState { interface, group, .. } = &mut *state;
         let group = (queue.1 > 1).then_some(group);
-        let socket = PacketSocket::open(&self.spec, self.longest, interface.index, self.by_nic(), group).map_err(
-            |(what, error)| {
-                tracing::error!("{}", refused(&self.spec.interface, what, "CAP_NET_RAW", &error));
-                error.raw_os_error().unwrap_or(libc::EIO)
-            },
-        )?;
+        let socket = PacketSocket::open(&self.spec, self.longest, interface.index, self.by_nic(), group)?;
         let share = Arc::new(QueueShare {
             queue,
             fresh: Handover::default(),

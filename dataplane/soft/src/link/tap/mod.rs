@@ -123,7 +123,19 @@ impl Tap {
         match found {
             Some(now) if now.index == state.index => now.has_carrier,
             // The interface was removed, and a new interface has the same name.
-            Some(now) => self.reattach(&mut state, &now).is_ok() && now.has_carrier,
+            Some(now) => {
+                let attached = self.reattach(&mut state, &now);
+                // Log without the lock, because the logger of the program may call this module.
+                drop(state);
+                match attached {
+                    Ok(()) => now.has_carrier,
+                    Err(error) => {
+                        let name = &self.spec.name;
+                        tracing::warn!("interface `{name}`: cannot attach to the recreated TAP: {error}");
+                        false
+                    }
+                }
+            }
             // No interface has this name. If the queues are still attached, the interface was renamed or moved to
             // another network namespace, and still carries frames.
             None => {
@@ -143,9 +155,7 @@ impl Tap {
         state.ends.retain(|end| end.strong_count() > 0);
         let ends: Vec<_> = state.ends.iter().filter_map(Weak::upgrade).collect();
         let attached: io::Result<Vec<_>> = ends.iter().map(|_| attach(&self.spec.name).map(Arc::new)).collect();
-        let attached = attached.inspect_err(|error| {
-            tracing::warn!("interface `{}`: cannot attach to the recreated TAP: {error}", self.spec.name)
-        })?;
+        let attached = attached?;
         state.spare.clear();
         state.queues = attached.iter().map(Arc::downgrade).collect();
         ends.iter().zip(attached).for_each(|(end, queue)| end.put(queue));
@@ -155,20 +165,24 @@ impl Tap {
 
     /// Returns the queue for the queue pair with this handover.
     fn join(&self, end: &Arc<Handover<Arc<OwnedFd>>>) -> Result<Arc<OwnedFd>, i32> {
+        // Log without the lock, because the logger of the program may call this module.
+        self.try_join(end).map_err(|error| {
+            tracing::error!("{error}");
+            libc::EBUSY
+        })
+    }
+
+    fn try_join(&self, end: &Arc<Handover<Arc<OwnedFd>>>) -> Result<Arc<OwnedFd>, Error> {
         let mut state = self.state();
         let queue = match state.spare.pop() {
             Some(queue) => queue,
-            None => Arc::new(attach(&self.spec.name).map_err(|error| {
-                let error = match error.raw_os_error() {
-                    Some(libc::EBUSY) => Error::Wire(format!(
-                        "interface `{0}` has one queue, but there are several workers; help: set workers = 1 in \
-                         [runtime], or create the TAP with `ip tuntap add {0} mode tap multi_queue`",
-                        self.spec.name
-                    )),
-                    _ => refused(&self.spec.name, "opening a queue of the TAP", "CAP_NET_ADMIN", &error),
-                };
-                tracing::error!("{error}");
-                libc::EBUSY
+            None => Arc::new(attach(&self.spec.name).map_err(|error| match error.raw_os_error() {
+                Some(libc::EBUSY) => Error::Wire(format!(
+                    "interface `{0}` has one queue, but there are several workers; help: set workers = 1 in \
+                     [runtime], or create the TAP with `ip tuntap add {0} mode tap multi_queue`",
+                    self.spec.name
+                )),
+                _ => refused(&self.spec.name, "opening a queue of the TAP", "CAP_NET_ADMIN", &error),
             })?),
         };
         state.queues.retain(|queue| queue.strong_count() > 0);

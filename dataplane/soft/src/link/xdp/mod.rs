@@ -326,7 +326,9 @@ impl Xdp {
 
     /// Logs why a queue waits for its interface.
     fn waits(&self) {
-        if let Some(trouble) = &lock(&self.sockets).trouble {
+        // Log without the lock, because the logger of the program may call this module.
+        let trouble = lock(&self.sockets).trouble.clone();
+        if let Some(trouble) = trouble {
             tracing::warn!("{trouble}");
         }
     }
