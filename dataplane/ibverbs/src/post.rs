@@ -35,6 +35,9 @@ fn refuse(verb: &'static str, errno: c_int) -> PostError {
     PostError { accepted: 0, error: VerbError::new(verb, errno) }
 }
 
+/// Length of a MAC address in bytes.
+const MAC_LENGTH: u32 = 6;
+
 const RECV: &str = "ibv_post_recv";
 const SEND: &str = "ibv_post_send";
 
@@ -196,6 +199,10 @@ impl VerbsQp {
     /// than the MTU, and complete the request with success. Some devices never complete a read if the queue pair allows
     /// no outstanding reads. Some devices complete an atomic operation with success although its size is not 8 bytes.
     /// Inline reads and inline atomic operations are refused, because an inline request has no buffer for the result.
+    ///
+    /// Also refuses a send that makes a library read memory outside its elements. The library of mlx4 reads the
+    /// destination MAC address of a raw packet from the first element, without a look at the length of the element
+    /// (`mlx4_post_send`).
     fn check_send(&self, request: &SendRequest<'_, VerbsAh>) -> Result<(), c_int> {
         let length: u64 = request.sges.iter().map(|sge| u64::from(sge.length)).sum();
         let inline = request.flags.contains(SendFlags::INLINE);
@@ -208,7 +215,9 @@ impl VerbsQp {
         let of_op = match request.op {
             SendOp::RdmaRead(_) => read || self.kind != QpType::Rc,
             SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
-                read && length == 8 && remote.addr % 8 == 0 || self.kind != QpType::Rc
+                // A library may read the first of the elements and ignore the other elements.
+                let one = matches!(request.sges, [sge] if sge.length == 8);
+                one && (read && remote.addr % 8 == 0 || self.kind != QpType::Rc)
             }
             SendOp::Tso { header, mss } if self.kind == QpType::RawPacket => {
                 self.offload.may_segment(header.len(), mss, length)
@@ -220,7 +229,11 @@ impl VerbsQp {
             SendOp::Tso { .. } => length > u64::from(u32::MAX),
             _ => length > u64::from(self.max_message),
         };
+        let has_address = self.kind != QpType::RawPacket
+            || matches!(request.op, SendOp::Tso { .. })
+            || request.sges.first().is_some_and(|first| first.length >= MAC_LENGTH);
         let fits = request.sges.len() <= self.caps.send_sges as usize
+            && has_address
             && !long
             && (!inline || length <= u64::from(self.caps.inline));
         let computes =

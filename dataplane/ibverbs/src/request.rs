@@ -14,6 +14,7 @@ use ibverbs_sys::{
 
 use super::ah::VerbsAh;
 use dataplane_core::error::VerbError;
+use dataplane_core::units::Lkey;
 use dataplane_core::verbs::{Destination, RecvRequest, SendOp, SendRequest, Sge};
 
 /// The number of requests per call of `ibv_post_srq_recv`, which has no preallocated list.
@@ -59,6 +60,17 @@ impl<T> Drop for RequestList<T> {
     }
 }
 
+/// The element that an empty list of elements points to.
+static NO_ELEMENT: Sge = Sge { addr: 0, length: 0, lkey: Lkey(0) };
+
+/// Returns a pointer to the elements of a request. Some libraries read the first element of a request without elements:
+/// irdma for atomics, erdma for reads and atomics, cxgb4 for writes and sends. The pointer therefore always refers to an
+/// element.
+fn elements(sges: &[Sge]) -> *mut ibv_sge {
+    let first = sges.first().map_or(&raw const NO_ELEMENT, |_| sges.as_ptr());
+    first.cast_mut().cast()
+}
+
 /// Returns the number of requests that were posted before the failed request `bad`. Returns `None` if `bad` is not one
 /// of the `count` requests from `first`.
 pub(super) fn accepted<T>(first: *const T, count: usize, bad: *const T) -> Option<usize> {
@@ -74,7 +86,7 @@ pub(super) fn recv_wr(request: &RecvRequest<'_>) -> ibv_recv_wr {
     ibv_recv_wr {
         wr_id: request.wr_id,
         next: ptr::null_mut(),
-        sg_list: request.sges.as_ptr().cast_mut().cast(),
+        sg_list: elements(request.sges),
         num_sge: request.sges.len() as c_int,
     }
 }
@@ -88,7 +100,7 @@ pub(super) fn ud(to: &Destination<'_, VerbsAh>) -> ibv_send_wr__bindgen_ty_2 {
 /// scatter/gather elements of the caller.
 pub(super) fn write_send(wr: &mut ibv_send_wr, request: &SendRequest<'_, VerbsAh>) {
     wr.wr_id = request.wr_id;
-    wr.sg_list = request.sges.as_ptr().cast_mut().cast();
+    wr.sg_list = elements(request.sges);
     wr.num_sge = request.sges.len() as c_int;
     wr.opcode = request.op.opcode().raw();
     wr.send_flags = request.flags.bits();

@@ -631,6 +631,9 @@ pub(super) fn changes_to_rts(kind: QpType) -> [(QpAttributes, AttributeMask); 3]
 
 const SGE: [Sge; 2] = [Sge { addr: 100, length: 8, lkey: Lkey(1) }, Sge { addr: 200, length: 4, lkey: Lkey(2) }];
 
+/// The two halves of 8 bytes.
+const HALVES: [Sge; 2] = [Sge { addr: 100, length: 4, lkey: Lkey(1) }, Sge { addr: 104, length: 4, lkey: Lkey(1) }];
+
 fn requests(count: u64) -> Vec<SendRequest<'static, VerbsAh>> {
     let request =
         |wr_id| SendRequest { wr_id, op: SendOp::Send, flags: SendFlags::SIGNALED, sges: &SGE[..1], to: None };
@@ -722,6 +725,8 @@ fn requests_before_an_invalid_request_are_posted() {
         wrong(SendOp::Send, inline, &long_inline),
         wrong(add(4), none, &SGE[..1]),
         wrong(add(8), none, &SGE),
+        wrong(add(8), none, &[]),
+        wrong(add(8), none, &HALVES),
         wrong(add(8), inline, &SGE[..1]),
         wrong(SendOp::RdmaRead(remote(0)), inline, &SGE[..1]),
     ] {

@@ -1,12 +1,13 @@
 //! Tests of messages on a device whose library may access memory without a check of the key. The fake device has an
 //! unknown driver, so the provider makes no assumption about its library.
 
-use super::raw::{TestDevice, test_device};
+use super::raw::{TestDevice, test_device, test_device_of};
 use dataplane_core::lane::message::{Buffer, MessageDomain, MessageQueuePair};
 use dataplane_core::units::{Lkey, Rkey};
 use dataplane_core::verbs::*;
 
 use crate::VerbsDevice;
+use crate::fake::Call;
 
 fn queue_pair(test: &TestDevice, domain: &MessageDomain<VerbsDevice>, kind: QpType) -> MessageQueuePair<VerbsDevice> {
     let spec = CqSpec { depth: 16, ..CqSpec::default() };
@@ -70,6 +71,49 @@ fn inline_request_that_reads_from_the_peer_is_refused() {
         assert_eq!(send(&mut qp, op, SendFlags::empty(), &[buffer.sge(0..8)]), Ok(()), "{op:?}");
     }
     assert_eq!(send(&mut qp, SendOp::Send, SendFlags::INLINE, &[buffer.sge(0..8)]), Ok(()));
+}
+
+/// mlx4 reads the first 6 bytes of a raw packet from the first element, whatever the length of this element is. irdma
+/// reads the first element of an atomic, also if the atomic has no element.
+#[test]
+fn send_that_lets_a_library_read_outside_its_elements_is_refused() {
+    let test = test_device_of("mlx4", 0, |_| {});
+    let domain = MessageDomain::new(&test.device).unwrap();
+    let buffer = buffer(&domain);
+    let mut raw = queue_pair(&test, &domain, QpType::RawPacket);
+    let mut ud = queue_pair(&test, &domain, QpType::Ud);
+    let ah = domain.create_ah(&Path::default()).unwrap();
+    test.fake.calls();
+    let outside = Sge { addr: 8, length: 0, lkey: Lkey(0) };
+    let with_first = |first| [first, buffer.sge(0..60)];
+    for flags in [SendFlags::empty(), SendFlags::INLINE] {
+        assert_eq!(send(&mut raw, SendOp::Send, flags, &[]), Err(libc::EINVAL), "{flags:?}");
+        for first in [outside, buffer.sge(0..0), buffer.sge(0..5)] {
+            assert!(send(&mut raw, SendOp::Send, flags, &with_first(first)[..2]).is_err(), "{flags:?} {first:?}");
+        }
+    }
+    let remote = Remote { addr: 0, rkey: Rkey(1) };
+    for op in [SendOp::CompareSwap { remote, compare: 0, swap: 1 }, SendOp::FetchAdd { remote, add: 1 }] {
+        let to = Some(Destination { ah: &ah, qp: ud.number(), qkey: 0 });
+        let request = SendRequest { wr_id: 3, op, flags: SendFlags::empty(), sges: &[], to };
+        assert_eq!(ud.post_send(&[request]).map_err(|refused| refused.error.errno), Err(libc::EINVAL), "{op:?}");
+    }
+    let calls = test.fake.calls();
+    assert!(!calls.iter().any(|call| matches!(call, Call::PostSend(_))), "{calls:?}");
+    assert_eq!(send(&mut raw, SendOp::Send, SendFlags::empty(), &with_first(buffer.sge(0..6))), Ok(()));
+}
+
+/// The fake device reads the first element of every request, also of a request without elements.
+#[test]
+fn request_without_elements_refers_to_a_readable_element() {
+    let test = test_device();
+    let domain = MessageDomain::new(&test.device).unwrap();
+    let mut qp = queue_pair(&test, &domain, QpType::Rc);
+    let remote = Remote { addr: 0, rkey: Rkey(1) };
+    for op in [SendOp::Send, SendOp::RdmaWrite(remote), SendOp::RdmaRead(remote)] {
+        assert_eq!(send(&mut qp, op, SendFlags::empty(), &[]), Ok(()), "{op:?}");
+    }
+    assert_eq!(receive(&mut qp, &[]), Ok(()));
 }
 
 fn is_mapped(addr: u64) -> bool {

@@ -1,5 +1,6 @@
 //! The registered memory of the buffers of a message domain.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::mem::{Region, shared};
@@ -61,10 +62,18 @@ impl<D: Device> Memory<D> {
     }
 }
 
+/// A memory of the list, with its addresses. Only the memory with the right addresses is upgraded, and the caller of
+/// [`Memories::find`] gets the result. A memory is therefore never dropped while the list is locked.
+#[derive(Debug)]
+struct ListedMemory<D: Device> {
+    addresses: Range<u64>,
+    memory: Weak<Memory<D>>,
+}
+
 /// The memory of all buffers of one domain that are still registered.
 #[derive(Debug)]
 pub(super) struct Memories<D: Device> {
-    list: Mutex<Vec<Weak<Memory<D>>>>,
+    list: Mutex<Vec<ListedMemory<D>>>,
     checks_every_key: bool,
 }
 
@@ -80,23 +89,29 @@ impl<D: Device> Memories<D> {
 
     pub(super) fn add(&self, memory: &Arc<Memory<D>>) {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.retain(|other| other.strong_count() > 0);
-        list.push(Arc::downgrade(memory));
+        list.retain(|other| other.memory.strong_count() > 0);
+        let addr = memory.addr();
+        let addresses = addr..addr + memory.len() as u64;
+        list.push(ListedMemory { addresses, memory: Arc::downgrade(memory) });
     }
 
     /// Returns the memory that contains all `length` bytes at `addr`, and the offset of the first byte in that memory.
     pub(super) fn find(&self, addr: u64, length: usize) -> Option<(Arc<Memory<D>>, usize)> {
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.iter().filter_map(Weak::upgrade).find_map(|memory| {
-            let offset = usize::try_from(addr.checked_sub(memory.addr())?).ok()?;
-            (offset.checked_add(length)? <= memory.len()).then_some((memory, offset))
-        })
+        let end = addr.checked_add(length as u64)?;
+        let contains = |range: &Range<u64>| range.start <= addr && end <= range.end;
+        list.iter()
+            .filter(|listed| contains(&listed.addresses))
+            .find_map(|listed| Some((listed.memory.upgrade()?, usize::try_from(addr - listed.addresses.start).ok()?)))
     }
 
     /// Returns `true` if a queue may post requests with these elements: the device checks every key, or all elements
-    /// are inside buffers of the domain.
+    /// are inside buffers of the domain. The address of an element without bytes matters only for the first element of
+    /// a request, because some libraries read from the first element without a look at its length.
     pub(super) fn permits<'s>(&self, elements: impl IntoIterator<Item = &'s [Sge]>) -> bool {
-        let is_known = |sge: &Sge| sge.length == 0 || self.find(sge.addr, sge.length as usize).is_some();
-        self.checks_every_key || elements.into_iter().flatten().all(is_known)
+        let is_known = |(at, sge): (usize, &Sge)| {
+            (at > 0 && sge.length == 0) || self.find(sge.addr, sge.length as usize).is_some()
+        };
+        self.checks_every_key || elements.into_iter().all(|sges| sges.iter().enumerate().all(is_known))
     }
 }
