@@ -13,6 +13,7 @@ use super::held_log;
 use super::os::{nonblocking, object_of};
 use super::quirk::{Library, Quirks};
 use dataplane_core::error::VerbError;
+use dataplane_core::verbs::LinkLayer;
 
 /// An open device. The device is closed when its last object is dropped.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(super) struct Context {
     pub(super) driver: String,
     /// Whether the device uses iWARP: RDMA over TCP.
     pub(super) is_iwarp: bool,
+    /// Whether all ports of the device are Ethernet ports.
+    pub(super) is_ethernet: bool,
     pub(super) library: Option<Library>,
     pub(super) quirks: Quirks,
     pub(super) limits: Limits,
@@ -98,6 +101,7 @@ impl Context {
             name,
             driver,
             is_iwarp: transport == IBV_TRANSPORT_IWARP,
+            is_ethernet: false,
             library,
             limits: Limits { attr: ibv_device_attr_ex::default(), vectors: Limits::count(vectors) },
             numbers: AtomicU32::new(0),
@@ -105,6 +109,13 @@ impl Context {
         };
         // SAFETY: the context is open.
         context.limits.attr = unsafe { ffi::ibv_query_device_ex(raw.as_ptr()) }?;
+        let ports = context.limits.attr.orig_attr.phys_port_cnt;
+        let is_ethernet = |port| {
+            // SAFETY: the context is open.
+            let attr = unsafe { ffi::ibv_query_port(raw.as_ptr(), port) };
+            attr.is_ok_and(|attr| LinkLayer::from_raw(attr.link_layer.into()) == LinkLayer::Ethernet)
+        };
+        context.is_ethernet = ports > 0 && (1..=ports).all(is_ethernet);
         nonblocking(async_fd).map_err(|errno| VerbError::new("ibv_open_device", errno))?;
         Ok(context)
     }

@@ -156,8 +156,7 @@ const OPTIONAL_FEATURES: [OptionalFeature; 8] = {
         OptionalFeature { capability: Some(capability), fields: PollFields::empty(), flags }
     }
     [
-        // On Ethernet, these fields have no meaning. irdma does not know `DLID_PATH_BITS`. mlx4 refuses `SLID` and `SL`
-        // together with `TIMESTAMP`.
+        // irdma does not know `DLID_PATH_BITS`. mlx4 refuses `SLID` and `SL` together with `TIMESTAMP`.
         OptionalFeature { capability: None, fields: PATH_FIELDS, flags: CqFlags::empty() },
         field(Capability::TagMatching, PollFields::TM_INFO),
         field(Capability::WallclockTimestamps, PollFields::WALLCLOCK),
@@ -332,6 +331,10 @@ pub(super) fn create(
     channel: Option<&VerbsChannel>,
     safe: impl FnOnce() -> (CqApi, Option<String>),
 ) -> Result<(VerbsCq, CqGranted), VerbError> {
+    // Ethernet frames have no LID. In these fields, mlx5 returns bits with another meaning: libmlx5 returns the packet type
+    // of RoCE as the service level (`handle_responder`).
+    let of_path = if context.is_ethernet { PATH_FIELDS } else { PollFields::empty() };
+    let spec = &CqSpec { fields: spec.fields - of_path, ..*spec };
     let limits = &context.limits;
     let in_range = (1..=limits.max_cqe()).contains(&spec.depth) && spec.vector < limits.vectors.max(1);
     let same_device = channel.is_none_or(|channel| Arc::ptr_eq(channel.context(), context));

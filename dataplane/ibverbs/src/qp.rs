@@ -163,7 +163,11 @@ impl VerbsQp {
             recv_depth: if srq.is_some() { 0 } else { recv_depth.max(caps.recv_depth) },
             send_sges: attr.cap.max_send_sge.max(caps.send_sges),
             recv_sges: if srq.is_some() { 0 } else { recv_sges.max(caps.recv_sges) },
-            inline: attr.cap.max_inline_data.max(caps.inline),
+            // Some drivers leave this value at 0. hns returns fewer bytes than requested (`get_max_inline_data`).
+            inline: match attr.cap.max_inline_data {
+                0 => caps.inline,
+                granted => granted,
+            },
         };
         // If the driver refuses unsignalled sends, signal the sends of runs, which lanes post. All other sends keep the
         // flags of the program, because its completion queue may have no space for more completions.

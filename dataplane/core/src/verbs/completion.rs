@@ -155,20 +155,23 @@ impl Completion {
     }
 
     /// Returns the index of the packet's partition key in the table of the port. Only for unreliable datagrams on a queue
-    /// that is polled with `ibv_poll_cq(3)`. Hardware reports the index only for queue pairs of the subnet management
-    /// (GSI).
+    /// that is polled with `ibv_poll_cq(3)`. `None` for receives with immediate data or with an invalidation: the
+    /// completions of mlx4 and mlx5 store these values in the place of the index. Hardware reports a valid index only
+    /// for queue pairs of the subnet management (GSI).
     pub fn pkey_index(&self) -> Option<u16> {
         let receive = self.good() && WcOpcode::from_raw(self.values.opcode).is_receive();
-        self.values.pkey_index.filter(|_| receive)
+        let has_index = receive && !self.values.flags.intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV);
+        self.values.pkey_index.filter(|_| has_index)
     }
 
-    /// Returns the service level; only for unreliable datagrams.
+    /// Returns the service level; only for unreliable datagrams. The libibverbs provider returns the service level only
+    /// on InfiniBand.
     pub fn sl(&self) -> Option<u8> {
         self.received(PollFields::SL, self.values.sl)
     }
 
     /// Returns the low bits of the destination's local identifier (LID), which select a path; only for unicast
-    /// unreliable datagrams.
+    /// unreliable datagrams. The libibverbs provider returns these bits only on InfiniBand.
     pub fn dlid_path_bits(&self) -> Option<u8> {
         self.received(PollFields::DLID_PATH_BITS, self.values.dlid_path_bits)
     }

@@ -114,6 +114,7 @@ symbols! {
         error
     };
     fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp, (*pd).context => {
+        (*attr).cap.max_inline_data = state((*pd).context).granted_inline((*attr).cap.max_inline_data);
         let plain = *attr;
         let extended = ibv_qp_init_attr_ex {
             qp_context: plain.qp_context,

@@ -275,6 +275,10 @@ pub(super) struct State {
     /// The state changes of queue pairs that the device refuses: queue pair number and state.
     refused_states: Vec<(u32, u32)>,
     no_inline: bool,
+    /// The largest number of inline bytes that the device grants, if the device grants fewer bytes than requested.
+    most_inline: Option<u32>,
+    /// Whether the port of the device is an Ethernet port. Otherwise, the port is an InfiniBand port.
+    is_ethernet: bool,
     /// The attributes of a queue pair that the device can return. `None`: all.
     known_attributes: Option<u32>,
     /// Whether the device refuses unsignalled sends, except on queue pairs that signal all sends.
@@ -430,6 +434,16 @@ impl Fake {
     /// Makes the device refuse queue pairs with inline sends.
     pub(crate) fn refuse_inline(&self, refused: bool) {
         self.state().no_inline = refused;
+    }
+
+    /// Makes the device grant at most `most` inline bytes, without an error, as hns does (`get_max_inline_data`).
+    pub(crate) fn grants_inline(&self, most: u32) {
+        self.state().most_inline = Some(most);
+    }
+
+    /// Makes the port of the device an Ethernet port.
+    pub(crate) fn has_ethernet_port(&self) {
+        self.state().is_ethernet = true;
     }
 
     /// Appends results of polls of a CQ. The CQ returns the results in order and is empty afterwards.
@@ -641,6 +655,11 @@ impl State {
         self.flows.iter().flat_map(|(_, flow)| &flow.counters).filter(|used| **used == counters.addr()).count()
     }
 
+    /// Returns the number of inline bytes that the device grants for a request of `wanted` bytes.
+    fn granted_inline(&self, wanted: u32) -> u32 {
+        self.most_inline.map_or(wanted, |most| most.min(wanted))
+    }
+
     /// Counts a new object and returns its number.
     fn number(&mut self, kind: &'static str) -> u32 {
         self.live += 1;
@@ -661,12 +680,14 @@ fn fail<T>(errno: c_int) -> *mut T {
     ptr::null_mut()
 }
 
-unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, size: usize) -> c_int {
+unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, size: usize) -> c_int {
     if port != 1 || size < 52 {
         return libc::EINVAL;
     }
-    let ethernet = 2;
-    let active = ibv_port_attr { state: 4, max_mtu: 5, active_mtu: 3, link_layer: ethernet, ..Default::default() };
+    let (infiniband, ethernet) = (1, 2);
+    // SAFETY: the context belongs to a fake.
+    let link_layer = if unsafe { state(context) }.is_ethernet { ethernet } else { infiniband };
+    let active = ibv_port_attr { state: 4, max_mtu: 5, active_mtu: 3, link_layer, ..Default::default() };
     // EDR on 4 lanes.
     let active = ibv_port_attr { active_speed: 32, active_width: 2, ..active };
     let active = ibv_port_attr { pkey_tbl_len: 1, max_msg_sz: 1 << 20, ..active };

@@ -90,6 +90,8 @@ pub(super) unsafe fn new_qp(context: *mut ibv_context, attr: &ibv_qp_init_attr_e
 pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     // SAFETY: the context belongs to a fake, and the caller provides the attributes. The key has the given length.
     unsafe {
+        let attr = &mut *attr;
+        attr.cap.max_inline_data = state(context).granted_inline(attr.cap.max_inline_data);
         let attr = &*attr;
         let call = if attr.comp_mask & IBV_QP_INIT_ATTR_RX_HASH != 0 {
             let hash = attr.rx_hash_conf;

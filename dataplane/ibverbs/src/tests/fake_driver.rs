@@ -99,7 +99,8 @@ fn driver_without_extended_cq_is_polled_with_poll_cq() {
     assert_eq!((got.wr_id, got.byte_len(), got.imm()), (0, Some(100), Some(0x0102_0304)));
     assert_eq!((got.qp_num(), got.src_qp()), (Some(QpNum(77)), Some(QpNum(88))));
     assert_eq!((got.slid(), got.sl(), got.dlid_path_bits()), (Some(5), Some(6), Some(7)));
-    assert_eq!(got.pkey_index(), Some(4));
+    // mlx5 returns a part of the immediate data as the index of the partition key.
+    assert_eq!(got.pkey_index(), None);
     assert_eq!((got.ticks(), got.wallclock(), got.cvlan(), got.flow_tag()), (None, None, None, None));
     let mut run = Completions::new();
     // The limits are 10, 256 and 256. The first two polls return the 31 completions that the cursor copied and did not
@@ -109,6 +110,43 @@ fn driver_without_extended_cq_is_polled_with_poll_cq() {
     assert_eq!((run.wr_id[7], run.byte_len[7]), (39, 100));
     drop(cq);
     assert_eq!(fake.live(), 0);
+}
+
+/// Only a receive without immediate data and without an invalidation has the index of the partition key.
+#[test]
+fn partition_key_index_is_absent_if_the_completion_has_immediate_data() {
+    let (fake, context) = device(|verbs| verbs.create_cq_ex = None);
+    let (mut cq, _) = create(&context, &cq_spec(PollFields::STANDARD, CqFlags::empty()));
+    let (with_grh, with_imm, with_inv) = (1, 2, 8);
+    let flags = [with_grh, with_grh | with_imm, with_inv];
+    let received = |wc_flags| Wc { wc_flags, pkey_index: 0x304, ..full(1).wc };
+    fake.polls(1, flags.map(|flags| Poll::Wc(FakeCompletion { wc: received(flags), ..full(1) })));
+    let mut cursor = cq.start_poll().unwrap().unwrap();
+    let mut got = vec![cursor.get()];
+    while cursor.advance().unwrap() {
+        got.push(cursor.get());
+    }
+    assert_eq!(got.iter().map(Completion::pkey_index).collect::<Vec<_>>(), [Some(0x304), None, None]);
+    assert_eq!((got[1].imm(), got[2].invalidated_rkey()), (Some(0x0102_0304), Some(Rkey(0x0102_0304))));
+}
+
+/// On Ethernet, the fields of the InfiniBand path have no meaning, so the provider does not request the fields.
+#[test]
+fn completion_of_an_ethernet_device_has_no_infiniband_path() {
+    for api in [CqApi::Classic, CqApi::Extended] {
+        let fake = Fake::with_attributes(attributes(), |_| {});
+        fake.has_ethernet_port();
+        // SAFETY: the context is open and belongs to the fake.
+        let context = unsafe { Context::new(NonNull::new(fake.context()).unwrap(), "fake".to_owned()) }.unwrap();
+        let spec = CqSpec { api, ..cq_spec(PollFields::STANDARD, CqFlags::empty()) };
+        let (mut cq, granted) = create(&Arc::new(context), &spec);
+        let path = PollFields::SLID | PollFields::SL | PollFields::DLID_PATH_BITS;
+        assert_eq!((granted.fields, granted.refused), (PollFields::STANDARD - path, Vec::new()));
+        fake.polls(1, [Poll::Wc(full(1))]);
+        let got = cq.start_poll().unwrap().unwrap().get();
+        assert_eq!((got.byte_len(), got.src_qp()), (Some(100), Some(QpNum(88))));
+        assert_eq!((got.slid(), got.sl(), got.dlid_path_bits()), (None, None, None), "{api:?}");
+    }
 }
 
 #[test]
@@ -746,6 +784,22 @@ fn requests_before_an_invalid_request_are_posted() {
     unsafe { qp.post_send(&[wrong(add(8), none, &SGE[..1])]) }.unwrap();
     let Call::PostSend(list) = &fake.calls()[0] else { panic!() };
     assert_eq!((list[0].opcode, list[0].flags, &list[0].sges[..]), (6, 0, &[(100, 8, 1)][..]));
+}
+
+/// hns grants fewer inline bytes than requested and returns no error.
+#[test]
+fn granted_inline_bytes_limit_inline_sends() {
+    let (fake, context) = device(|_| {});
+    fake.grants_inline(32);
+    let (_pd, _cq, mut qp) = queue_pair(&context, QpType::Rc, SendApi::Classic);
+    assert_eq!((CAPS.inline, qp.caps().inline), (64, 32));
+    let bytes = [7_u8; 64];
+    for (length, posted) in [(32, Ok(())), (33, Err(libc::EINVAL))] {
+        let sges = [Sge { addr: bytes.as_ptr().expose_provenance() as u64, length, lkey: Lkey(0) }];
+        let request = SendRequest { wr_id: 1, op: SendOp::Send, flags: SendFlags::INLINE, sges: &sges, to: None };
+        // SAFETY: the bytes stay valid.
+        assert_eq!(unsafe { qp.post_send(&[request]) }.map_err(|refused| refused.error.errno), posted, "{length}");
+    }
 }
 
 #[test]
