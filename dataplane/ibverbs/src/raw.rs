@@ -54,8 +54,12 @@ pub(super) fn caps(context: &Context) -> RawPacketCaps {
     // mlx4 refuses an indirection table unless the numbers of its work queues are consecutive, and the first number is
     // a multiple of the table size (`mlx4_ib_create_rwq_ind_table`). A program cannot choose these numbers. mlx4 also
     // refuses each table that contains a work queue more than once. So report no RSS for mlx4.
-    let rss = reported.rss.filter(|_| context.driver != "mlx4");
-    RawPacketCaps { flow: flow::limits(&context.driver), rss, ..reported }
+    let is_mlx4 = context.driver == "mlx4";
+    let rss = reported.rss.filter(|_| !is_mlx4);
+    // The mlx4 driver of the kernel reports segmentation, but the library of mlx4 refuses segmented sends
+    // (`mlx4_post_send` in rdma-core 65).
+    let max_tso = if is_mlx4 { 0 } else { reported.max_tso };
+    RawPacketCaps { flow: flow::limits(&context.driver), rss, max_tso, ..reported }
 }
 
 /// Returns the flags of a work queue: `enum ibv_wq_flags`.

@@ -185,6 +185,17 @@ fn self_test_without_any_completion_is_inconclusive() {
     assert!(test.device.capabilities().has.contains(&dataplane_core::verbs::Capability::ExtendedCq));
 }
 
+/// The library of mlx4 refuses segmented sends, although the kernel reports segmentation.
+#[test]
+fn mlx4_reports_no_segmentation() {
+    use dataplane_core::verbs::Capability::Tso;
+    for (driver, max_tso) in [("mlx4", 0), ("mlx5", 65_536)] {
+        let test = test_device_of(driver, 0, |_| {});
+        assert_eq!(test.device.raw_caps().max_tso, max_tso, "{driver}");
+        assert_eq!(test.device.capabilities().has.contains(&Tso), max_tso > 0, "{driver}");
+    }
+}
+
 #[test]
 fn port_speed_and_single_gids_are_queried() {
     let test = test_device();
