@@ -1,6 +1,6 @@
 //! `[port.connection]`: how the queue pairs of a port find their peers, and the attributes of the connections.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -184,6 +184,22 @@ impl Default for RendezvousConfig {
             deadline: Period::from_secs(30),
             step_deadline: Period::from_secs(5),
         }
+    }
+}
+
+impl RendezvousConfig {
+    /// Returns the address on which this side listens, if `other` cannot listen at the same time. A listener on a
+    /// wildcard address uses the TCP port of all addresses. The listener on `[::]` also accepts connections over IPv4.
+    pub(crate) fn shared_listener(&self, other: &Self) -> Option<SocketAddr> {
+        let (one, two) = (self.listen?, other.listen?);
+        let all_v4 = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let covers = |one: IpAddr, two: IpAddr| match one.to_canonical() {
+            IpAddr::V6(address) if address.is_unspecified() => true,
+            address if address == all_v4 => two.to_canonical().is_ipv4(),
+            address => address == two.to_canonical(),
+        };
+        let overlap = covers(one.ip(), two.ip()) || covers(two.ip(), one.ip());
+        (one.port() == two.port() && overlap).then_some(one)
     }
 }
 

@@ -1,7 +1,6 @@
 //! The difference between two checked configs, as a list of operations.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 
 use serde_json::{Map, Value};
 
@@ -192,12 +191,10 @@ fn shared_with_removed(before: &Plan, after: &Plan, added: &PortPlan) -> Option<
 }
 
 /// Returns a description of the address on which a port listens for its peer, if another port cannot listen at the same
-/// time. A listener of a wildcard address has the TCP port of all addresses.
+/// time.
 fn shared_listener(port: &PortPlan, other: &PortPlan) -> Option<String> {
-    let listen = |port: &PortPlan| port.config.connection.as_ref()?.rendezvous.listen;
-    let (one, two): (SocketAddr, SocketAddr) = (listen(port)?, listen(other)?);
-    let has_same_ip = one.ip() == two.ip() || one.ip().is_unspecified() || two.ip().is_unspecified();
-    (one.port() == two.port() && has_same_ip).then(|| format!("the address {one}"))
+    let [one, two] = [port, other].map(|port| port.config.connection.as_ref());
+    one?.rendezvous.shared_listener(&two?.rendezvous).map(|address| format!("the address {address}"))
 }
 
 /// Returns the keys of a port, whether the port is in `input` of `[pipeline]`, and the name of its peer.

@@ -260,6 +260,39 @@ fn peers_of_one_config_must_name_each_other() {
 }
 
 /// Durations are limited, because the sum of a very long duration and the current time can overflow.
+/// A listener on a wildcard address uses the TCP port of all addresses. The listener on `[::]` also accepts IPv4.
+#[test]
+fn two_ports_cannot_listen_on_one_address() {
+    for (first, second, collides) in [
+        ("192.0.2.1:18515", "192.0.2.1:18515", true),
+        ("192.0.2.1:18515", "0.0.0.0:18515", true),
+        ("0.0.0.0:18515", "192.0.2.1:18515", true),
+        ("[::]:18515", "192.0.2.1:18515", true),
+        ("[::]:18515", "0.0.0.0:18515", true),
+        ("[::]:18515", "[2001:db8::1]:18515", true),
+        ("0.0.0.0:18515", "[::ffff:192.0.2.1]:18515", true),
+        ("192.0.2.1:18515", "192.0.2.1:18516", false),
+        ("192.0.2.1:18515", "192.0.2.2:18515", false),
+        ("0.0.0.0:18515", "[2001:db8::1]:18515", false),
+    ] {
+        let port = |name: &str, address: &str| {
+            let connection = format!("connection = {{ listen = \"{address}\" }}");
+            format!("[[port]]\nname = \"{name}\"\ndevice = \"rxe0\"\nqp = \"rc\"\n{connection}\n")
+        };
+        let text = port("wan", first)
+            + &port("lan", second)
+            + "[pipeline]\ninput = [\"wan\", \"lan\"]\n[[pipeline.stage]]\nuse = \"tx\"\n";
+        let found = records(&text);
+        let expected = (
+            10,
+            format!("`lan` cannot listen on {second}, because `wan` listens there"),
+            "use a different TCP port for each port, such as 18516, and change `to` of the peer".to_owned(),
+        );
+        let found: Vec<_> = found.into_iter().map(|(line, _, message, help)| (line, message, help)).collect();
+        assert_eq!(found, if collides { vec![expected] } else { Vec::new() }, "{first} {second}");
+    }
+}
+
 #[test]
 fn duration_of_more_than_a_year_is_refused_at_its_line() {
     let message = "`18446744073709551615s` is longer than the maximum of 365days".to_owned();

@@ -45,6 +45,7 @@ pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<O
     let ports: Vec<_> = loaded.ports.iter().enumerate().map(plan).collect();
     checker.addresses();
     checker.devices();
+    checker.listeners();
     checker.unused(&inputs);
     interfaces(loaded, &ports, diagnostics);
     ports
@@ -286,6 +287,26 @@ impl<'a> PortChecker<'a, '_> {
                 let help = "use a different `device` or `device_port` for each port";
                 self.error(&format!("port[{index}].device"), message, help);
             }
+        }
+    }
+
+    /// Checks that no two ports listen for their peers on the same address.
+    fn listeners(&mut self) {
+        let loaded = self.loaded;
+        let mut seen: Vec<&Port> = Vec::new();
+        for (index, port) in loaded.ports.iter().enumerate().filter_map(|(at, entry)| Some((at, entry.port.as_ref()?)))
+        {
+            let Some(connection) = &port.connection else { continue };
+            let shared = seen.iter().find_map(|other| {
+                let address = connection.rendezvous.shared_listener(&other.connection.as_ref()?.rendezvous)?;
+                Some((address, &other.name))
+            });
+            if let Some((address, other)) = shared {
+                let message = format!("`{}` cannot listen on {address}, because `{other}` listens there", port.name);
+                let help = "use a different TCP port for each port, such as 18516, and change `to` of the peer";
+                self.error(&format!("port[{index}].connection.listen"), message, help);
+            }
+            seen.push(port);
         }
     }
 
