@@ -18,7 +18,7 @@ use crate::pd::SoftPd;
 use crate::profile::Profile;
 use crate::queues::Queues;
 use crate::shared::Shared;
-use crate::spec::SoftSpec;
+use crate::spec::{SoftQuirk, SoftSpec};
 use crate::status::Status;
 use dataplane_core::clock::{ClockSource, Timebase};
 use dataplane_core::error::{Error, Result, VerbError};
@@ -144,6 +144,7 @@ impl SoftDevice {
             limits,
             faults: spec.faults,
             refused_change: spec.refused_change,
+            reset_is_final: spec.has(SoftQuirk::ResetIsFinal),
             clock: spec.clock.clone(),
             port: spec.port.clone(),
             mtu: spec.mtu,
@@ -363,6 +364,9 @@ unsafe impl Device for SoftDevice {
                 // Do not report the extended interface as refused if the caller requested a classic queue.
                 granted.refused.extend((!classic || capability != Capability::ExtendedCq).then_some(capability));
             }
+        }
+        if self.0.spec.has(SoftQuirk::NoPathFields) {
+            granted.fields -= PollFields::SLID | PollFields::SL | PollFields::DLID_PATH_BITS;
         }
         let stamps = if granted.fields.contains(PollFields::WALLCLOCK) {
             granted.stamps = ClockSource::DeviceWallclock;

@@ -89,7 +89,7 @@ pub use pd::SoftPd;
 pub use port::PortSpec;
 pub use profile::{Profile, SoftLimits};
 pub use qp::SoftQp;
-pub use spec::SoftSpec;
+pub use spec::{SoftQuirk, SoftSpec};
 
 #[cfg(test)]
 mod tests;

@@ -19,13 +19,14 @@ use crate::numbers::Identity;
 use crate::open_device::OpenDevice;
 use crate::qp_shared::QpShared;
 use crate::raw::QpCore;
+use crate::spec::SoftQuirk;
 use crate::thread_cell::ThreadCell;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Run, SlotLayout};
 use dataplane_core::units::{Gid, QpNum};
 use dataplane_core::verbs::{
     AttributeMask, Capability, Claim, Destination, MwBind, PostError, QpAttributes, QpCaps, QpSpec, QpState, QpType,
-    QueuePair, RecvRequest, SendRequest, check_transition,
+    QueuePair, RecvRequest, SendFlags, SendOp, SendRequest, check_transition,
 };
 
 /// A queue pair of a software device.
@@ -46,6 +47,15 @@ pub struct SoftQp {
 }
 
 impl SoftQp {
+    /// Returns `true` if an unusual property of the device makes the post of a request fail.
+    fn refuses(&self, request: &SendRequest<'_, SoftAh>) -> bool {
+        let has = |quirk| self.device.spec.has(quirk);
+        let is_send = matches!(request.op, SendOp::Send | SendOp::SendWithImm(_));
+        let refused = has(SoftQuirk::RefusesUdOperations) && !is_send
+            || has(SoftQuirk::RefusesUnsignalled) && !request.flags.contains(SendFlags::SIGNALED);
+        refused && self.kind() == QpType::Ud
+    }
+
     /// Creates a queue pair. The caller has checked `spec`. A raw-packet queue pair has no `fabric`.
     pub(super) fn new(
         device: &Arc<OpenDevice>,
@@ -252,7 +262,11 @@ unsafe impl QueuePair for SoftQp {
 
     unsafe fn post_send(&mut self, requests: &[SendRequest<'_, SoftAh>]) -> Result<(), PostError> {
         if let Some(connection) = &self.connection {
-            return connection.post_send(requests);
+            let Some(at) = requests.iter().position(|request| self.refuses(request)) else {
+                return connection.post_send(requests);
+            };
+            connection.post_send(&requests[..at])?;
+            return Err(PostError { accepted: at, error: VerbError::new("ibv_post_send", libc::EINVAL) });
         }
         self.with(|shared, core, cq| Ok(core.post_send(shared, cq, requests)))
             .unwrap_or_else(|short| Err(short.into_error("ibv_post_send")))

@@ -27,6 +27,8 @@ pub(super) struct Shared {
     pub(super) faults: FaultSpec,
     /// The state change that the device refuses.
     pub(super) refused_change: Option<(QpState, QpState)>,
+    /// Whether queue pairs that were reset cannot be used again.
+    pub(super) reset_is_final: bool,
     pub(super) clock: HostClock,
     pub(super) port: PortSpec,
     /// The largest payload of a frame or datagram, in bytes.

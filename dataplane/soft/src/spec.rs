@@ -10,6 +10,24 @@ use dataplane_core::clock::HostClock;
 use dataplane_core::units::Gid;
 use dataplane_core::verbs::{Capability, QpState, RssSpec};
 
+/// A property that some real NICs have, and that the software device otherwise does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SoftQuirk {
+    /// The device accepts memory with [`Access::ON_DEMAND`](dataplane_core::verbs::Access::ON_DEMAND), as mlx5 does.
+    OnDemandPaging,
+    /// The device grants completion queues without the fields `SLID`, `SL` and `DLID_PATH_BITS`, as irdma does.
+    NoPathFields,
+    /// The device resizes no completion queue, as hns does.
+    NoCqResize,
+    /// A post to a UD queue pair fails with `EINVAL` if UD does not support the operation, as on hns. Other devices
+    /// accept the post and complete the request with an error.
+    RefusesUdOperations,
+    /// RC, UC and UD queue pairs that were reset refuse the change to INIT with `EINVAL`, as on irdma.
+    ResetIsFinal,
+    /// A post of an unsignalled send to a UD queue pair fails with `EINVAL`, as on efa.
+    RefusesUnsignalled,
+}
+
 /// The description of a software device with one port.
 #[derive(Clone, Debug)]
 pub struct SoftSpec {
@@ -46,6 +64,8 @@ pub struct SoftSpec {
     /// A change of the state of RC, UC and UD queue pairs that the device refuses with `EINVAL`: the old state and the
     /// new state. For example, some drivers refuse the change from RTS to SQD.
     pub refused_change: Option<(QpState, QpState)>,
+    /// The unusual properties of the device.
+    pub quirks: Vec<SoftQuirk>,
     /// The result of [`Device::checks_every_key`](dataplane_core::verbs::Device::checks_every_key). The device checks
     /// every key even if this field is `false`.
     pub checks_every_key: bool,
@@ -78,11 +98,17 @@ impl SoftSpec {
             refuse: Vec::new(),
             unlisted: Vec::new(),
             refused_change: None,
+            quirks: Vec::new(),
             checks_every_key: true,
             rss: RssSpec::STANDARD,
             stamped: false,
             limits: SoftLimits::default(),
         }
+    }
+
+    /// Returns `true` if the device has an unusual property.
+    pub(crate) fn has(&self, quirk: SoftQuirk) -> bool {
+        self.quirks.contains(&quirk)
     }
 
     /// Returns the maximum frame length in bytes: the payload, the Ethernet header and two VLAN tags.

@@ -22,7 +22,7 @@ pub(crate) const QKEY: u32 = 0x1111;
 /// The memory size of an endpoint in bytes.
 pub(crate) const MEMORY: usize = 16 << 10;
 /// The default capabilities of queue pairs. The depth is 15 because the queues of some devices have 2^n - 1 entries.
-pub(crate) const CAPS: QpCaps = QpCaps { send_depth: 15, recv_depth: 15, send_sges: 3, recv_sges: 3, inline: 64 };
+pub(crate) const CAPS: QpCaps = QpCaps { send_depth: 15, recv_depth: 15, send_sges: 3, recv_sges: 3, inline: 0 };
 /// The access flags of the endpoints' memory.
 pub(crate) const ALL_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
@@ -64,11 +64,19 @@ impl<D: Device> TestBed<D> {
             QpType::RawPacket => Capability::RawPacket,
             _ => return Ok(()),
         };
-        let has = |device: &D| device.capabilities().has.contains(&capability);
-        match has(&self.a) && has(&self.b) {
-            true => Ok(()),
-            false => Err(Stop::Skip(format!("{kind} queue pairs"), libc::EOPNOTSUPP)),
+        for device in [&self.a, &self.b] {
+            if !device.capabilities().has.contains(&capability) {
+                return Err(lacks_type(kind, device.missing_reason(capability)));
+            }
         }
+        Ok(())
+    }
+
+    /// Returns the capacities with as many scatter/gather elements as both devices support. For example, a send of efa
+    /// has at most two elements.
+    pub(crate) fn fit(&self, caps: QpCaps) -> QpCaps {
+        let most = self.a.capabilities().max_sge.min(self.b.capabilities().max_sge);
+        QpCaps { send_sges: caps.send_sges.min(most), recv_sges: caps.recv_sges.min(most), ..caps }
     }
 
     /// Returns the properties that decide which differences from the standard apply.
@@ -92,6 +100,19 @@ pub(crate) enum Stop {
     Skip(String, i32),
     /// The case failed.
     Fail(String),
+}
+
+/// Returns the reason to end a case because a device lacks queue pairs of this type. `why` is the result of the probe
+/// of the device. The case is skipped only if the device does not support the type. If the probe failed for another
+/// reason, such as too little locked memory, the case fails.
+pub(crate) fn lacks_type(kind: QpType, why: Option<&str>) -> Stop {
+    let errno = why.and_then(|why| why.rsplit_once("(os error ")?.1.split_once(')')?.0.parse().ok());
+    match (why, errno.unwrap_or(libc::EOPNOTSUPP)) {
+        (_, errno @ (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)) => {
+            Stop::Skip(format!("{kind} queue pairs"), errno)
+        }
+        (why, _) => Stop::Fail(format!("{kind} queue pairs: {}", why.unwrap_or_default())),
+    }
 }
 
 pub(crate) type Outcome<T = ()> = Result<T, Stop>;
@@ -149,6 +170,8 @@ pub(crate) struct Endpoint<D: Device> {
     pub(crate) gid: (Gid, u32),
     /// The destination of datagrams.
     pub(crate) destination: Option<(Ah<D>, QpNum)>,
+    /// Whether the queue pair was reset by [`Endpoint::set_state`].
+    was_reset: bool,
     /// The polled completions of sends that are not logged yet.
     pub(crate) sent: Vec<Completion>,
     /// The polled completions of receives that are not logged yet.
@@ -211,7 +234,7 @@ impl<D: Device> Endpoint<D> {
         let device = domain.device().clone();
         let (send_cq, recv_cq) = (device.create_cq(&spec.cq, None)?.0, device.create_cq(&spec.cq, None)?.0);
         let EndpointSpec { signal_all, send_api, queue, .. } = spec;
-        let qp_spec = QpSpec { signal_all, send_api, queue, ..QpSpec::new(spec.kind, spec.caps) };
+        let qp_spec = QpSpec { signal_all, send_api, queue, ..QpSpec::new(spec.kind, bed.fit(spec.caps)) };
         let qp = domain.create_qp(&qp_spec, &send_cq, &recv_cq, srq).map_err(|refused| match refused.errno {
             libc::EOPNOTSUPP => Stop::Skip(format!("{} queue pairs", spec.kind), refused.errno),
             _ => refused.into(),
@@ -233,6 +256,7 @@ impl<D: Device> Endpoint<D> {
             qp,
             gid,
             destination: None,
+            was_reset: false,
             sent: Vec::new(),
             received: Vec::new(),
         })
@@ -281,8 +305,22 @@ impl<D: Device> Endpoint<D> {
         let (attributes, mask) = QpAttributes::to(state);
         match state {
             QpState::Sqd => self.enter_sqd(&attributes, mask),
-            _ => Ok(self.qp.modify(&attributes, mask)?),
+            _ => {
+                self.qp.modify(&attributes, mask)?;
+                self.was_reset |= state == QpState::Reset;
+                Ok(())
+            }
         }
+    }
+
+    /// Applies a step of [`Connection::step`]. Skips the case if the device does not let a queue pair that was reset
+    /// leave RESET, like irdma (`irdma_modify_qp_roce` in the kernel).
+    pub(crate) fn apply(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Outcome {
+        let again = self.was_reset && attributes.state == QpState::Init;
+        self.qp.modify(attributes, mask).map_err(|refused| match refused.errno {
+            libc::EINVAL if again => Stop::Skip("use after RESET".to_owned(), refused.errno),
+            _ => refused.into(),
+        })
     }
 
     /// Moves the queue pair from RTS to SQD. Skips the case if the device does not support SQD. Some
@@ -496,7 +534,7 @@ impl<D: Device> Pair<D> {
 pub(crate) fn connect<D: Device>(own: &mut Endpoint<D>, peer: &Endpoint<D>, with: Connection, to: QpState) -> Outcome {
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
         let (attributes, mask) = with.step(own, state, peer.gid.0, peer.qp.number());
-        own.qp.modify(&attributes, mask)?;
+        own.apply(&attributes, mask)?;
         if state == to {
             break;
         }

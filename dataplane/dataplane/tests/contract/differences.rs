@@ -7,7 +7,7 @@
 
 use dataplane::verbs::{Access, QpType};
 
-use crate::bed::{EndpointSpec, Profile};
+use crate::bed::{EndpointSpec, Profile, Stop, lacks_type};
 
 /// A line of the log that a device reports differently in some test cases.
 struct Difference {
@@ -531,6 +531,27 @@ pub(crate) fn check_names(cases: &[&str]) {
                 it.applies_to,
                 it.reason
             );
+        }
+    }
+}
+
+/// Checks that a case is skipped only if a device does not support a type of queue pairs. If the probe of the type
+/// failed for another reason, the case must fail.
+pub(crate) fn check_missing_types() {
+    for (why, skipped) in [
+        (None, Some(libc::EOPNOTSUPP)),
+        (Some("the device uses iWARP"), Some(libc::EOPNOTSUPP)),
+        (Some("ibv_create_qp failed: Operation not supported (os error 95)"), Some(libc::EOPNOTSUPP)),
+        (Some("ibv_create_qp failed: Invalid argument (os error 22)"), Some(libc::EINVAL)),
+        (Some("ibv_create_qp failed: Cannot allocate memory (os error 12); help: raise the limit"), None),
+        (Some("ibv_create_qp failed: Operation not permitted (os error 1)"), None),
+    ] {
+        match (lacks_type(QpType::Rc, why), skipped) {
+            (Stop::Skip(what, errno), Some(wanted)) => {
+                assert_eq!((&*what, errno), ("IBV_QPT_RC queue pairs", wanted), "{why:?}");
+            }
+            (Stop::Fail(text), None) => assert!(text.contains(why.unwrap_or_default()), "{text}"),
+            (got, _) => panic!("{why:?}: {got:?}"),
         }
     }
 }

@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 use dataplane::lane::message::{Binding, MessageDomain, MessageSharedQueue, Mw};
 use dataplane::units::{Gid, QpNum, Rkey};
 use dataplane::verbs::{
-    Access, AttributeMask, EventKind, MemoryWindow, MwKind, QpAttributes, QpState, QpType, RawDevice, RecvRequest,
-    Remote, SendFlags, SendOp, SendRequest, Sge, SrqSpec, WcStatus,
+    Access, AttributeMask, EventKind, MemoryWindow, MwKind, QpAttributes, QpCaps, QpState, QpType, RawDevice,
+    RecvRequest, Remote, SendFlags, SendOp, SendRequest, Sge, SrqSpec, WcStatus,
 };
 
 use crate::bed::{
@@ -325,7 +325,9 @@ fn connection<D: RawDevice>(bed: &TestBed<D>) -> Connection {
 
 impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
     fn new(objects: &'s mut SharedObjects<'a, D>, setting: Setting) -> Outcome<Self> {
-        let spec = EndpointSpec { signal_all: setting.signal_all, memory: MEMORY, ..EndpointSpec::new(setting.kind) };
+        let caps = QpCaps { inline: 64, ..CAPS };
+        let spec =
+            EndpointSpec { signal_all: setting.signal_all, memory: MEMORY, caps, ..EndpointSpec::new(setting.kind) };
         let [first, second] = objects.domains.clone();
         let srq = match setting.shared_queue {
             true => Some(second.create_srq(&SrqSpec { depth: 16, sges: 3 })?),

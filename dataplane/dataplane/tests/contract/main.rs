@@ -8,7 +8,8 @@
 //! The suite runs on the software device with both of its profiles: `Spec` (the standard) and `Rxe` (the behaviour of
 //! rxe, the kernel's software RoCE driver). A further bed (`soft::unchecked`) has software devices with two properties
 //! of real NICs: the devices do not check every key, and refuse the change from RTS to SQD. On the bed `soft::iwarp`,
-//! the suite must skip every case with a queue pair.
+//! the suite must skip every case with a queue pair. On the bed `soft::other_nic`, the devices have properties of several
+//! real NICs, and the suite must not fail because of these properties.
 //!
 //! With `--include-ignored`, the suite also runs on real rxe devices: `rxe0` and `rxe1`, which are connected to each
 //! other, and `rxe2`, which loops back to itself. `tools/vm/check-contract` runs the suite in a VM with these devices.
@@ -58,6 +59,14 @@ impl<D: RawDevice> Trial<'_, D> {
     pub(crate) fn has(&self, capability: Capability) -> bool {
         let has = |device: &D| device.capabilities().has.contains(&capability);
         has(&self.bed.a) && has(&self.bed.b)
+    }
+
+    /// Skips the case unless requests may have this number of scatter/gather elements.
+    pub(crate) fn require_elements(&self, count: u32) -> Outcome {
+        match self.bed.fit(bed::CAPS).send_sges >= count {
+            true => Ok(()),
+            false => Err(Stop::Skip(format!("requests with {count} elements"), libc::EINVAL)),
+        }
     }
 
     /// Creates two queue pairs in RTS that are connected to each other.
@@ -189,6 +198,7 @@ fn main() -> ExitCode {
     };
     let other_nics = || {
         differences::check_other_nics();
+        differences::check_missing_types();
         Ok(Completion::Completed)
     };
     let mut tests: Vec<Test> = vec![
@@ -200,6 +210,7 @@ fn main() -> ExitCode {
     tests.extend(tests_of("soft::alone", |name| soft_alone(name, Profile::Spec), skips::SOFT_ALONE));
     tests.extend(tests_of("soft::unchecked", soft_unchecked, skips::SOFT_UNCHECKED));
     tests.extend(tests_of("soft::fewer_capabilities", soft_fewer_capabilities, skips::SOFT_FEWER_CAPABILITIES));
+    tests.extend(tests_of("soft::other_nic", soft_other_nic, skips::SOFT_OTHER_NIC));
     tests.extend(tests_of("soft::iwarp", soft_iwarp, skips::SOFT_IWARP));
     // Compare endpoints on two devices with endpoints on one device: the results must be equal.
     for (name, profile) in [("soft::fuzz", Profile::Spec), ("soft::fuzz_rxe_profile", Profile::Rxe)] {
@@ -246,6 +257,22 @@ fn soft_iwarp(name: &'static str) -> TestBed<SoftDevice> {
         spec.refuse = vec![Capability::RawPacket, Capability::Datagram, Capability::Uc];
         spec.unlisted = vec![Capability::Rc];
         spec.refused_change = Some((QpState::Reset, QpState::Init));
+    })
+}
+
+/// Returns a test bed with two software devices that have properties of real NICs (mlx5, irdma, hns and efa).
+fn soft_other_nic(name: &'static str) -> TestBed<SoftDevice> {
+    use soft::SoftQuirk as Q;
+    soft_with(name, Profile::Spec, |spec| {
+        spec.quirks = vec![
+            Q::OnDemandPaging,
+            Q::NoPathFields,
+            Q::NoCqResize,
+            Q::RefusesUdOperations,
+            Q::RefusesUnsignalled,
+            Q::ResetIsFinal,
+        ];
+        spec.limits.max_sge = 2;
     })
 }
 

@@ -22,6 +22,14 @@ pub(crate) const SOFT_ALONE: &[&str] = &["raw packets from a device to itself"];
 pub(crate) const SOFT_UNCHECKED: &[&str] = &["state SQD"];
 /// The capabilities that a software device lacks if it refuses atomics and flow tags.
 pub(crate) const SOFT_FEWER_CAPABILITIES: &[&str] = &["atomic", "flow_tag"];
+/// The capabilities that the software devices of `soft_other_nic` lack.
+pub(crate) const SOFT_OTHER_NIC: &[&str] = &[
+    "completion of unsupported operations",
+    "ibv_resize_cq",
+    "requests with 3 elements",
+    "unsignalled sends",
+    "use after RESET",
+];
 /// The capabilities that a software device lacks if it is like an iWARP device.
 pub(crate) const SOFT_IWARP: &[&str] = &[
     "IBV_QPT_RAW_PACKET queue pairs",

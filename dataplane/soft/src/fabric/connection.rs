@@ -94,6 +94,7 @@ impl Connection {
             responder: Responder::default(),
             refused: [faults(1), faults(2)],
             draining: false,
+            was_reset: false,
             busy: false,
         };
         let mut state = fabric.lock();

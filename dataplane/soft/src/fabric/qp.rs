@@ -50,6 +50,8 @@ pub(super) struct Qp {
     pub(super) refused: [Option<PostFaults>; 2],
     /// Whether to raise `SQ_DRAINED` when all started sends are complete.
     pub(super) draining: bool,
+    /// Whether the queue pair was reset.
+    pub(super) was_reset: bool,
     /// Whether the queue pair is in the fabric's list of queue pairs that may have packets to send.
     pub(super) busy: bool,
 }
@@ -283,6 +285,7 @@ impl Qp {
             (_, QpState::Reset) => {
                 self.shared.set_state(state);
                 self.reset();
+                self.was_reset = true;
             }
             (_, QpState::Err) => {
                 self.fail(ctx);
@@ -321,7 +324,8 @@ impl Qp {
     fn check(&self, to: &QpAttributes, from: QpState, state: QpState, mask: AttributeMask) -> Result<(), i32> {
         let (device, limits) = (&self.shared.device, self.shared.device.limits);
         check_transition(self.kind(), from, state, mask).map_err(|_| libc::EINVAL)?;
-        if device.refused_change == Some((from, state)) {
+        let ended = device.reset_is_final && self.was_reset && state == QpState::Init;
+        if device.refused_change == Some((from, state)) || ended {
             return Err(libc::EINVAL);
         }
         let max_rd_atomic = u32::from(limits.max_rd_atomic);

@@ -22,7 +22,7 @@ fn prepared<D: RawDevice>(
     let parameters = EndpointParameters { gid_index, ..parameters };
     let pd = device.alloc_pd()?;
     let (cq, _) = device.create_cq(&CqSpec { depth: 64, ..CqSpec::default() }, None)?;
-    let spec = QpSpec::new(QpType::Rc, CAPS);
+    let spec = QpSpec::new(QpType::Rc, bed.fit(CAPS));
     Ok((PreparedQueuePair::new(device, &pd, &spec, (&cq, &cq), None, parameters)?, cq))
 }
 

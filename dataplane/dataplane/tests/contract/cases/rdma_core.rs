@@ -150,7 +150,7 @@ pub(crate) fn test_cq_events_ud<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let spec = EndpointSpec::new(QpType::Ud);
     let mut pair = Pair::new(t.bed, spec)?;
     let recv_cq = t.bed.b.create_cq(&spec.cq, Some(&channel))?.0;
-    let qp_spec = dataplane::verbs::QpSpec::new(QpType::Ud, spec.caps);
+    let qp_spec = dataplane::verbs::QpSpec::new(QpType::Ud, t.bed.fit(spec.caps));
     pair.b.qp = pair.b.domain.create_qp(&qp_spec, &pair.b.send_cq, &recv_cq, None)?;
     pair.b.recv_cq = recv_cq;
     pair.advance(QpState::Rts, Connection::default(), Connection::default())?;
@@ -171,9 +171,11 @@ pub(crate) fn test_cq_events_ud<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
 
 pub(crate) fn test_create_cq_ex<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::ExtendedCq)?;
+    // A device on Ethernet may lack the fields of the InfiniBand path.
+    let of_path = PollFields::SLID | PollFields::SL | PollFields::DLID_PATH_BITS;
     for fields in [PollFields::empty(), PollFields::BYTE_LEN, PollFields::STANDARD] {
         let (_, granted) = t.bed.a.create_cq(&CqSpec { depth: 16, fields, ..CqSpec::default() }, None)?;
-        t.log(format!("{}", granted.fields.contains(fields)));
+        t.log(format!("{}", granted.fields.contains(fields - of_path)));
     }
     t.expect("true\ntrue\ntrue")
 }
@@ -311,7 +313,8 @@ fn odp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     match pair.a.domain.buffer(4096, Access::LOCAL_WRITE | Access::ON_DEMAND) {
         Err(dataplane::Error::Verb { source, .. }) => Err(Stop::Skip("on-demand paging".to_owned(), source.errno)),
         Err(other) => Err(Stop::Fail(other.to_string())),
-        Ok(_) => Err(Stop::Fail("the device accepts on-demand paging".to_owned())),
+        // The traits have no function for the traffic of these cases, such as a prefetch.
+        Ok(_) => no_verb("on-demand paging"),
     }
 }
 
@@ -374,23 +377,26 @@ fn create_qp<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
         recv_sges,
         inline,
     };
+    t.bed.require_type(kind)?;
+    let domain = MessageDomain::new(&t.bed.a)?;
+    let (cq, _) = t.bed.a.create_cq(&CqSpec { depth: 64, ..CqSpec::default() }, None)?;
     for (what, caps) in [
-        ("some", CAPS),
+        ("some", t.bed.fit(CAPS)),
         ("least", caps(1, 1, 1, 1, 0)),
         ("many elements", caps(1, 1, most + 1, 1, 0)),
         ("many requests", caps(u32::MAX, 1, 1, 1, 0)),
         ("much inline", caps(1, 1, 1, 1, 1 << 20)),
     ] {
-        let made = Endpoint::new(t.bed, false, EndpointSpec { caps, ..EndpointSpec::new(kind) }, None);
-        let enough = made.as_ref().map_or(true, |end| {
-            let got = end.qp.caps();
-            got.send_depth >= caps.send_depth && got.recv_sges >= caps.recv_sges && got.inline >= caps.inline
+        let granted = domain.create_qp(&dataplane::verbs::QpSpec::new(kind, caps), &cq, &cq, None).map(|qp| qp.caps());
+        t.log(match granted {
+            // hns returns no error for too many inline bytes. The granted number is then smaller.
+            Ok(got) if got.inline < caps.inline => format!("{what}: refused"),
+            Ok(got) => {
+                let enough = got.send_depth >= caps.send_depth && got.recv_sges >= caps.recv_sges;
+                format!("{what}: ok, enough {enough}")
+            }
+            Err(_) => format!("{what}: refused"),
         });
-        match made {
-            Ok(_) => t.log(format!("{what}: ok, enough {enough}")),
-            Err(Stop::Fail(_)) => t.log(format!("{what}: refused")),
-            Err(skip) => return Err(skip),
-        }
     }
     t.expect(
         "some: ok, enough true

@@ -711,6 +711,15 @@ mod qp {
     unsafe impl QueuePair for SoftQp {}
 }
 mod spec {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum SoftQuirk {
+        OnDemandPaging,
+        NoPathFields,
+        NoCqResize,
+        RefusesUdOperations,
+        ResetIsFinal,
+        RefusesUnsignalled,
+    }
     #[derive(Clone, Debug)]
     pub struct SoftSpec {
         pub name: String,
@@ -728,6 +737,7 @@ mod spec {
         pub refuse: Vec<Capability>,
         pub unlisted: Vec<Capability>,
         pub refused_change: Option<(QpState, QpState)>,
+        pub quirks: Vec<SoftQuirk>,
         pub checks_every_key: bool,
         pub rss: RssSpec,
         pub stamped: bool,
@@ -755,4 +765,4 @@ pub use pd::SoftPd;
 pub use port::PortSpec;
 pub use profile::{Profile, SoftLimits};
 pub use qp::SoftQp;
-pub use spec::SoftSpec;
+pub use spec::{SoftQuirk, SoftSpec};
