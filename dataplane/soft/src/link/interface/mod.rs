@@ -26,6 +26,7 @@ pub(crate) use request::{LONGEST_NAME, Request, is_name};
 
 use crate::status::Status;
 use dataplane_core::error::{Error, Result};
+use dataplane_core::file::host_remedy;
 use dataplane_core::sync::{AtomicBool, Mutex, Ordering};
 
 /// Properties of an interface (`netdevice(7)`).
@@ -224,6 +225,7 @@ impl Watcher {
         let run = move || {
             let interval = Timespec::try_from(POLL_INTERVAL).ok();
             let (mut exists, mut index, mut mtu) = (true, None, MtuChanges::default());
+            let mut last_error = None;
             let mut check = |found: Option<Interface>| {
                 let carries = look(found);
                 let presence = presence_change(&interface, exists, found.is_some(), carries);
@@ -234,9 +236,20 @@ impl Watcher {
                 exists = found.is_some();
             };
             loop {
-                if let Ok(found) = Interface::find(&interface) {
-                    check(found);
-                    index = found.map(|interface| interface.index);
+                match Interface::find(&interface) {
+                    Ok(found) => {
+                        check(found);
+                        index = found.map(|interface| interface.index);
+                        last_error = None;
+                    }
+                    // The thread repeats the check several times a second, so log each error once.
+                    Err(error) => {
+                        let error = unreadable(&interface, &error);
+                        if last_error.as_ref() != Some(&error) {
+                            tracing::warn!("{error}");
+                            last_error = Some(error);
+                        }
+                    }
                 }
                 let mut fds = [PollFd::new(&netlink, PollFlags::IN), PollFd::new(&*stop_event, PollFlags::IN)];
                 // An interrupted wait only causes an additional check.
@@ -265,6 +278,13 @@ impl Watcher {
             thread: Some(thread.map_err(|error| failed("cannot start the thread for link events", error))?),
         })
     }
+}
+
+/// Returns the log message for an interface whose state cannot be read, for example because the process has too many
+/// open files.
+fn unreadable(name: &str, error: &io::Error) -> String {
+    let remedy = host_remedy(error).map_or_else(String::new, |fix| format!("; help: {fix}"));
+    format!("interface `{name}`: cannot read the state of the interface: {error}{remedy}")
 }
 
 /// Returns whether a netlink message reports that the interface `index` was deleted, or that it has left the network
@@ -352,6 +372,14 @@ mod tests {
             error.contains("give the program CAP_NET_RAW") && error.contains("`setcap cap_net_raw+ep PROGRAM`"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn error_without_file_descriptors_names_the_limit() {
+        let error = io::Error::from_raw_os_error(libc::EMFILE);
+        let message = unreadable("va", &error);
+        assert!(message.starts_with("interface `va`: cannot read the state of the interface: "), "{message}");
+        assert!(message.contains("help: raise the limit on open files"), "{message}");
     }
 
     #[test]
