@@ -67,11 +67,16 @@ impl CapturedPacket<'_> {
 
 /// Appends the section header. `application` is the name of the program. Empty for none.
 pub fn section(application: &str, into: &mut Vec<u8>) {
+    commented_section(application, "", into);
+}
+
+/// Appends the section header with a comment. Empty texts are not written.
+pub fn commented_section(application: &str, comment: &str, into: &mut Vec<u8>) {
     let mut block = Block::begin(SECTION_HEADER, into);
     block.word(BYTE_ORDER_MAGIC);
     // Version 1.0, and a section of unknown length.
     block.words([1, u32::MAX, u32::MAX]);
-    block.options([(USER_APPLICATION, application.as_bytes())]);
+    block.options([(COMMENT, comment.as_bytes()), (USER_APPLICATION, application.as_bytes())]);
     block.end();
 }
 

@@ -25,6 +25,23 @@ impl Batch {
         Packets::from(self, index)
     }
 
+    /// Returns the bytes and the receive timestamp of every packet, in order. Unlike [`Batch::iter_mut`], this method
+    /// keeps the cached properties of the packets, because the caller cannot change the packets.
+    #[inline]
+    pub fn contents(&self) -> impl ExactSizeIterator<Item = (&[u8], Stamp)> {
+        let stamps = self.stamps();
+        self.descs().iter().enumerate().map(move |(index, desc)| {
+            // SAFETY: the slot exists, and the bytes that the descriptor describes are inside the slot, as in
+            // `Packet::start`. Only the batch owns the slot, and the shared borrow of the batch excludes packets and
+            // heads, so no code writes the bytes. The kernel zeroed the memory, so the bytes are initialised.
+            let bytes = unsafe {
+                let start = self.memory.slot(desc.slot).add(usize::from(desc.offset));
+                slice::from_raw_parts(start.as_ptr(), usize::from(desc.len))
+            };
+            (bytes, stamps.at(index))
+        })
+    }
+
     /// Returns the packet at `index`, if there is one.
     #[inline]
     pub fn get_mut(&mut self, index: usize) -> Option<Packet<'_>> {

@@ -1786,6 +1786,7 @@ pub mod mem {
         impl Batch {
             pub fn iter_mut(&mut self) -> Packets<'_> {}
             pub fn iter_mut_from(&mut self, index: usize) -> Packets<'_> {}
+            pub fn contents(&self) -> impl ExactSizeIterator<Item = (&[u8], Stamp)> {}
             pub fn get_mut(&mut self, index: usize) -> Option<Packet<'_>> {}
         }
         #[derive(Debug)]
@@ -2109,6 +2110,7 @@ pub mod pcapng {
         pub fn size(&self) -> usize {}
     }
     pub fn section(application: &str, into: &mut Vec<u8>) {}
+    pub fn commented_section(application: &str, comment: &str, into: &mut Vec<u8>) {}
     pub fn interface(name: &str, description: &str, snaplen: u32, into: &mut Vec<u8>) {}
     pub fn packet(packet: &CapturedPacket<'_>, into: &mut Vec<u8>) {}
     pub fn statistics(
