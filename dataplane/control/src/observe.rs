@@ -193,3 +193,22 @@ pub enum Fate {
     #[serde(other)]
     Other,
 }
+
+/// The parameters of [`Call::BlackBox`](crate::Call::BlackBox).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BlackBox {
+    /// The offset of the part in the file, in bytes. For the offset 0, the program makes a new file for this connection.
+    /// Default: 0.
+    #[serde(default)]
+    pub offset: u64,
+}
+
+/// The result of [`Call::BlackBox`](crate::Call::BlackBox). After the last part, the program forgets the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BlackBoxPart {
+    /// The size of the whole file in bytes.
+    pub size: u64,
+    /// The bytes of the part, as hexadecimal digits.
+    pub bytes: String,
+}

@@ -9,7 +9,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::change::{ConfigMistake, Operation};
-use crate::observe::{Capture, TracePackets};
+use crate::observe::{BlackBox, Capture, TracePackets};
 
 /// The version of the protocol. A change that an old client or an old program cannot handle increments the version.
 pub const VERSION: u32 = 1;
@@ -70,6 +70,8 @@ pub enum Call {
     Trace(TracePackets),
     /// Returns the packets of the capture or trace of this connection since the last answer. Does not wait for packets.
     Packets {},
+    /// Returns a part of a file with the last bursts of all workers.
+    BlackBox(BlackBox),
 }
 
 /// The parameters of [`Call::Show`].
@@ -184,9 +186,22 @@ pub const MAX_LIMIT: u32 = 1000;
 
 impl Call {
     /// The names of the requests.
-    pub const NAMES: [&str; 14] = [
-        "hello", "stats", "show", "get", "log", "plan", "apply", "confirm", "rollback", "history", "reload", "capture",
-        "trace", "packets",
+    pub const NAMES: [&str; 15] = [
+        "hello",
+        "stats",
+        "show",
+        "get",
+        "log",
+        "plan",
+        "apply",
+        "confirm",
+        "rollback",
+        "history",
+        "reload",
+        "capture",
+        "trace",
+        "packets",
+        "black_box",
     ];
 
     /// Returns the name of the config in the request.

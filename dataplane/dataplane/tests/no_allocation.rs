@@ -138,10 +138,17 @@ use = "drop"
 
 /// Runs without the test harness of Rust, because the harness allocates memory if a test takes long.
 fn main() {
+    check(&[], 200_000, 50);
+    // The recorder of the black box does not allocate either.
+    let folder = std::env::temp_dir().join("dataplane-no-allocation");
+    let settings = format!("{{ folder = {:?}, bursts = 4 }}", folder.display().to_string());
+    check(&[("runtime.black_box".to_owned(), settings)], 20_000, 5);
+}
+
+/// Runs the config with these overrides, and counts the calls in a number of loops and in a number of changes.
+fn check(settings: &[(String, String)], loops: u64, changes: usize) {
     const WARM: u64 = 10_000;
-    const LOOPS: u64 = 200_000;
-    const CHANGES: usize = 50;
-    let source = Source::new(Path::new("no_allocation.toml"), CONFIG, &[]);
+    let source = Source::new(Path::new("no_allocation.toml"), CONFIG, settings);
     let mut diagnostics = Diagnostics::new(&source);
     let mut registry = Registry::new();
     dataplane::stages::register(&mut registry);
@@ -150,11 +157,11 @@ fn main() {
     let assembly = assemble(&source, &registry, topology, &mut diagnostics);
     let assembly = assembly.unwrap().unwrap_or_else(|| panic!("{}", diagnostics.render(false)));
     let run = Run::start(assembly, Options::default()).unwrap();
-    // Waits until the worker has run `loops` loops and has answered at least one request for a snapshot. Returns the
+    // Waits until the worker has run `wanted` loops and has answered at least one request for a snapshot. Returns the
     // number of answered requests.
-    let wait_for = |loops: u64| {
+    let wait_for = |wanted: u64| {
         let mut answers = 0;
-        while (run.progress().loops < loops || answers == 0) && !run.is_finished() {
+        while (run.progress().loops < wanted || answers == 0) && !run.is_finished() {
             let is_answer = |snapshot: Snapshot| snapshot.report().errors.is_empty();
             answers += u64::from(run.snapshot().is_some_and(is_answer));
             std::thread::yield_now();
@@ -163,7 +170,7 @@ fn main() {
     };
     wait_for(WARM);
     let before = CALLS.load(Ordering::Relaxed);
-    let answers = wait_for(WARM + LOOPS);
+    let answers = wait_for(WARM + loops);
     let after = CALLS.load(Ordering::Relaxed);
     // This config changes the parameters of `acl` and `limit`, connects the output of `mirror` to `drop`, and removes
     // `ttl` and `count`.
@@ -175,7 +182,7 @@ fn main() {
         .replace("[[pipeline.stage]]\nuse = \"count\"\nnext = \"drop\"\n\n", "");
     let before_changes = CALLS.load(Ordering::Relaxed);
     let changer = run.changer();
-    for round in 0..CHANGES {
+    for round in 0..changes {
         let text = if round % 2 == 0 { changed.as_str() } else { CONFIG };
         let source = changer.source("changed.toml", text);
         let applied = changer.apply(&registry, &source, &ApplyOptions::default());
@@ -187,10 +194,10 @@ fn main() {
     run.stop();
     let report = run.join().unwrap();
     assert!(report.is_good(), "{report}");
-    assert!(report.workers[0].loops >= WARM + LOOPS, "{report}");
+    assert!(report.workers[0].loops >= WARM + loops, "{report}");
     assert!(report.packets.tx > 0 && report.ledger.dropped > 0 && report.ledger.copied > 0, "{report}");
     assert!(answers > 0, "no snapshot was answered");
-    assert_eq!(after - before, 0, "allocator calls in {LOOPS} loops");
-    assert_eq!(after_changes - before_changes, 0, "allocator calls of the worker in {CHANGES} changes");
-    println!("no allocator calls in {LOOPS} loops, {answers} snapshots and {CHANGES} changes");
+    assert_eq!(after - before, 0, "allocator calls in {loops} loops");
+    assert_eq!(after_changes - before_changes, 0, "allocator calls of the worker in {changes} changes");
+    println!("no allocator calls in {loops} loops, {answers} snapshots and {changes} changes");
 }

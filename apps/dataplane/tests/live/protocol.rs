@@ -172,7 +172,7 @@ fn documented_examples_are_answered_as_documented() {
     let last = "[[pipeline.stage]]\nuse = 'tx'";
     let with_routes = config(LINK).replace(last, &format!("{route}{last}"));
     folder.0.write("x.toml", with_routes);
-    let running = folder.run("", None);
+    let running = folder.run(" --set runtime.black_box.folder=@", None);
     let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/control.md")).unwrap();
     let mut client = RawClient(BufReader::new(running.connect().unwrap()));
     let mut requests = Vec::new();

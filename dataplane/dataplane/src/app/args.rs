@@ -58,6 +58,9 @@ pub(super) enum Command {
     /// Show the path of live packets through the stages of a running program
     #[command(after_help = TRACE_HELP)]
     Trace(Trace),
+    /// Write the last bursts of each worker of a running program to a file
+    #[command(after_help = BLACK_BOX_HELP)]
+    BlackBox(BlackBox),
     /// Name the causes of the packets that a running program drops or loses, with examples and fixes
     #[command(after_help = WHY_HELP)]
     Why(Why),
@@ -219,6 +222,11 @@ const TRACE_HELP: &str = "Filters have the syntax of tcpdump (pcap-filter(7)) an
     the trace.\n\n\
     Exit status: 0 the trace has ended, 1 the program does not answer, 2 a wrong command line.";
 
+const BLACK_BOX_HELP: &str = "The config of the program needs `black_box` in [runtime]. `dataplane explain CONFIG \
+    --black-box FILE` replays the file.\n\n\
+    Exit status: 0 the file is complete, 1 the program does not answer, has no black box, or the file cannot be written, \
+    2 a wrong command line.";
+
 const WHY_HELP: &str = "The first cause has lost the most packets. The command counts for the time of --time, and then collects \
     examples.\n\n\
     Exit status: 0 the causes are printed, 1 the program does not answer, 2 a wrong command line.";
@@ -278,6 +286,19 @@ pub(super) struct Trace {
     pub(super) packets: u64,
     #[command(flatten)]
     pub(super) target: Target,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct BlackBox {
+    /// Write a pcapng file, or `-` for standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) write: PathBuf,
+    /// The process id of the program, needed if several are running
+    #[arg(short, long, value_name = "PROCESS", conflicts_with = "socket")]
+    pub(super) process: Option<u32>,
+    /// The control socket of the program, as set by runtime.control in its config
+    #[arg(long, value_name = "PATH")]
+    pub(super) socket: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -514,15 +535,18 @@ pub(super) struct Explain {
     #[command(flatten)]
     pub(super) config: Config,
     /// The packets, a pcap or pcapng file
-    #[arg(value_name = "PCAP")]
-    pub(super) capture: PathBuf,
+    #[arg(value_name = "PCAP", required_unless_present = "black_box")]
+    pub(super) capture: Option<PathBuf>,
+    /// Replay the file of a black box, which also names the port of each packet
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["capture", "port"])]
+    pub(super) black_box: Option<PathBuf>,
     /// The port that receives the packets [default: the first input]
     #[arg(long, value_name = "NAME")]
     pub(super) port: Option<String>,
     /// Stop after this many packets
     #[arg(long, value_name = "N")]
     pub(super) packets: Option<usize>,
-    /// Print JSON: a list with one object per packet
+    /// Print JSON: a list with one object per packet, or one object for a black box
     #[arg(short, long)]
     pub(super) json: bool,
 }

@@ -1,5 +1,5 @@
-//! The command line that every app has: `run`, `stats`, `top`, `show`, `capture`, `trace`, `why`, `log`, `plan`, `apply`,
-//! `confirm`, `rollback`, `history`, `reload`, `save`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`,
+//! The command line that every app has: `run`, `stats`, `top`, `show`, `capture`, `trace`, `black-box`, `why`, `log`, `plan`,
+//! `apply`, `confirm`, `rollback`, `history`, `reload`, `save`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`,
 //! `doctor`, `capacity`, `schema`, `completions`.
 //!
 //! An app consists of its own stages and a `main` of one line. Every app includes the built-in stages:
@@ -26,6 +26,7 @@
 //! Results go to standard output. Logs, progress and the mistakes of a config go to standard error.
 
 mod args;
+mod black_box;
 mod capacity;
 mod capture;
 mod change;
@@ -180,6 +181,7 @@ impl App {
             Command::Show(args) => show::show(&args),
             Command::Capture(args) => capture::capture(&args),
             Command::Trace(args) => trace::trace(&args),
+            Command::BlackBox(args) => black_box::black_box(&args),
             Command::Why(args) => why::why(&self.registry, &args),
             Command::Log(args) => log::log(&args),
             Command::Plan(args) => change::plan(&self.registry, &args),

@@ -8,7 +8,7 @@ use super::args::{self, SchemaSubject};
 use super::console::{self, CommandError};
 use crate::config;
 use dataplane_control::change::{Applied, ChangePlan, History};
-use dataplane_control::observe::{Captured, Started, Traced};
+use dataplane_control::observe::{BlackBoxPart, Captured, Started, Traced};
 use dataplane_control::{Found, Hello, LogLevel, Page, Request, Response, rows};
 use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::Live;
@@ -40,6 +40,7 @@ fn control(registry: &Registry) -> Value {
         "capture": generator.subschema_for::<Started>(),
         "trace": generator.subschema_for::<Started>(),
         "packets": { "anyOf": [generator.subschema_for::<Captured>(), generator.subschema_for::<Traced>()] },
+        "black_box": generator.subschema_for::<BlackBoxPart>(),
     });
     let mut rows = serde_json::Map::new();
     let mut add = |list: &str, schema: Schema| drop(rows.insert(list.to_owned(), schema.to_value()));

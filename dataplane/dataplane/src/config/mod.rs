@@ -55,7 +55,7 @@ pub use raw::{
     Vxlan,
 };
 pub use read::MAX_SIZE;
-pub use runtime::{Idle, MetricsRules, Runtime, Timestamps};
+pub use runtime::{BlackBox, Idle, MetricsRules, Runtime, Timestamps};
 pub use schema::{Row, Section, schema, schema_table, sections};
 pub use source::{Position, Source, Span};
 pub use types::{Address, Control, Metrics, RssKey};

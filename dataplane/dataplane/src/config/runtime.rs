@@ -1,6 +1,7 @@
 //! `[runtime]`: the workers, their memory and the worker loop.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -57,6 +58,39 @@ pub enum Timestamps {
     None,
 }
 
+/// The black box: a memory of the last bursts of each worker. The program writes the black box to a file after a panic
+/// of a stage, after a fault of a worker, if a worker makes no progress, and on request.
+///
+/// ```toml
+/// [runtime.black_box]
+/// folder = "/var/lib/dataplane/edge"
+/// bursts = 128
+/// bytes  = 256
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BlackBox {
+    /// The folder for the files of the black box. A relative path starts from the folder of the config. If the folder
+    /// does not exist, the program creates the folder with the first file.
+    pub folder: PathBuf,
+    /// The number of bursts that each worker keeps.
+    #[serde(default = "default_bursts", deserialize_with = "within::<_, u32, 1, 256>")]
+    #[schemars(range(min = 1, max = 256))]
+    pub bursts: u32,
+    /// The number of bytes of each packet that a worker keeps, rounded up to a multiple of 8.
+    #[serde(default = "default_bytes", deserialize_with = "bytes_within::<_, u32, 16, 512>")]
+    #[schemars(with = "Bytes", range(min = 16, max = 512))]
+    pub bytes: u32,
+}
+
+fn default_bursts() -> u32 {
+    64
+}
+
+fn default_bytes() -> u32 {
+    128
+}
+
 /// The workers, their memory and the worker loop. All keys are optional.
 ///
 /// ```toml
@@ -77,6 +111,7 @@ pub enum Timestamps {
 /// metrics       = "127.0.0.1:9464"
 /// metrics_rules = "all"
 /// sandbox       = false
+/// black_box     = { folder = "black-box", bursts = 128, bytes = 256 }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -148,6 +183,9 @@ pub struct Runtime {
     /// and folders that the config names for writing, such as capture files. The program can neither start programs nor
     /// change the system. The page "Capabilities and limits" lists the remaining privileges.
     pub sandbox: bool,
+    /// The black box, a memory of the last bursts of each worker. Default: no black box.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub black_box: Option<BlackBox>,
 }
 
 impl Default for Runtime {
@@ -169,6 +207,7 @@ impl Default for Runtime {
             metrics: Metrics::None,
             metrics_rules: MetricsRules::default(),
             sandbox: true,
+            black_box: None,
         }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::connection::Connection;
 use super::port::{Clock, Faults, Port, Rss};
 use super::raw::{EthernetHeader, Flow, Gre, Ipv4Header, Ipv6Header, Match, Mpls, Ports, RateLimit, Vxlan};
-use super::runtime::Runtime;
+use super::runtime::{BlackBox, Runtime};
 use dataplane_core::connect::AlternatePath;
 use dataplane_core::pipeline::{OnPanic, StageKind, parameter_schema};
 use dataplane_soft::config::{LinkKind, link_kinds};
@@ -304,6 +304,7 @@ pub fn sections() -> Vec<Section> {
     };
     let first = [
         section("runtime", "`[runtime]`", parameter_schema::<Runtime>()),
+        section("runtime", "`[runtime.black_box]`", parameter_schema::<BlackBox>()),
         section("port", "`[[port]]`", parameter_schema::<Port>()),
     ];
     let rest = [

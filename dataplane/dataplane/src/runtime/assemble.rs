@@ -163,8 +163,13 @@ fn build(
     let ports = ports(&loaded, offline);
     let mut resources = Resources::new(ports.clone(), source.folder());
     files(&loaded, source.path(), &mut resources.files, diagnostics);
+    if let Some(file) = plan.as_ref().and_then(|plan| black_box_file(source, plan)) {
+        // The run may write files in this folder. Another use of the example file has its own message.
+        let _ = resources.files.write(&file, "a file of the black box");
+    }
     if !offline && running.is_none() {
         captures(&loaded, |_| true, diagnostics);
+        check_black_box(&loaded, &plan, diagnostics);
     }
     resources.offline = offline;
     if !offline {
@@ -449,6 +454,25 @@ fn captures(loaded: &Loaded<'_>, is_checked: impl Fn(&str) -> bool, diagnostics:
                 }
             }
         }
+    }
+}
+
+/// Returns a path in the folder of the black box.
+fn black_box_file(source: &Source, plan: &Plan) -> Option<PathBuf> {
+    let settings = plan.runtime.black_box.as_ref()?;
+    Some(source.resolve(&settings.folder).join("black-box.pcapng"))
+}
+
+/// Checks that files can be created in the folder of the black box.
+fn check_black_box(loaded: &Loaded<'_>, plan: &Option<Plan>, diagnostics: &mut Diagnostics) {
+    let file = plan.as_ref().and_then(|plan| black_box_file(loaded.source(), plan));
+    if let Some(file) = file
+        && let Err(why) = file::can_be_written(&file)
+    {
+        let folder = file.parent().unwrap_or(&file).display();
+        let message = format!("no file can be written in the folder {folder}: {why}");
+        let help = "name a writable folder, relative to the folder of the config";
+        diagnostics.push(Mistake::error(loaded.locate("runtime.black_box.folder"), message).help(help));
     }
 }
 

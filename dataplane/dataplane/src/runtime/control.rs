@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::runtime::black_box::BlackBox;
 use dataplane_core::pipeline::{RunStop, StageMarker};
 use dataplane_core::telemetry::{Board, Progress};
 use dataplane_core::units::Ticks;
@@ -19,6 +20,8 @@ pub(crate) struct RunControl {
     threads: Box<[WorkerThread]>,
     /// The panics of stages after which the run continues.
     failures: Mutex<Vec<String>>,
+    /// `None` if the config has no black box.
+    black_box: Option<Arc<BlackBox>>,
 }
 
 /// The thread of a worker, and what the thread does.
@@ -44,7 +47,7 @@ struct Budget {
 }
 
 impl RunControl {
-    pub(crate) fn new(workers: usize, packets: Option<u64>, stop: RunStop) -> Self {
+    pub(crate) fn new(workers: usize, packets: Option<u64>, stop: RunStop, black_box: Option<Arc<BlackBox>>) -> Self {
         Self {
             stop,
             deadline: AtomicU64::new(u64::MAX),
@@ -52,7 +55,12 @@ impl RunControl {
             boards: (0..workers).map(|_| Board::default()).collect(),
             threads: (0..workers).map(|_| WorkerThread::default()).collect(),
             failures: Mutex::default(),
+            black_box,
         }
+    }
+
+    pub(crate) fn black_box(&self) -> Option<&Arc<BlackBox>> {
+        self.black_box.as_ref()
     }
 
     /// Adds a failure after which the run continues. Only called after a panic, because the call takes a lock.

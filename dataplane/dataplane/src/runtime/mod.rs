@@ -5,6 +5,7 @@
 //! ```
 
 mod assemble;
+mod black_box;
 mod change;
 mod control;
 mod devices;
@@ -29,12 +30,14 @@ mod snapshot;
 mod soft;
 mod stopwatch;
 mod trace;
+mod wall_time;
 mod watch;
 mod watchdog;
 mod worker;
 mod worker_info;
 
 pub use assemble::{Assembly, assemble, assemble_offline};
+pub(crate) use black_box::{BlackBoxFile, Cause, CauseKind, PacketPlace, RecordedPacket};
 pub use change::{ApplyOptions, Changer};
 pub(crate) use change::{digest, digest_of};
 pub(crate) use difference::operations;

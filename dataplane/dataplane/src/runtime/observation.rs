@@ -375,6 +375,8 @@ fn trace_path(trace: Trace) -> TracePath {
         End::Consumed => (Fate::Consumed, None),
         // A live packet fits into its buffer.
         End::Held | End::TooLong(_) => (Fate::Held, None),
+        // A live trace forgets the packets of a stage that panics.
+        End::Panicked { stage, .. } => (Fate::Other, Some(stage)),
     };
     let hops = trace.hops.into_iter();
     TracePath {

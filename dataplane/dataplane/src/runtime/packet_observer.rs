@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::runtime::trace::{End, PathRecorder, PipelineNames, TracedPacket};
+use crate::runtime::wall_time::wall_time;
 use crate::runtime::worker_info::WorkerInfo;
-use dataplane_core::clock::{ClockSource, Stamp};
+use dataplane_core::clock::ClockSource;
 use dataplane_core::mem::{Batch, Packet, Reason};
 use dataplane_core::pipeline::{Ctx, Observer, Part, Stage, Step, Target};
 
@@ -287,16 +288,6 @@ impl PacketObserver {
             let _ = trace.traced.push((wall_time(&self.ctx, packet.stamp), packet));
         }
     }
-}
-
-/// Returns the time of a timestamp in nanoseconds since 1970. Without a timestamp, returns the time of the last
-/// housekeeping of the worker.
-fn wall_time(ctx: &Ctx, stamp: Stamp) -> u64 {
-    let nanos = match stamp.source() {
-        ClockSource::None => ctx.now.0.saturating_sub(ctx.start.0),
-        _ => ctx.nanos(stamp),
-    };
-    ctx.epoch.0.saturating_add(nanos)
 }
 
 /// Returns the cause of a drop, or `None` if the step is not a drop.

@@ -13,7 +13,8 @@ use rustix::thread::{gettid, set_current_timer_slack};
 
 use crate::config::{self, Source};
 use crate::runtime::Assembly;
-use crate::runtime::change::{Changer, Changes, PipelineVersion, RunState, lock, start_tasks};
+use crate::runtime::black_box::{BlackBox, BlackBoxEvent, BlackBoxWriter};
+use crate::runtime::change::{Changer, Changes, PipelineVersion, RunState, digest, lock, start_tasks};
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::PortDevice;
 use crate::runtime::idle::IdlePolicy;
@@ -58,6 +59,8 @@ pub struct Run {
     state: Arc<RunState>,
     workers: Vec<Thread>,
     watchdog: Mutex<Watchdog>,
+    /// The thread that writes the files of the black box. `None` if the config has no black box.
+    black_box: Option<BlackBoxWriter>,
 }
 
 /// The parts from which a worker is built. Each worker is built on its own thread, which allocates its memory.
@@ -72,6 +75,8 @@ struct WorkerBuilder {
     control: Arc<RunControl>,
     clock: HostClock,
     reply: WorkerEnd,
+    /// The digest of the config.
+    digest: String,
 }
 
 impl Run {
@@ -125,7 +130,11 @@ impl Run {
         // needs.
         let tasks = start_tasks(services.tasks, &services.stop)?;
         let stop = services.stop.clone();
-        let control = Arc::new(RunControl::new(programs.len(), options.packets, services.stop));
+        let settings = plan.runtime.black_box.as_ref();
+        let black_box =
+            settings.map(|settings| BlackBox::new(settings, &source, plan.runtime.burst as usize, programs.len()));
+        let (black_box, messages) = black_box.unzip();
+        let control = Arc::new(RunControl::new(programs.len(), options.packets, services.stop, black_box));
         let plan = Arc::new(plan);
         let workers = programs.len();
         let (ready, readiness) = mpsc::channel();
@@ -146,6 +155,7 @@ impl Run {
                 control: control.clone(),
                 clock: clock.clone(),
                 reply,
+                digest: digest(&source),
             };
             let ready = ready.clone();
             let (go, started) = mpsc::channel();
@@ -192,6 +202,14 @@ impl Run {
             let ticks = clock.timebase().ticks(Nanos(Period(duration).min(Period::MAX).as_nanos()));
             control.stop_at(dataplane_core::units::Ticks(clock.now().0.saturating_add(ticks.0)));
         }
+        let black_box = control.black_box().zip(messages);
+        let black_box = match black_box.map(|(black_box, messages)| BlackBoxWriter::start(black_box, messages)) {
+            Some(Err(error)) => {
+                control.stop();
+                return Err(first_error(threads).unwrap_or(error));
+            }
+            started => started.and_then(Result::ok),
+        };
         let start = |(go, thread): (Sender<()>, JoinHandle<_>)| {
             // The worker waits for this message, so sending cannot fail.
             let _ = go.send(());
@@ -239,7 +257,7 @@ impl Run {
             retiring: Mutex::default(),
         };
         let watchdog = Mutex::new(Watchdog::new(watchdog, state.control.loops().count(), Instant::now()));
-        Ok(Self { state: Arc::new(state), workers, watchdog })
+        Ok(Self { state: Arc::new(state), workers, watchdog, black_box })
     }
 
     /// Returns the plan of the run.
@@ -404,15 +422,25 @@ impl Run {
             WatchdogEvent::Stalled(worker, waited) => {
                 control.thread(worker).stalls.fetch_add(1, Ordering::Relaxed);
                 let stage = self.state.stage_of(worker);
-                let place = stage.map_or("outside the stages".to_owned(), |stage| format!("in stage `{stage}`"));
+                let outside = || "outside the stages".to_owned();
+                let place = stage.as_ref().map_or_else(outside, |stage| format!("in stage `{stage}`"));
                 let (waited, does) = (waited.as_secs_f64(), watchdog.describe(worker, thread(worker)));
-                format!("worker {worker} makes no progress for {waited:.1} s: {place}; {does}")
+                let message = format!("worker {worker} makes no progress for {waited:.1} s: {place}; {does}");
+                if let Some(black_box) = control.black_box() {
+                    black_box.write_after(BlackBoxEvent::stall(worker, stage, &message));
+                }
+                message
             }
             WatchdogEvent::Resumed(worker, waited) => {
                 format!("worker {worker} makes progress again after {:.1} s", waited.as_secs_f64())
             }
         };
         events.into_iter().map(message).collect()
+    }
+
+    /// Returns a file with the last bursts of all workers. Returns `None` if the config has no black box.
+    pub(crate) fn black_box(&self) -> Option<Vec<u8>> {
+        Some(self.state.control.black_box()?.file(BlackBoxEvent::request()))
     }
 
     /// Returns the messages about devices that were added since the last call. Examples are links that went down and
@@ -446,6 +474,8 @@ impl Run {
                 }
             }
         }
+        // Wait until the files of the black box are complete.
+        self.black_box = None;
         let state = &self.state;
         state.stop_tasks();
         errors.extend(state.task_failures());
@@ -512,17 +542,18 @@ impl WorkerBuilder {
         let (clock, core, plan) = (self.clock.clone(), self.core, self.plan.clone());
         let _guard = StopOnPanic(self.control.clone());
         let stages_info = ReportedStage::of(&self.program);
-        let control = self.control.clone();
+        let (control, digest) = (self.control.clone(), self.digest.clone());
         // If this worker fails, the run does not start. `stop` ends the wait of the other workers for their peers.
         let set_up = self.set_up().inspect_err(|_| control.stop())?;
         let Some((mut worker, pages)) = set_up else { return Ok(None) };
         let ports: Vec<String> = plan.ports.iter().map(|port| port.config.name.clone()).collect();
         let granted = sample::granted(&ports, &worker.lanes);
-        let info =
-            Arc::new(WorkerInfo { core, slots: worker.pool.layout().count(), pages, granted, ports, stages_info });
+        let slots = worker.pool.layout().count();
+        let info = Arc::new(WorkerInfo { core, slots, pages, granted, ports, stages_info, digest });
         // `start` waits until every worker has sent this message or dropped its sender.
         let sample = worker.first_sample(&info);
         let _ = ready.send((worker.number, info.clone(), sample, worker.pool.batch_memory()));
+        worker.recorder = control.black_box().map(|black_box| black_box.recorder(worker.number, &info));
         worker.info = Some(info.clone());
         drop(ready);
         if started.recv().is_err() {
@@ -575,6 +606,7 @@ impl WorkerBuilder {
             counts: LoopCounters::default(),
             reply: self.reply,
             observer: None,
+            recorder: None,
         };
         Ok(Some((worker, pages)))
     }

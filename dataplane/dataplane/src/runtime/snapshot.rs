@@ -628,7 +628,15 @@ mod tests {
     fn info() -> Arc<WorkerInfo> {
         let (ports, stages_info) = (Vec::new(), Vec::new());
         let granted = BTreeMap::new();
-        Arc::new(WorkerInfo { core: CoreId(0), slots: 0, pages: PageKind::Huge2M, granted, ports, stages_info })
+        Arc::new(WorkerInfo {
+            core: CoreId(0),
+            slots: 0,
+            pages: PageKind::Huge2M,
+            granted,
+            ports,
+            stages_info,
+            digest: String::new(),
+        })
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use crate::runtime::Assembly;
 use crate::runtime::worker_info::ReportedStage;
@@ -11,7 +12,7 @@ use dataplane_core::error::{Error, Result};
 use dataplane_core::mem::{Batch, Packet, PageKind, Pool, Reason, Region, RegionSpec, SlotLayout};
 #[cfg(any(test, fuzzing))]
 use dataplane_core::pipeline::NodeCounters;
-use dataplane_core::pipeline::{Ctx, Graph, Observer, Stage, Step, Target, panic_message};
+use dataplane_core::pipeline::{Ctx, Graph, Observer, Stage, StageMarker, Step, Target, panic_message};
 use dataplane_core::units::Nanos;
 
 /// One stage on the path of a packet.
@@ -40,6 +41,13 @@ pub enum End {
     /// The port would not receive the packet, because the packet does not fit into a buffer. The number is the space of
     /// a buffer in bytes.
     TooLong(u32),
+    /// A stage panicked while it processed the packet.
+    Panicked {
+        /// The name of the stage.
+        stage: String,
+        /// The message of the panic.
+        message: String,
+    },
 }
 
 /// The path of one packet, or of a copy that a stage made.
@@ -82,6 +90,7 @@ pub struct Tracer {
     stages: Vec<ReportedStage>,
     ports: Vec<String>,
     start: Option<Nanos>,
+    marker: Arc<StageMarker>,
 }
 
 /// The number of slots of a tracer: enough for one packet and all its copies.
@@ -103,8 +112,9 @@ impl Tracer {
         let pool = Pool::new(Region::allocate(spec)?.0, layout)?;
         let stages = ReportedStage::of(&program);
         let ports: Vec<String> = ports.into_iter().map(|port| port.name).collect();
-        let graph = Graph::new(program, ports.len(), &pool);
-        Ok(Self { graph, pool, stages, ports, start: None })
+        let (mut graph, marker) = (Graph::new(program, ports.len(), &pool), Arc::<StageMarker>::default());
+        graph.set_marker(marker.clone());
+        Ok(Self { graph, pool, stages, ports, start: None, marker })
     }
 
     /// Returns the index of the port with this name.
@@ -112,8 +122,17 @@ impl Tracer {
         self.ports.iter().position(|port| port == name)
     }
 
+    /// Returns a function that names the stage that the tracer runs now. Any thread can call the function.
+    pub(crate) fn running_stage(&self) -> impl Fn() -> Option<String> + Send + 'static {
+        let names: Vec<String> = self.stages.iter().map(|stage| stage.name.clone()).collect();
+        let marker = self.marker.clone();
+        move || names.get(marker.stage()?).cloned()
+    }
+
     /// Passes a packet through the stages, as if this port had received the packet at `time`. Returns the trace of the
     /// packet, followed by the traces of its copies. The `time` of the first packet is also the start time of the run.
+    ///
+    /// If a stage panics, the trace ends with [`End::Panicked`]. Do not use the tracer any more after a panic.
     pub fn trace(&mut self, port: usize, time: Nanos, packet: &[u8]) -> Vec<Trace> {
         let start = *self.start.get_or_insert(time);
         let ctx = Ctx { start, epoch: start, now: time, worker: 0 };
@@ -124,7 +143,16 @@ impl Tracer {
         }
         let names = PipelineNames { stages: &self.stages, ports: &self.ports };
         let mut observer = TraceObserver { names, recorder: PathRecorder::default() };
-        self.graph.walk(&ctx, &mut self.pool, &mut observer);
+        let (graph, pool) = (&mut self.graph, &mut self.pool);
+        let walked = catch_unwind(AssertUnwindSafe(|| graph.walk(&ctx, pool, &mut observer)));
+        if let Err(panic) = walked {
+            let mut recorder = observer.recorder;
+            if let Some((stage, batch)) = self.graph.interrupted() {
+                let end = End::Panicked { stage: stage.to_owned(), message: panic_message(&*panic).to_owned() };
+                recorder.end_all(&end, batch);
+            }
+            return recorder.take().into_iter().flat_map(|traced| traced.traces).collect();
+        }
         self.graph.drop_held(&mut self.pool);
         let traces = observer.recorder.take().into_iter().flat_map(|traced| traced.traces).collect();
         for port in 0..self.ports.len() {
@@ -328,6 +356,29 @@ impl PathRecorder {
         }
     }
 
+    /// Ends all open paths, because a stage has panicked. `batch` has the packets of the stage.
+    fn end_all(&mut self, end: &End, batch: &mut Batch) {
+        for packet in batch.iter_mut() {
+            if let Some(open) = self.known.get(&packet.slot()).and_then(|trace| self.open.get_mut(*trace)) {
+                open.end(end.clone(), &packet);
+            }
+        }
+        // The other packets are copies that have not reached the stage.
+        let frames: Vec<Vec<u8>> = (0..self.open.len()).map(|trace| self.frame(trace).to_vec()).collect();
+        for (open, frame) in self.open.iter_mut().zip(frames).filter(|(open, _)| open.end.is_none()) {
+            (open.end, open.bytes) = (Some(end.clone()), frame);
+        }
+    }
+
+    /// Returns the bytes of a packet when the port received the packet.
+    fn frame(&self, trace: usize) -> &[u8] {
+        match self.open.get(trace).map(|open| &open.origin) {
+            Some(TraceOrigin::Received { frame, .. }) => frame,
+            Some(TraceOrigin::Copy(root)) if *root != trace => self.frame(*root),
+            _ => &[],
+        }
+    }
+
     /// Returns the recorded packets, and forgets them. After a batch has passed through the graph, every path has
     /// ended.
     pub(crate) fn take(&mut self) -> Vec<TracedPacket> {
@@ -385,8 +436,6 @@ impl Observer for TraceObserver<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::config::{Diagnostics, Source};
     use crate::runtime::assemble_offline;
@@ -421,6 +470,7 @@ mod tests {
             granted: BTreeMap::new(),
             ports: tracer.ports.clone(),
             stages_info: std::mem::take(&mut tracer.stages),
+            digest: String::new(),
         };
         (tracer, Arc::new(info))
     }

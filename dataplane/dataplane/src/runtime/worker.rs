@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::runtime::black_box::{BlackBoxEvent, Cause, CauseKind, PanickedBatch, Recorder};
 use crate::runtime::control::RunControl;
 use crate::runtime::idle::IdlePolicy;
 use crate::runtime::lane_swap::{RetiredLane, RetiringLane, ReturnedSlots};
@@ -88,6 +89,8 @@ pub(crate) struct Worker {
     pub(crate) reply: WorkerEnd,
     /// The observer of a client that captures or traces packets.
     pub(crate) observer: Option<Box<PacketObserver>>,
+    /// The recorder of the black box. `None` if the config has no black box.
+    pub(crate) recorder: Option<Recorder>,
 }
 
 /// The lanes of removed ports that a control thread closes.
@@ -120,16 +123,27 @@ impl Worker {
         let mut ctx = Ctx { start, epoch: epoch(clock, start), now: start, worker: self.number };
         let mut sampled = start;
         let result = loop {
-            let ended = catch_unwind(AssertUnwindSafe(|| self.run_loop(clock, &mut ctx, &mut sampled)));
+            let ended = catch_unwind(AssertUnwindSafe(|| match self.recorder {
+                None => self.run_loop::<false>(clock, &mut ctx, &mut sampled),
+                Some(_) => self.run_loop::<true>(clock, &mut ctx, &mut sampled),
+            }));
             match ended {
                 Ok(result) => break result,
-                // The worker continues without the stage that panicked, if the config allows this.
-                Err(panic) if self.quarantine(&*panic, &ctx, clock) => {}
-                Err(panic) => resume_unwind(panic),
+                Err(panic) => {
+                    let event = self.panic_event(&*panic, &ctx);
+                    // The worker continues without the stage that panicked, if the config allows this.
+                    let continues = self.quarantine(&*panic, &ctx, clock);
+                    self.write_black_box(event);
+                    if !continues {
+                        resume_unwind(panic);
+                    }
+                }
             }
         };
         self.counts.ended = clock.now();
-        if let Err((_, error)) = &result {
+        if let Err((port, error)) = &result {
+            let event = self.fault_event(*port, error);
+            self.write_black_box(event);
             // Nobody serves this worker's queues any more, so stop the whole run instead of losing its traffic
             // silently.
             tracing::error!("worker {}: {error}", self.number);
@@ -139,6 +153,38 @@ impl Worker {
         self.control.thread(self.number).has_left.store(true, Ordering::Relaxed);
         self.drain();
         self.publish();
+    }
+
+    /// Returns the event of a panic for the black box: the stage, its batch, and the bursts of this worker.
+    #[cold]
+    fn panic_event(&mut self, panic: &(dyn Any + Send), ctx: &Ctx) -> Option<BlackBoxEvent> {
+        let recorder = self.recorder.as_ref()?;
+        let (mut stage, mut batch) = (None, PanickedBatch::default());
+        if let Some((name, packets)) = self.graph.interrupted() {
+            stage = Some(name.to_owned());
+            batch = PanickedBatch { port: packets.ingress().into(), packets: recorder.heads(ctx, packets) };
+        }
+        let message = panic_message(panic).to_owned();
+        let cause = Cause { kind: CauseKind::Panic, worker: Some(self.number), stage, message };
+        Some(BlackBoxEvent { cause, bursts: Some(recorder.bursts()), batch })
+    }
+
+    /// Returns the event of a lane that failed.
+    #[cold]
+    fn fault_event(&self, port: usize, error: &dyn std::fmt::Display) -> Option<BlackBoxEvent> {
+        let recorder = self.recorder.as_ref()?;
+        let bursts = recorder.bursts();
+        let name = bursts.info.ports.get(port).map_or("?", String::as_str);
+        let message = format!("port {name}: {error}");
+        let cause = Cause { kind: CauseKind::Fault, worker: Some(self.number), stage: None, message };
+        Some(BlackBoxEvent { cause, bursts: Some(bursts), batch: PanickedBatch::default() })
+    }
+
+    #[cold]
+    fn write_black_box(&self, event: Option<BlackBoxEvent>) {
+        if let Some((black_box, event)) = self.control.black_box().zip(event) {
+            black_box.write_after(event);
+        }
     }
 
     /// Quarantines a stage that panicked, if its `on_panic` allows this. Returns `false` if the worker must end.
@@ -194,12 +240,18 @@ impl Worker {
         message
     }
 
-    /// The worker loop. Returns when the worker is done, or with the error of a lane.
+    /// The worker loop. Returns when the worker is done, or with the error of a lane. With `RECORDS`, the loop records
+    /// each received burst for the black box. Without `RECORDS`, the loop has no instruction for the black box.
     ///
     /// Packets pass through the graph only in step 1, and when housekeeping releases held packets. At all other times,
     /// the ledger balances and stages may change their tables.
     #[inline(never)]
-    fn run_loop(&mut self, clock: &HostClock, ctx: &mut Ctx, sampled: &mut Nanos) -> Result<(), LaneError> {
+    fn run_loop<const RECORDS: bool>(
+        &mut self,
+        clock: &HostClock,
+        ctx: &mut Ctx,
+        sampled: &mut Nanos,
+    ) -> Result<(), LaneError> {
         // After a panic of a stage, the graph and the outboxes may contain packets of other stages.
         self.graph.walk(ctx, &mut self.pool, &mut NoObserver);
         self.transmit();
@@ -211,8 +263,8 @@ impl Worker {
             // Step 1: poll, process and send. The stopwatch measures about one iteration in a thousand. An observer
             // observes every iteration.
             let received = match self.counts.loops < self.timed {
-                true => self.iterate(ctx, &mut NoObserver)?,
-                false => self.observed_iterate(ctx)?,
+                true => self.iterate::<_, RECORDS>(ctx, &mut NoObserver)?,
+                false => self.observed_iterate::<RECORDS>(ctx)?,
             };
             // Step 2: count the iteration before housekeeping, which publishes the counters.
             self.counts.loops += 1;
@@ -233,7 +285,7 @@ impl Worker {
 
     /// One iteration: reclaims sent buffers, then receives, processes and sends one burst of each input.
     #[inline(always)]
-    fn iterate<O: Observer>(&mut self, ctx: &Ctx, observer: &mut O) -> Result<usize, LaneError> {
+    fn iterate<O: Observer, const RECORDS: bool>(&mut self, ctx: &Ctx, observer: &mut O) -> Result<usize, LaneError> {
         // Reap first. Reaping frees the buffers of completed sends, and takes their timestamps soon after completion.
         observer.enters(Part::Reap);
         for (port, lane) in self.lanes.iter_mut().enumerate() {
@@ -252,6 +304,9 @@ impl Worker {
             if n > 0 {
                 // Run the packets through all stages, then send them. The outboxes must be empty before the next walk.
                 received += n;
+                if RECORDS && let Some(recorder) = &mut self.recorder {
+                    recorder.record(ctx, self.graph.entry(port as u8));
+                }
                 self.graph.walk(ctx, &mut self.pool, observer);
                 observer.enters(Part::Transmit);
                 self.transmit();
@@ -311,26 +366,26 @@ impl Worker {
     }
 
     #[cold]
-    fn observed_iterate(&mut self, ctx: &Ctx) -> Result<usize, LaneError> {
+    fn observed_iterate<const RECORDS: bool>(&mut self, ctx: &Ctx) -> Result<usize, LaneError> {
         let Some(mut observer) = self.observer.take_if(|observer| !observer.is_over()) else {
-            return self.timed_iterate(ctx);
+            return self.timed_iterate::<RECORDS>(ctx);
         };
         observer.begin(ctx, self.info.as_ref());
-        let received = catch_unwind(AssertUnwindSafe(|| self.iterate(ctx, &mut *observer)));
+        let received = catch_unwind(AssertUnwindSafe(|| self.iterate::<_, RECORDS>(ctx, &mut *observer)));
         // After a panic of a stage, the run and the observer may continue, so keep the observer.
         self.observer = Some(observer);
         received.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     #[cold]
-    fn timed_iterate(&mut self, ctx: &Ctx) -> Result<usize, LaneError> {
+    fn timed_iterate<const RECORDS: bool>(&mut self, ctx: &Ctx) -> Result<usize, LaneError> {
         // The stopwatch is always present outside this function.
         let Some(mut watch) = self.stopwatch.take() else {
             self.timed = u64::MAX;
             return Ok(0);
         };
         watch.begin();
-        let received = self.iterate(ctx, &mut *watch)?;
+        let received = self.iterate::<_, RECORDS>(ctx, &mut *watch)?;
         watch.end(received as u64);
         self.stopwatch = Some(watch);
         self.timed = Stopwatch::next(self.counts.loops, received as u64);
@@ -476,6 +531,9 @@ impl Worker {
         std::mem::swap(&mut self.stopwatch, &mut swap.stopwatch);
         if let Some(info) = &mut self.info {
             std::mem::swap(info, &mut swap.info);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.forget(info);
+            }
         }
         self.burst = self.configured_burst.min(self.graph.burst());
     }

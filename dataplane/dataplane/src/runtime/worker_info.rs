@@ -15,6 +15,8 @@ pub(crate) struct WorkerInfo {
     pub(crate) granted: BTreeMap<String, String>,
     pub(crate) ports: Vec<String>,
     pub(crate) stages_info: Vec<ReportedStage>,
+    /// The digest of the config that the worker uses.
+    pub(crate) digest: String,
 }
 
 impl WorkerInfo {

@@ -138,7 +138,8 @@ fn handle(changer: &Changer, registry: &Registry, call: &Call) -> JobResult {
         | Call::Log(_)
         | Call::Capture(_)
         | Call::Trace(_)
-        | Call::Packets {} => Err(failed("the request changes nothing")),
+        | Call::Packets {}
+        | Call::BlackBox(_) => Err(failed("the request changes nothing")),
     }
 }
 

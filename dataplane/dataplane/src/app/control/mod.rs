@@ -1,6 +1,7 @@
 //! The control socket of a running program: a Unix stream socket. The crate [`dataplane_control`] defines the requests
 //! and the answers.
 
+mod black_box;
 mod feed;
 mod jobs;
 mod lists;

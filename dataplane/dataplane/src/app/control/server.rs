@@ -17,7 +17,7 @@ use tracing_appender::non_blocking::ErrorCounter;
 use super::feed::{Feed, Phase};
 use super::jobs::{Job, Jobs};
 use super::socket::Socket;
-use super::{lists, observe};
+use super::{black_box, lists, observe};
 use crate::app::console::CommandError;
 use crate::config::Runtime;
 use crate::runtime::{Observation, Run, Scope, Snapshot};
@@ -79,6 +79,8 @@ struct Client {
     job: Option<Job>,
     /// The capture or trace of the client.
     observation: Option<Observation>,
+    /// The file of the black box that the client reads in parts.
+    black_box: Option<Vec<u8>>,
     /// Whether the server closes the connection after it has sent the output.
     is_refused: bool,
     /// The time by which the client must send its request, or must have received its answer.
@@ -150,6 +152,7 @@ impl Server {
         self.accept();
         // The number of bytes that wait to be sent. A client with a request has no output.
         let mut output: usize = self.clients.iter().map(|client| client.output.len()).sum();
+        let mut files = self.clients.iter().filter(|client| client.black_box.is_some()).count();
         for client in &mut self.clients {
             let Some(Request { id, call, .. }) = &client.request else { continue };
             if output > MAX_OUTPUT {
@@ -207,6 +210,12 @@ impl Server {
                     }
                     None => client.answer::<()>(id, Err(&observe::nothing_started())),
                 },
+                Call::BlackBox(request) => {
+                    files -= usize::from(client.black_box.is_some());
+                    let part = black_box::part(&mut client.black_box, request.offset, files, || run.black_box());
+                    files += usize::from(client.black_box.is_some());
+                    client.answer(id, part.as_ref());
+                }
                 Call::Stats {} => {}
                 Call::Plan(_)
                 | Call::Apply(_)
@@ -372,6 +381,7 @@ impl Client {
             request: None,
             job: None,
             observation: None,
+            black_box: None,
             is_refused: false,
             deadline: Some(last_heard + TIMEOUT),
             last_heard,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::history::digest;
 use super::refusal::{busy, ending, failed, silent};
 use super::state::{PipelineVersion, RunState, lock, start_tasks};
 use crate::config::Plan;
@@ -87,10 +88,11 @@ impl RunState {
         let holds = programs.iter().take(1).flat_map(Program::nodes).filter_map(|node| node.stage.contract().holds);
         let hold = holds.fold(0u64, |sum, hold| sum.saturating_add(hold.0));
         let number = lock(&self.sampler).begin_exchange();
+        let digest = digest(&source);
         let swaps = programs.into_iter().enumerate();
         let swaps = swaps.map(|(worker, program)| {
             let lanes = ports.as_mut().and_then(|ports| ports.lanes.get_mut(worker)).map(std::mem::take);
-            self.swap_of(number, worker, program, kept, (&plan, lanes))
+            self.swap_of(number, worker, program, kept, (&plan, &digest, lanes))
         });
         let swaps = swaps.collect::<Option<Graphs>>().ok_or_else(ending)?;
         let mut tasks = start_tasks(services.tasks, &services.stop).map_err(|error| failed(&error))?;
@@ -190,7 +192,7 @@ impl RunState {
         }
     }
 
-    /// Builds the new graph of a worker. `lanes` has the lanes of added ports, or `None` if the ports stay the same.
+    /// Builds the new graph of a worker. `digest` is the digest of the new config. `lanes` has the lanes of added ports, or `None` if the ports stay the same.
     /// Returns `None` if no worker has the number `worker`.
     fn swap_of(
         &self,
@@ -198,7 +200,7 @@ impl RunState {
         worker: usize,
         program: Program,
         kept: &BTreeSet<String>,
-        (plan, lanes): (&Plan, Option<NamedLanes>),
+        (plan, digest, lanes): (&Plan, &str, Option<NamedLanes>),
     ) -> Option<Box<Swap>> {
         let (before, retiring) = {
             let sampler = lock(&self.sampler);
@@ -230,6 +232,7 @@ impl RunState {
             granted,
             ports,
             stages_info: ReportedStage::of(&program),
+            digest: digest.to_owned(),
         });
         let successions = info.stages_info.iter().enumerate().filter_map(|(later, stage)| {
             let is_same = |earlier: &ReportedStage| (&earlier.name, &earlier.kind) == (&stage.name, &stage.kind);

@@ -220,6 +220,25 @@ pub mod observe {
         Held,
         Other,
     }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        Default,
+        PartialEq,
+        Eq,
+        Serialize,
+        Deserialize,
+        JsonSchema
+    )]
+    pub struct BlackBox {
+        pub offset: u64,
+    }
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct BlackBoxPart {
+        pub size: u64,
+        pub bytes: String,
+    }
 }
 mod protocol {
     pub const VERSION: u32 = _;
@@ -248,6 +267,7 @@ mod protocol {
         Capture(Capture),
         Trace(TracePackets),
         Packets {},
+        BlackBox(BlackBox),
     }
     #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct Show {
@@ -298,7 +318,7 @@ mod protocol {
     pub const DEFAULT_LIMIT: u32 = _;
     pub const MAX_LIMIT: u32 = _;
     impl Call {
-        pub const NAMES: [&str; 14] = _;
+        pub const NAMES: [&str; 15] = _;
     }
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     pub struct Hello {

@@ -593,6 +593,12 @@ pub mod config {
             None,
         }
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+        pub struct BlackBox {
+            pub folder: PathBuf,
+            pub bursts: u32,
+            pub bytes: u32,
+        }
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         pub struct Runtime {
             pub workers: Workers,
             pub burst: u32,
@@ -610,6 +616,7 @@ pub mod config {
             pub metrics: Metrics,
             pub metrics_rules: MetricsRules,
             pub sandbox: bool,
+            pub black_box: Option<BlackBox>,
         }
         impl Default for Runtime {}
     }
@@ -721,7 +728,7 @@ pub mod config {
         Mpls, Offload, Ports, RateLimit, Vxlan,
     };
     pub use read::MAX_SIZE;
-    pub use runtime::{Idle, MetricsRules, Runtime, Timestamps};
+    pub use runtime::{BlackBox, Idle, MetricsRules, Runtime, Timestamps};
     pub use schema::{Row, Section, schema, schema_table, sections};
     pub use source::{Position, Source, Span};
     pub use types::{Address, Control, Metrics, RssKey};
@@ -753,6 +760,9 @@ pub mod runtime {
             registry: &Registry,
             diagnostics: &mut Diagnostics,
         ) -> Result<Option<Assembly>> {}
+    }
+    mod black_box {
+        impl std::fmt::Debug for BlackBox {}
     }
     mod change {
         mod transaction {
@@ -877,6 +887,7 @@ pub mod runtime {
             Consumed,
             Held,
             TooLong(u32),
+            Panicked { stage: String, message: String },
         }
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Trace {

@@ -1,0 +1,327 @@
+//! The ring with the last bursts of a worker. The worker writes the ring, and any thread can read the ring, also while
+//! the worker is stuck in a stage.
+//!
+//! Each burst is a seqlock: the worker makes the version odd, writes the burst, and makes the version even. A reader
+//! that sees an odd version, or another version after the read, ignores the burst. All values are atomics with relaxed
+//! order, so writing a burst takes no lock and no atomic read-modify-write operation.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::runtime::wall_time::wall_time;
+use crate::runtime::worker_info::WorkerInfo;
+use dataplane_core::clock::{ClockSource, Stamp};
+use dataplane_core::mem::Batch;
+use dataplane_core::pipeline::Ctx;
+use dataplane_core::units::Nanos;
+
+/// The number of bytes of a word.
+const WORD: usize = 8;
+/// The number of words before the bytes of a packet. The first word has the length of the packet, and the clock of the
+/// timestamp. The second word has the timestamp.
+const PREFIX: usize = 2;
+/// The number of low bits of the first word that hold the length of the packet.
+const LENGTH_BITS: u32 = 32;
+
+/// The size of a ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingSize {
+    /// The number of bursts.
+    pub(crate) bursts: usize,
+    /// The maximum number of packets of a burst.
+    pub(crate) packets: usize,
+    /// The number of bytes of each packet that the ring keeps.
+    pub(crate) bytes: usize,
+}
+
+/// The last bursts of a worker.
+pub(crate) struct BurstRing {
+    /// The number of words for the bytes of each packet.
+    words: usize,
+    bursts: Box<[BurstSlot]>,
+    /// The properties of the worker for which the bursts are valid.
+    info: Mutex<Arc<WorkerInfo>>,
+}
+
+#[derive(Default)]
+struct BurstSlot {
+    /// The number of changes of this slot. Odd while the worker writes the slot. 0 if the slot has no burst.
+    version: AtomicU64,
+    /// The number of the burst, from 1. 0 if the slot has no burst.
+    number: AtomicU64,
+    /// The number of packets, and in the upper half the index of the port.
+    shape: AtomicU64,
+    start: AtomicU64,
+    epoch: AtomicU64,
+    now: AtomicU64,
+    packets: Box<[AtomicU64]>,
+}
+
+/// The first bytes of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PacketHead {
+    /// The receive time in nanoseconds since 1970.
+    pub(crate) nanos: u64,
+    /// The length of the packet in bytes.
+    pub(crate) original: u32,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// A burst that a worker received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Burst {
+    /// The number of the burst, from 1. Each worker numbers its own bursts.
+    pub(crate) number: u64,
+    /// The index of the port.
+    pub(crate) port: usize,
+    pub(crate) packets: Vec<PacketHead>,
+}
+
+/// The bursts of a ring, and the properties of the worker for which the bursts are valid.
+pub(crate) struct WorkerBursts {
+    pub(crate) worker: usize,
+    pub(crate) info: Arc<WorkerInfo>,
+    /// The bursts, in the order of their numbers.
+    pub(crate) bursts: Vec<Burst>,
+}
+
+impl PacketHead {
+    /// Returns the first `bytes` bytes of a packet.
+    pub(crate) fn of(ctx: &Ctx, data: &[u8], stamp: Stamp, bytes: usize) -> Self {
+        let kept = &data[..data.len().min(bytes)];
+        Self { nanos: wall_time(ctx, stamp), original: data.len() as u32, bytes: kept.to_vec() }
+    }
+}
+
+impl BurstRing {
+    /// Creates an empty ring. The worker calls this function, so that the memory of the ring is near the worker.
+    fn new(size: RingSize, info: Arc<WorkerInfo>) -> Self {
+        let words = size.bytes.div_ceil(WORD);
+        let packets = || (0..size.packets * (PREFIX + words)).map(|_| AtomicU64::new(0)).collect();
+        let bursts = (0..size.bursts).map(|_| BurstSlot { packets: packets(), ..BurstSlot::default() }).collect();
+        Self { words, bursts, info: Mutex::new(info) }
+    }
+
+    fn info(&self) -> Arc<WorkerInfo> {
+        self.info.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the number of bytes of each packet that the ring keeps.
+    fn bytes(&self) -> usize {
+        self.words * WORD
+    }
+
+    /// Reads the ring. The result lacks bursts that the worker overwrites during the read.
+    pub(crate) fn read(&self, worker: usize) -> WorkerBursts {
+        loop {
+            let info = self.info();
+            let mut bursts: Vec<Burst> = self.bursts.iter().filter_map(|slot| self.read_slot(slot)).collect();
+            bursts.sort_by_key(|burst| burst.number);
+            // If the pipeline has changed meanwhile, the bursts may be bursts of the new pipeline.
+            if Arc::ptr_eq(&info, &self.info()) {
+                return WorkerBursts { worker, info, bursts };
+            }
+        }
+    }
+
+    fn read_slot(&self, slot: &BurstSlot) -> Option<Burst> {
+        let value = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let version = slot.version.load(Ordering::Acquire);
+        let (number, shape) = (value(&slot.number), value(&slot.shape));
+        let [start, epoch, now] = [&slot.start, &slot.epoch, &slot.now].map(|word| Nanos(value(word)));
+        let ctx = Ctx { start, epoch, now, worker: 0 };
+        let count = (shape as u32) as usize;
+        let head = |words: &[AtomicU64]| {
+            let (shape, time) = (value(&words[0]), value(&words[1]));
+            let source = ClockSource::ALL.get((shape >> LENGTH_BITS) as usize).copied().unwrap_or(ClockSource::None);
+            let original = shape as u32;
+            let mut bytes: Vec<u8> = words[PREFIX..].iter().flat_map(|word| value(word).to_ne_bytes()).collect();
+            bytes.truncate(original as usize);
+            PacketHead { nanos: wall_time(&ctx, Stamp::new(Nanos(time), source)), original, bytes }
+        };
+        let packets = slot.packets.chunks_exact(PREFIX + self.words).take(count).map(head).collect();
+        fence(Ordering::Acquire);
+        let is_whole = version.is_multiple_of(2) && number > 0 && version == slot.version.load(Ordering::Relaxed);
+        is_whole.then_some(Burst { number, port: (shape >> LENGTH_BITS) as usize, packets })
+    }
+}
+
+impl BurstSlot {
+    /// Changes the slot, while readers ignore the slot.
+    #[inline]
+    fn write(&self, change: impl FnOnce()) {
+        // Only the worker writes the version.
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        change();
+        self.version.store(version + 2, Ordering::Release);
+    }
+}
+
+/// The worker's side of the ring.
+pub(crate) struct Recorder {
+    worker: usize,
+    ring: Arc<BurstRing>,
+    /// The number of the last burst.
+    number: u64,
+    /// The slot of the next burst.
+    at: usize,
+}
+
+impl Recorder {
+    /// Creates a ring, and the recorder that writes the ring.
+    pub(crate) fn new(worker: usize, size: RingSize, info: Arc<WorkerInfo>) -> Self {
+        Self { worker, ring: Arc::new(BurstRing::new(size, info)), number: 0, at: 0 }
+    }
+
+    pub(crate) fn ring(&self) -> &Arc<BurstRing> {
+        &self.ring
+    }
+
+    /// Writes a received burst into the ring, in place of the oldest burst.
+    pub(crate) fn record(&mut self, ctx: &Ctx, batch: &Batch) {
+        let Some(slot) = self.ring.bursts.get(self.at) else { return };
+        self.number += 1;
+        self.at = if self.at + 1 == self.ring.bursts.len() { 0 } else { self.at + 1 };
+        let (number, words) = (self.number, self.ring.words);
+        slot.write(|| {
+            let set = |word: &AtomicU64, value: u64| word.store(value, Ordering::Relaxed);
+            set(&slot.number, number);
+            set(&slot.shape, u64::from(batch.ingress()) << LENGTH_BITS | batch.len() as u64);
+            set(&slot.start, ctx.start.0);
+            set(&slot.epoch, ctx.epoch.0);
+            set(&slot.now, ctx.now.0);
+            for ((data, stamp), packet) in batch.contents().zip(slot.packets.chunks_exact(PREFIX + words)) {
+                let [shape, time, kept @ ..] = packet else { return };
+                set(shape, (stamp.source() as u64) << LENGTH_BITS | data.len() as u64);
+                set(time, stamp.nanos().0);
+                let (whole, rest) = data.as_chunks::<WORD>();
+                for (word, bytes) in kept.iter().zip(whole) {
+                    set(word, u64::from_ne_bytes(*bytes));
+                }
+                if let Some(word) = kept.get(whole.len()).filter(|_| !rest.is_empty()) {
+                    let mut last = [0; WORD];
+                    last[..rest.len()].copy_from_slice(rest);
+                    set(word, u64::from_ne_bytes(last));
+                }
+            }
+        });
+    }
+
+    /// Forgets all bursts, because the pipeline has changed. `info` has the new properties of the worker.
+    #[cold]
+    pub(crate) fn forget(&mut self, info: &Arc<WorkerInfo>) {
+        for slot in &self.ring.bursts {
+            slot.write(|| slot.number.store(0, Ordering::Relaxed));
+        }
+        *self.ring.info.lock().unwrap_or_else(PoisonError::into_inner) = info.clone();
+    }
+
+    /// Returns the bursts of the ring.
+    #[cold]
+    pub(crate) fn bursts(&self) -> WorkerBursts {
+        self.ring.read(self.worker)
+    }
+
+    /// Returns the heads of the packets of a batch, with as many bytes as the ring keeps of each packet.
+    #[cold]
+    pub(crate) fn heads(&self, ctx: &Ctx, batch: &Batch) -> Vec<PacketHead> {
+        batch.contents().map(|(data, stamp)| PacketHead::of(ctx, data, stamp, self.ring.bytes())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
+    use dataplane_core::units::CoreId;
+
+    fn info() -> Arc<WorkerInfo> {
+        Arc::new(WorkerInfo {
+            core: CoreId(0),
+            slots: 0,
+            pages: PageKind::Normal,
+            granted: BTreeMap::new(),
+            ports: vec!["a".to_owned(), "b".to_owned()],
+            stages_info: Vec::new(),
+            digest: "d".to_owned(),
+        })
+    }
+
+    fn pool() -> Pool {
+        let layout = SlotLayout::new(0, 256, 64).unwrap();
+        let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+        Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap()
+    }
+
+    /// Records a burst in which each packet consists of bytes with the value `byte`.
+    fn record(recorder: &mut Recorder, pool: &mut Pool, byte: u8, lengths: &[usize]) {
+        let ctx = Ctx { start: Nanos(10), epoch: Nanos(1000), now: Nanos(20), worker: 0 };
+        let mut batch = Batch::new(pool);
+        batch.set_ingress(1);
+        for length in lengths {
+            let stamp = Stamp::new(Nanos(10 + u64::from(byte)), ClockSource::Virtual);
+            assert!(batch.push_bytes(&vec![byte; *length], stamp, pool));
+        }
+        recorder.record(&ctx, &batch);
+        batch.free_into(pool);
+    }
+
+    #[test]
+    fn ring_keeps_the_last_bursts_with_the_heads_of_their_packets() {
+        let (mut pool, info) = (pool(), info());
+        let mut recorder = Recorder::new(3, RingSize { bursts: 2, packets: 3, bytes: 16 }, info.clone());
+        assert!(recorder.bursts().bursts.is_empty());
+        for byte in 1..=3 {
+            record(&mut recorder, &mut pool, byte, &[5, 16, 100]);
+        }
+        let found = recorder.bursts();
+        assert!(found.worker == 3 && Arc::ptr_eq(&found.info, &info));
+        let burst = |byte: u8| {
+            let head =
+                |original: u32, kept| PacketHead { nanos: 1000 + u64::from(byte), original, bytes: vec![byte; kept] };
+            Burst { number: byte.into(), port: 1, packets: vec![head(5, 5), head(16, 16), head(100, 16)] }
+        };
+        assert_eq!(found.bursts, [burst(2), burst(3)]);
+        // A burst with fewer packets shows no packet of an earlier burst.
+        record(&mut recorder, &mut pool, 4, &[1]);
+        assert_eq!(recorder.bursts().bursts[1].packets.len(), 1);
+        let changed = self::info();
+        recorder.forget(&changed);
+        let found = recorder.bursts();
+        assert!(found.bursts.is_empty() && Arc::ptr_eq(&found.info, &changed));
+    }
+
+    #[test]
+    fn reader_sees_no_half_written_burst() {
+        let mut pool = pool();
+        let mut recorder = Recorder::new(0, RingSize { bursts: 2, packets: 4, bytes: 64 }, info());
+        let (ring, is_over) = (recorder.ring().clone(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut seen = 0;
+                loop {
+                    let is_last = is_over.load(Ordering::Relaxed);
+                    for burst in ring.read(0).bursts {
+                        let byte = (burst.number % 251) as u8;
+                        let is_whole = |head: &PacketHead| head.bytes == vec![byte; 64] && head.original == 64;
+                        assert!(burst.packets.len() == 4 && burst.packets.iter().all(is_whole), "{burst:?}");
+                        seen += 1;
+                    }
+                    if is_last {
+                        return seen;
+                    }
+                }
+            });
+            for number in 1..=20_000u64 {
+                record(&mut recorder, &mut pool, (number % 251) as u8, &[64; 4]);
+            }
+            is_over.store(true, Ordering::Relaxed);
+            assert!(reader.join().unwrap() > 0);
+        });
+    }
+}
