@@ -17,7 +17,7 @@ use ipnet::IpNet;
 
 /// The interval at which the app checks the file for a change.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-const LISTED: Reason = Reason::own(0);
+const LISTED: Reason = Reason::of_stage(0);
 
 /// Drops packets whose source address is in a prefix of a file.
 #[derive(serde::Deserialize)]
@@ -35,9 +35,9 @@ struct GeoBlock {
 impl Stage for GeoBlock {
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let path = setup.path(&self.file);
-        setup.reads(&path, "file")?;
+        setup.declare_read_file(&path, "file")?;
         let version = version(&path);
-        let list = setup.shared(|_| {
+        let list = setup.shared_by_workers(|_| {
             let latest = Mutex::new(Prefixes::read(&path)?);
             Ok(PrefixList { path, latest, live: Live::default() })
         })?;

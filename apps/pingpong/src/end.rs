@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use dataplane::connect::{Change, Connector, EndpointParameters, QueuePairEndpoint, VERSION};
+use dataplane::connect::{Connector, EndpointParameters, QpModification, QueuePairEndpoint, VERSION};
 use dataplane::error::VerbError;
 use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, MessageSharedQueue};
 use dataplane::units::QpNum;
@@ -148,7 +148,7 @@ impl<D: Device> Endpoint<D> {
                     "the peer sent no GID and no LID; help: start the peer with its GID index, such as -g 0".into()
                 );
             }
-            let agreed = pair.connector.agree(&pair.endpoint(pair.address()), &pair.endpoint(*remote))?;
+            let agreed = pair.connector.negotiate(&pair.endpoint(pair.address()), &pair.endpoint(*remote))?;
             modify(pair, "ibv_modify_qp (INIT to RTR)", pair.connector.rtr(&agreed))?;
             modify(pair, "ibv_modify_qp (RTR to RTS)", pair.connector.rts(&agreed))?;
             if self.plan.kind == Type::Ud {
@@ -164,7 +164,8 @@ impl<D: Device> Endpoint<D> {
         self.pairs.len()
     }
 
-    /// Returns the index of the queue pair with the queue pair number `number`, or `None` if there is no such queue pair.
+    /// Returns the index of the queue pair with the queue pair number `number`, or `None` if there is no such queue
+    /// pair.
     pub(crate) fn queue(&self, number: QpNum) -> Option<usize> {
         self.pairs.iter().position(|pair| pair.qp.number() == number)
     }
@@ -250,7 +251,7 @@ impl<D: Device> ConnectedQueuePair<D> {
     }
 }
 
-fn modify<D: Device>(pair: &mut ConnectedQueuePair<D>, verb: &'static str, change: Change) -> Result<()> {
+fn modify<D: Device>(pair: &mut ConnectedQueuePair<D>, verb: &'static str, change: QpModification) -> Result<()> {
     let done = pair.qp.modify(&change.0, change.1);
     Ok(done.map_err(|error| VerbError { verb, ..error }.on(pair.connector.device()))?)
 }

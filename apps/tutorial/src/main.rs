@@ -30,7 +30,7 @@ impl Stage for MinTtl {
             let Some(ttl) = packet.ipv4().map(|ip| ip.ttl) else { continue };
             self.seen += 1;
             if ttl < self.least {
-                packet.drop(Reason::own(0));
+                packet.drop(Reason::of_stage(0));
             }
         }
     }

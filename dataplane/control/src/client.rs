@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::socket;
-use crate::{Call, Error, Found, Get, Hello, Page, Refusal, Request, Response, Show, TIMEOUT, VERSION};
+use crate::{Call, Error, Get, GetResult, Hello, Page, Refusal, Request, Response, Show, TIMEOUT, VERSION};
 
 /// The maximum length of an answer, in bytes.
 const MAX_ANSWER: usize = 64 << 20;
@@ -128,7 +128,7 @@ impl Client {
     pub fn all() -> (Vec<(u32, Self)>, usize) {
         let (own, others) = own();
         // Sockets of killed programs do not accept connections.
-        let open = |found: socket::Found| Self::connect(&found.path).ok().map(|client| (found.process, client));
+        let open = |found: socket::ControlSocket| Self::connect(&found.path).ok().map(|client| (found.process, client));
         (own.into_iter().filter_map(open).collect(), others)
     }
 
@@ -195,7 +195,7 @@ impl Client {
     ///
     /// # Errors
     /// Returns the errors of [`Client::call`].
-    pub fn get(&mut self, get: Get) -> Result<Found, Error> {
+    pub fn get(&mut self, get: Get) -> Result<GetResult, Error> {
         self.call(&Call::Get(get))?.parse_raw()
     }
 
@@ -272,10 +272,10 @@ fn set_timeouts(stream: impl std::os::fd::AsFd, timeout: Duration) -> io::Result
 }
 
 /// Returns the sockets of this user in the default folders, and the number of sockets of other users.
-fn own() -> (Vec<socket::Found>, usize) {
+fn own() -> (Vec<socket::ControlSocket>, usize) {
     let all = socket::folders();
     let (mut own, others): (Vec<_>, Vec<_>) =
-        all.iter().flat_map(|folder| socket::within(folder)).partition(|found| found.is_own);
+        all.iter().flat_map(|folder| socket::sockets_in(folder)).partition(|found| found.is_own);
     own.sort();
     own.dedup();
     (own, others.len())

@@ -26,6 +26,6 @@ pub mod socket;
 pub use client::{Answer, Client, Pages};
 pub use error::Error;
 pub use protocol::{
-    Apply, Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, Log, LogLevel, MAX_LIMIT, MAX_PATH, MAX_REQUEST,
-    MalformedRequest, NewConfig, Page, Refusal, Request, Response, Show, TIMEOUT, VERSION,
+    Apply, Call, DEFAULT_LIMIT, ErrorCode, Get, GetResult, Hello, LISTS, Log, LogLevel, MAX_LIMIT, MAX_PATH,
+    MAX_REQUEST, MalformedRequest, NewConfig, Page, Refusal, Request, Response, Show, TIMEOUT, VERSION,
 };

@@ -147,8 +147,8 @@ pub struct Apply {
     /// the program uses another config, the program refuses the change. Default: any config.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
-    /// The time in seconds after which the change reverts, unless a client sends [`Call::Confirm`]: 1 to 86,400. Default:
-    /// the change does not revert.
+    /// The time in seconds after which the change reverts, unless a client sends [`Call::Confirm`]: 1 to 86,400.
+    /// Default: the change does not revert.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confirm_s: Option<u64>,
 }
@@ -167,7 +167,7 @@ pub struct Page {
 
 /// The result of [`Call::Get`].
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Found {
+pub struct GetResult {
     /// The stage that has the table.
     pub stage: String,
     /// The row, or `null` if no row applies to the key.

@@ -16,7 +16,7 @@ pub const MAX_PATH: usize = 107;
 
 /// A control socket in a default folder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Found {
+pub struct ControlSocket {
     /// The process id in the name of the socket.
     pub process: u32,
     /// The path of the socket.
@@ -44,11 +44,11 @@ fn process_of(name: &OsStr) -> Option<u32> {
 }
 
 /// Returns the sockets in a folder. A program that was killed leaves its socket behind.
-pub fn within(folder: &Path) -> impl Iterator<Item = Found> {
+pub fn sockets_in(folder: &Path) -> impl Iterator<Item = ControlSocket> {
     fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
         let process = process_of(&entry.file_name())?;
         let about = entry.metadata().ok().filter(|about| about.file_type().is_socket())?;
-        Some(Found { process, path: entry.path(), is_own: is_own(&about) })
+        Some(ControlSocket { process, path: entry.path(), is_own: is_own(&about) })
     })
 }
 

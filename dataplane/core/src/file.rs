@@ -500,7 +500,7 @@ impl LockedFile {
     }
 
     /// Truncates an output file.
-    pub fn empty(&self) -> io::Result<()> {
+    pub fn truncate(&self) -> io::Result<()> {
         match self.metadata()?.is_file() {
             true => self.set_len(0),
             false => Ok(()),

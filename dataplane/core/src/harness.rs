@@ -127,7 +127,7 @@ impl Harness {
     }
 
     fn ctx(&self) -> Ctx {
-        Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(self.now), worker: 0 }
+        Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(self.now), worker: 0 }
     }
 
     /// Passes one packet to the stage. See [`Harness::run`].
@@ -278,7 +278,7 @@ impl HarnessBuilder {
 
     /// Sets the facts that the stages after the tested stage need, such as parsed headers or a flow hash.
     #[must_use]
-    pub fn wanting(mut self, facts: Facts) -> Self {
+    pub fn needed_facts(mut self, facts: Facts) -> Self {
         self.wanted |= facts;
         self
     }

@@ -24,7 +24,7 @@ const RECEIVED: u16 = 4;
 const DROPPED: u16 = 5;
 
 /// The length of a statistics block in bytes.
-pub const STATISTICS: u64 = 52;
+pub const STATISTICS_BLOCK_LEN: u64 = 52;
 
 /// A captured packet.
 #[derive(Clone, Copy, Debug)]
@@ -220,6 +220,6 @@ mod tests {
     fn statistics_have_a_fixed_length() {
         let mut file = Vec::new();
         statistics(0, 1, 2, 3, &mut file);
-        assert_eq!(file.len() as u64, STATISTICS);
+        assert_eq!(file.len() as u64, STATISTICS_BLOCK_LEN);
     }
 }

@@ -46,7 +46,7 @@ impl Bench {
                 recv_depth,
                 send_depth: 48,
                 stamps: Stamping::Device,
-                received: RecvFields::empty(),
+                recv_fields: RecvFields::empty(),
                 sleeps: false,
             };
             let wiring = Box::new(RawWiring { port: 1 });
@@ -76,7 +76,7 @@ impl Bench {
         self.lanes.iter_mut().for_each(|lane| lane.stop().unwrap());
         while self.lanes.iter_mut().any(|lane| lane.drain(&mut self.pool).unwrap() > 0) {}
         let counters = self.end();
-        assert_eq!(counters.iter().map(|it| it.stale).sum::<u64>(), 0, "{counters:?}");
+        assert_eq!(counters.iter().map(|it| it.unmatched_completions).sum::<u64>(), 0, "{counters:?}");
         counters
     }
 
@@ -87,12 +87,12 @@ impl Bench {
             // polled.
             let _ = lane.stop();
             let _ = lane.drain(&mut self.pool);
-            lane.abandon(&mut self.pool);
+            lane.reset_and_reclaim(&mut self.pool);
         }
         assert_eq!(self.pool.available(), SLOTS);
         let counters: Vec<LaneCounters> = self.lanes.iter().map(|lane| lane.counters().clone()).collect();
         let sum = |of: fn(&LaneCounters) -> u64| counters.iter().map(of).sum::<u64>();
-        let ended = sum(|it| it.tx + it.tx_full + it.tx_errors + it.stopped);
+        let ended = sum(|it| it.tx + it.tx_full + it.tx_errors + it.dropped_at_stop);
         assert_eq!(sum(|it| it.rx), ended, "{counters:?}");
         counters
     }
@@ -143,14 +143,14 @@ fn prefix_longer_than_a_buffer_is_refused() {
             recv_depth: 16,
             send_depth: 16,
             stamps: Stamping::None,
-            received: RecvFields::empty(),
+            recv_fields: RecvFields::empty(),
             sleeps: false,
         };
         let (wiring, clocks) = (Box::new(PrefixWiring(prefix)), Clocks::default());
         let opened = lane::open(&device, &pd, &mut pool, spec, wiring, Arc::default(), &clocks);
         match opened {
             Ok(mut lane) => {
-                lane.abandon(&mut pool);
+                lane.reset_and_reclaim(&mut pool);
                 assert!(opens, "{prefix}");
             }
             Err(error) => {
@@ -209,7 +209,7 @@ fn lost_queues_are_recreated() {
         bench.round();
     }
     let counters = bench.end().remove(0);
-    assert!(counters.tx > 0 && counters.abandoned > 0, "{counters:?}");
+    assert!(counters.tx > 0 && counters.timed_out > 0, "{counters:?}");
 }
 
 /// Returns a bench whose second lane has 10 unsignalled sends outstanding, because the device refused the signalled
@@ -236,7 +236,7 @@ fn unsignalled_sends_come_back_after_a_marker() {
     }
     let counters = bench.finish().remove(1);
     assert_eq!((counters.tx, counters.tx_errors, counters.recoveries), (42, 1, 1), "{counters:?}");
-    assert_eq!((counters.abandoned, counters.stale), (0, 0), "{counters:?}");
+    assert_eq!((counters.timed_out, counters.unmatched_completions), (0, 0), "{counters:?}");
 }
 
 /// Stopping the lane also posts a marker. The slots of the unsignalled sends therefore return before the deadline.
@@ -246,7 +246,7 @@ fn stopping_a_lane_returns_unsignalled_sends_by_a_marker() {
     bench.lanes[1].stop().unwrap();
     assert_eq!(bench.lanes[1].drain(&mut bench.pool).unwrap(), 0);
     let counters = bench.finish().remove(1);
-    assert_eq!((counters.tx, counters.tx_errors, counters.stopped), (42, 1, 0), "{counters:?}");
+    assert_eq!((counters.tx, counters.tx_errors, counters.dropped_at_stop), (42, 1, 0), "{counters:?}");
 }
 
 /// The completion of a later send also completes the unsignalled sends, so the lane does not reset the queue pair.
@@ -266,25 +266,25 @@ fn unsignalled_sends_come_back_with_a_later_completion() {
 /// A queue pair that never reports flush completions is reset at the deadline, and traffic continues.
 #[test]
 fn unflushed_slots_are_reclaimed_at_the_deadline() {
-    let faults = FaultSpec { rx_error: 0.05, mute: true, ..FaultSpec::default() };
+    let faults = FaultSpec { rx_error: 0.05, no_flush: true, ..FaultSpec::default() };
     let mut bench = Bench::new(vec![(generator(), faults)]);
     bench.refill();
     while bench.lanes[0].counters().recoveries < 2 {
         bench.round();
     }
     let counters = bench.end().remove(0);
-    assert!(counters.abandoned > 0 && counters.rx_errors > 0, "{counters:?}");
+    assert!(counters.timed_out > 0 && counters.rx_errors > 0, "{counters:?}");
 }
 
 /// The device generates completions for requests that were never posted, with invalid statuses and opcodes.
 #[test]
 fn invalid_completions_are_counted_as_stale() {
-    let faults = FaultSpec { garbage: 0.05, ..FaultSpec::default() };
+    let faults = FaultSpec { bogus_completion: 0.05, ..FaultSpec::default() };
     let mut bench = Bench::new(vec![(generator(), faults)]);
     bench.refill();
     (0..2_000).for_each(|_| bench.round());
     let counters = bench.end().remove(0);
-    assert!(counters.stale > 0 && counters.tx > 1_000, "{counters:?}");
+    assert!(counters.unmatched_completions > 0 && counters.tx > 1_000, "{counters:?}");
 }
 
 /// A removed device causes an error, and the lane makes no attempt to recover.
@@ -342,7 +342,7 @@ fn frozen_device_clock_is_replaced_until_it_resumes() {
         recv_depth: 64,
         send_depth: 48,
         stamps: Stamping::Device,
-        received: RecvFields::empty(),
+        recv_fields: RecvFields::empty(),
         sleeps: false,
     };
     let (pd, wiring) = (device.alloc_pd().unwrap(), Box::new(RawWiring { port: 1 }));
@@ -438,7 +438,7 @@ proptest! {
 fn receive_information_stays_with_its_packet() {
     let layout = SlotLayout::new(128, 1600, SLOTS).unwrap();
     let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
-    let mut pool = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap().keeping_received();
+    let mut pool = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap().with_recv_info();
     let rules = vec![FlowRule { tag: Some(9), ..FlowRule::new(FlowTraffic::ANY_HEADERS) }];
     let device = SoftDevice::new(SoftSpec::new("s", generator())).unwrap();
     let device = device.with_raw(RawSpec { rules, ..RawSpec::default() });
@@ -456,7 +456,7 @@ fn receive_information_stays_with_its_packet() {
             recv_depth: 128,
             send_depth: 128,
             stamps: Stamping::Device,
-            received: fields,
+            recv_fields: fields,
             sleeps: false,
         };
         let (pd, wiring) = (device.alloc_pd().unwrap(), Box::new(RawWiring { port: 1 }));
@@ -469,10 +469,10 @@ fn receive_information_stays_with_its_packet() {
             assert!(batch.push_bytes(&[0; 60], Stamp::NONE, &mut pool));
             let generated = batch.len() - 1;
             for at in 0..generated {
-                let info = batch.get_mut(at).unwrap().received();
+                let info = batch.get_mut(at).unwrap().recv_info();
                 assert_eq!((info.flow_tag, info.flags, info.vlan, info.hash), (tag, flags, 0, 0));
             }
-            assert_eq!(batch.get_mut(generated).unwrap().received(), RecvInfo::NONE);
+            assert_eq!(batch.get_mut(generated).unwrap().recv_info(), RecvInfo::NONE);
             lane.transmit(&mut pool, &mut batch);
             lane.reap(&mut pool, &mut NoSink).unwrap();
             lane.refill(&mut pool).unwrap();

@@ -333,7 +333,7 @@ fn lane_is_refused_if_the_provider_registers_another_region() {
         recv_depth: 4,
         send_depth: 4,
         stamps: Stamping::None,
-        received: RecvFields::empty(),
+        recv_fields: RecvFields::empty(),
         sleeps: false,
     };
     let (pd, wiring) = (device.alloc_pd().unwrap(), Box::new(RawWiring { port: 1 }));

@@ -11,7 +11,7 @@ use dataplane_core::verbs::{Device, QpType};
 use dataplane_soft::{GeneratorSpec, LinkSpec, SoftDevice, SoftSpec};
 
 const SLOTS: usize = 64;
-const CTX: Ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+const CTX: Ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
 
 fn pool() -> Pool {
     let layout = SlotLayout::new(128, 1600, SLOTS).unwrap();
@@ -29,7 +29,7 @@ fn lane(pool: &mut Pool) -> Box<dyn Lane> {
         recv_depth: 16,
         send_depth: 16,
         stamps: Stamping::None,
-        received: RecvFields::empty(),
+        recv_fields: RecvFields::empty(),
         sleeps: false,
     };
     lane::open(&device, &pd, pool, spec, Box::new(RawWiring { port: 1 }), Default::default(), &Clocks::default())
@@ -58,7 +58,7 @@ fn graph(pool: &Pool) -> Graph {
         reasons: Vec::new(),
         info: StageInfo::new(),
         on_panic: OnPanic::Stop,
-        drops: None,
+        drop_observer: None,
     };
     Graph::new(Program::new(vec![node]), 1, pool)
 }
@@ -83,7 +83,7 @@ fn graph_refuses_another_pool() {
     assert!(graph.entry(0).push_bytes(&[0; 60], Stamp::NONE, &mut own));
     let message = "the graph was created for another pool";
     panics(message, || graph.walk(&CTX, &mut other, &mut NoObserver));
-    panics(message, || graph.release(&CTX, &mut other, &mut NoObserver));
+    panics(message, || graph.process_held_or_generate(&CTX, &mut other, &mut NoObserver));
     panics(message, || graph.drop_held(&mut other));
     graph.walk(&CTX, &mut own, &mut NoObserver);
     panics("the packets of this batch belong to another pool", || graph.outbox(0).free_into(&mut other));
@@ -108,7 +108,7 @@ fn lane_refuses_another_pool() {
     lane.transmit(&mut own, &mut batch);
     // A lane may skip a reap directly after a transmit, so the reap is repeated.
     panics(wrong_pool, || while lane.sending() > 0 && lane.reap(&mut other, &mut NoSink).is_ok() {});
-    panics(wrong_pool, || lane.abandon(&mut other));
+    panics(wrong_pool, || lane.reset_and_reclaim(&mut other));
     foreign.free_into(&mut other);
     assert_eq!(other.available(), SLOTS);
 }
@@ -138,7 +138,7 @@ fn lane_moves_between_threads_with_a_detached_pool() {
         lane.reap(&mut own, &mut NoSink).unwrap();
     }
     // Until the release, the queues belong to this thread.
-    lane.release();
+    lane.release_claim();
     let memory = own.batch_memory();
     let closed = std::thread::spawn(move || {
         let mut detached = Pool::detached(&memory);
@@ -147,7 +147,7 @@ fn lane_moves_between_threads_with_a_detached_pool() {
         (detached, lane.counters().clone())
     });
     let (mut detached, counters) = closed.join().unwrap();
-    assert_eq!((counters.rx, counters.tx, counters.stale, detached.available()), (4, 4, 0, 12));
+    assert_eq!((counters.rx, counters.tx, counters.unmatched_completions, detached.available()), (4, 4, 0, 12));
     panics("the detached pool has the memory of another pool", || pool().absorb(&mut detached));
     own.absorb(&mut detached);
     assert_eq!((own.available(), detached.available()), (SLOTS, 0));

@@ -30,7 +30,7 @@ fn main() -> Result<()> {
 }
 
 fn measure(burst: usize, stamped: bool) -> Result<f64> {
-    let generator = GeneratorSpec { copy: false, ..GeneratorSpec::default() };
+    let generator = GeneratorSpec { rewrite: false, ..GeneratorSpec::default() };
     let mut spec = SoftSpec::new("soft", LinkSpec::Generator(generator));
     spec.clock = HostClock::new();
     let device = SoftDevice::new(spec)?;

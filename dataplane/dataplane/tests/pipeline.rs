@@ -19,7 +19,7 @@ impl Stage for MinimumLength {
         for mut packet in batch.iter_mut() {
             self.seen += 1;
             if packet.len() <= self.than {
-                packet.drop(Reason::own(0));
+                packet.drop(Reason::of_stage(0));
             }
         }
     }

@@ -21,7 +21,9 @@ use super::quirk::Quirk;
 use super::raw;
 use dataplane_core::clock::ClockSource;
 use dataplane_core::error::VerbError;
-use dataplane_core::verbs::{Capability, Completion, CqApi, CqFlags, CqGranted, CqSpec, PollFields, QueueOwner, RUN};
+use dataplane_core::verbs::{
+    Capability, Completion, CqApi, CqFlags, CqGranted, CqSpec, MAX_RUN, PollFields, QueueOwner,
+};
 
 /// A completion queue of a device.
 pub struct VerbsCq {
@@ -420,7 +422,7 @@ pub(super) fn create(
         true if api == CqApi::ExtendedSingle => Poller::Single,
         true if fields.intersects(PollFields::RECV_INFO) => Poller::WithInfo,
         true => Poller::Extended(RunFields::of(fields)),
-        false => Poller::Classic(vec![Wc::default(); RUN].into()),
+        false => Poller::Classic(vec![Wc::default(); MAX_RUN].into()),
     };
     let cq = VerbsCq {
         handle: Arc::new(handle),

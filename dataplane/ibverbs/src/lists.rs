@@ -9,7 +9,7 @@ use super::domain::VerbsMr;
 use super::request::{RequestList, ud};
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::SlotLayout;
-use dataplane_core::verbs::{Destination, MemoryRegion, QpCaps, RUN, SendFlags, WrOpcode};
+use dataplane_core::verbs::{Destination, MAX_RUN, MemoryRegion, QpCaps, SendFlags, WrOpcode};
 
 /// The memory that contains the packet slots.
 pub(super) struct SlotMemory {
@@ -38,10 +38,10 @@ pub(super) struct PostLists {
 }
 
 impl PostLists {
-    /// Creates the lists. The length of a list is the depth of its queue, but at least 1 and at most [`RUN`].
+    /// Creates the lists. The length of a list is the depth of its queue, but at least 1 and at most [`MAX_RUN`].
     /// `run_flags` are the flags that each send of a run has.
     pub(super) fn new(caps: &QpCaps, run_flags: SendFlags) -> Self {
-        let len = |depth: u32| (depth as usize).clamp(1, RUN);
+        let len = |depth: u32| (depth as usize).clamp(1, MAX_RUN);
         let (sends, recvs) = (len(caps.send_depth), len(caps.recv_depth));
         let send = ibv_send_wr { opcode: WrOpcode::Send.raw(), num_sge: 1, ..Default::default() };
         let send_of_run = ibv_send_wr { send_flags: run_flags.bits(), ..send };

@@ -20,7 +20,8 @@ use dataplane_core::error::VerbError;
 use dataplane_core::units::{Nanos, QpNum, Ticks};
 use dataplane_core::verbs::CompletionValues;
 use dataplane_core::verbs::{
-    Completion, CompletionQueue, Completions, Cursor, PollFields, RUN, RecvInfo, TagInfo, WcFlags, WcOpcode, WcStatus,
+    Completion, CompletionQueue, Completions, Cursor, MAX_RUN, PollFields, RecvInfo, TagInfo, WcFlags, WcOpcode,
+    WcStatus,
 };
 
 /// The number of completions that are copied in one poll for a cursor.
@@ -402,11 +403,11 @@ impl VerbsCq {
         }
     }
 
-    /// Polls completions with a limit that is 0 or above [`RUN`].
+    /// Polls completions with a limit that is 0 or above [`MAX_RUN`].
     #[cold]
     fn poll_run_limited(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError> {
-        if limit > RUN {
-            return self.poll_run(run, RUN);
+        if limit > MAX_RUN {
+            return self.poll_run(run, MAX_RUN);
         }
         run.clear();
         self.begin()?;
@@ -459,7 +460,7 @@ unsafe impl CompletionQueue for VerbsCq {
         u32::try_from(unsafe { (*self.handle.raw()).cqe }).unwrap_or(0)
     }
 
-    fn release(&self) {
+    fn release_claim(&self) {
         // If another running thread owns the queue, the result is `false`, and the other thread stays the owner.
         let _ = self.handle.owner.release();
     }
@@ -471,8 +472,8 @@ unsafe impl CompletionQueue for VerbsCq {
 
     #[inline]
     fn poll_run(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError> {
-        // One comparison excludes both 0 and a limit above `RUN`.
-        if limit.wrapping_sub(1) >= RUN {
+        // One comparison excludes both 0 and a limit above `MAX_RUN`.
+        if limit.wrapping_sub(1) >= MAX_RUN {
             return self.poll_run_limited(run, limit);
         }
         let Poller::Extended(reads) = self.poller else { return self.poll_run_slow(run, limit) };

@@ -120,7 +120,7 @@ pub(super) unsafe fn set_rate_limit(limit: &RateLimit, qp: *mut ibv_qp, caps: &R
     limit.check(caps)?;
     // SAFETY: the caller upholds the safety contract. The attributes contain what the man pages require.
     unsafe {
-        if limit.burst == 0 && limit.packet == 0 {
+        if limit.burst == 0 && limit.typical_packet_size == 0 {
             let mut attr = ibv_qp_attr { rate_limit: limit.kbps, ..Default::default() };
             let mask = ibv_qp_attr_mask::IBV_QP_RATE_LIMIT.0.cast_signed();
             ffi::ibv_modify_qp(qp, &mut attr, mask)?;
@@ -128,7 +128,7 @@ pub(super) unsafe fn set_rate_limit(limit: &RateLimit, qp: *mut ibv_qp, caps: &R
             let mut attr = ibv_qp_rate_limit_attr {
                 rate_limit: limit.kbps,
                 max_burst_sz: limit.burst,
-                typical_pkt_sz: limit.packet,
+                typical_pkt_sz: limit.typical_packet_size,
                 comp_mask: 0,
             };
             // The device may lack burst control, which no verb reports.

@@ -193,9 +193,9 @@ impl RawQueue {
             attr.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
             attr.create_flags |= self.flags;
         }
-        if self.spec.tso_header != 0 {
+        if self.spec.max_tso_header != 0 {
             attr.comp_mask |= IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
-            attr.max_tso_header = self.spec.tso_header;
+            attr.max_tso_header = self.spec.max_tso_header;
         }
     }
 
@@ -204,7 +204,7 @@ impl RawQueue {
         Offload {
             checksum: self.caps.tx_checksum,
             checksum_runs: self.spec.checksum,
-            tso_header: self.spec.tso_header,
+            tso_header: self.spec.max_tso_header,
             tso_payload: self.caps.max_tso,
         }
     }
@@ -312,7 +312,8 @@ mod tests {
     use crate::ffi;
     use crate::{flow, raw};
     use dataplane_core::verbs::{
-        Bits, EthernetMatch, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, RawReceive, RssCaps, TunnelMatch,
+        EthernetMatch, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, MaskedValue, RawReceive, RssCaps,
+        TunnelMatch,
     };
 
     const CAPS: RawPacketCaps = RawPacketCaps {
@@ -474,7 +475,7 @@ mod tests {
         let v4 = |v4| IpMatch::V4(v4);
         let v6 = |v6| IpMatch::V6(v6);
         let (ipv4, ipv6) = (Ipv4Match::default(), Ipv6Match::default());
-        let gre = |flags| TunnelMatch::Gre { flags, protocol: 0x0800.into(), key: Bits::ANY };
+        let gre = |flags| TunnelMatch::Gre { flags, protocol: 0x0800.into(), key: MaskedValue::ANY };
         for (spec, field) in [
             (matching(v4(Ipv4Match { ttl: 1.into(), ..ipv4 }), None), "ipv4 ttl"),
             (matching(v4(Ipv4Match { flags: 2.into(), ..ipv4 }), None), "ipv4 flags"),
@@ -485,7 +486,7 @@ mod tests {
             assert!(error.starts_with(&format!("mlx5 cannot match {field}; help: ")), "{error}");
             assert_eq!(spec.check(&other, 1), Ok(()));
         }
-        let tos = matching(v4(Ipv4Match { tos: 184.into(), ..ipv4 }), Some(gre(Bits::ANY)));
+        let tos = matching(v4(Ipv4Match { tos: 184.into(), ..ipv4 }), Some(gre(MaskedValue::ANY)));
         assert_eq!(tos.check(&mlx5, 1), Ok(()));
         // With several queues, each priority of a rule needs three priorities of the device.
         let at = |priority| with(FlowRule { priority, ..FlowRule::new(FlowTraffic::ANY_HEADERS) });
@@ -509,11 +510,11 @@ mod tests {
     fn multicast_rule_keeps_its_priority_on_mlx5() {
         let group = EthernetMatch { dst: [1, 0x80, 0xc2, 0, 0, 0xe].into(), ..EthernetMatch::default() };
         let ipv4 = |dst| Some(IpMatch::V4(Ipv4Match { dst, ..Ipv4Match::default() }));
-        let all_groups = Bits::prefix([224, 0, 0, 0], 4);
+        let all_groups = MaskedValue::prefix([224, 0, 0, 0], 4);
         for outer in [
             HeaderMatch { ethernet: Some(group), ..HeaderMatch::default() },
             HeaderMatch { ethernet: Some(group), ip: ipv4(all_groups), ..HeaderMatch::default() },
-            HeaderMatch { ip: ipv4(Bits::exact([224, 0, 0, 5])), ..HeaderMatch::default() },
+            HeaderMatch { ip: ipv4(MaskedValue::exact([224, 0, 0, 5])), ..HeaderMatch::default() },
             HeaderMatch { ip: ipv4(all_groups), ..HeaderMatch::default() },
         ] {
             for rule in [matching(outer), FlowRule { drop: true, ..matching(outer) }] {
@@ -550,8 +551,8 @@ mod tests {
         for (outer, works) in [
             (any, false),
             (HeaderMatch { ethernet: Some(EthernetMatch::default()), ..any }, false),
-            (HeaderMatch { ip: ipv4(Bits::ANY), ..any }, false),
-            (HeaderMatch { ip: ipv4(Bits::ANY), transport: udp, ..any }, true),
+            (HeaderMatch { ip: ipv4(MaskedValue::ANY), ..any }, false),
+            (HeaderMatch { ip: ipv4(MaskedValue::ANY), transport: udp, ..any }, true),
             (HeaderMatch { ip: ipv4(89.into()), ..any }, true),
             (HeaderMatch { ethernet: Some(lldp), ..any }, true),
         ] {

@@ -30,7 +30,7 @@ use super::raw::wq_flags;
 use dataplane_core::error::VerbError;
 use dataplane_core::header::{ether_type, protocol};
 use dataplane_core::verbs::{
-    Bits, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, RawError, RawPacketCaps, RawReceive, RawSpec,
+    FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, MaskedValue, RawError, RawPacketCaps, RawReceive, RawSpec,
     RssCaps, RssFields, RssSpec, TransportMatch, TunnelMatch,
 };
 
@@ -165,11 +165,11 @@ impl TrafficClass {
 /// Removes the match of a field whose value follows from a header of a class. For example, an IPv4 header implies the
 /// EtherType 0x0800. Devices refuse to match only some bits of such a field. Returns `None` if the match excludes the
 /// implied value.
-fn imply<const N: usize>(wanted: &mut Bits<N>, implied: [u8; N]) -> Option<()> {
-    if *wanted != Bits::masked(implied, *wanted.mask()) {
+fn imply<const N: usize>(wanted: &mut MaskedValue<N>, implied: [u8; N]) -> Option<()> {
+    if *wanted != MaskedValue::masked(implied, *wanted.mask()) {
         return None;
     }
-    *wanted = Bits::ANY;
+    *wanted = MaskedValue::ANY;
     Some(())
 }
 

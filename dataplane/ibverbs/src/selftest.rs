@@ -16,8 +16,8 @@ use super::qp::VerbsQp;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{PageKind, Region, RegionSpec};
 use dataplane_core::verbs::{
-    Access, CompletionQueue, Completions, CqApi, CqSpec, MemoryRegion, ProtectionDomain, QpAttributes, QpCaps, QpSpec,
-    QpState, QpType, QueuePair, RUN, RecvRequest, Sge,
+    Access, CompletionQueue, Completions, CqApi, CqSpec, MAX_RUN, MemoryRegion, ProtectionDomain, QpAttributes, QpCaps,
+    QpSpec, QpState, QpType, QueuePair, RecvRequest, Sge,
 };
 
 /// The result of the self-test.
@@ -103,14 +103,14 @@ impl Bench {
             let mut seen = Vec::new();
             let until = Instant::now() + TIMEOUT;
             while seen.len() < expected.len() && Instant::now() < until {
-                match self.cq.poll_run(&mut run, RUN) {
+                match self.cq.poll_run(&mut run, MAX_RUN) {
                     Ok(0) => thread::yield_now(),
                     Ok(n) => seen.extend_from_slice(&run.wr_id[..n]),
                     Err(error) => return SelfTest::Failed(error.to_string()),
                 }
             }
             // A working device returns no further completion.
-            match self.cq.poll_run(&mut run, RUN) {
+            match self.cq.poll_run(&mut run, MAX_RUN) {
                 Ok(n) => seen.extend_from_slice(&run.wr_id[..n]),
                 Err(error) => return SelfTest::Failed(error.to_string()),
             }

@@ -47,7 +47,7 @@ impl Stamps {
     /// the opposite: they stamp with ticks, and the library of mlx5 computes the wall-clock time.
     pub(super) fn set_times(&self, completion: &mut Completion, counter: &Counter) {
         if self.by_wall() && completion.status == WcStatus::Success {
-            let (now, values) = (self.now(), completion.values());
+            let (now, values) = (self.now(), completion.values_mut());
             values.wallclock = Nanos(values.ticks.0);
             values.ticks = counter.before(Nanos(now.0.saturating_sub(values.wallclock.0)));
         }

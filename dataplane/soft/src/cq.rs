@@ -157,7 +157,7 @@ unsafe impl CompletionQueue for SoftCq {
         polled
     }
 
-    fn release(&self) {
+    fn release_claim(&self) {
         // If another thread owns the queue, or if this thread is using the queue, nothing is released.
         let _ = self.0.core.with(Claim::Temporary, |core| core.release_queue_pairs());
         self.0.core.release();

@@ -20,7 +20,8 @@ use crate::thread_cell::ThreadCell;
 use dataplane_core::units::{QpNum, Ticks};
 use dataplane_core::verbs::CompletionValues;
 use dataplane_core::verbs::{
-    Claim, Completion, Completions, CqApi, CqFlags, CqGranted, EventKind, PollFields, QpState, RUN, RecvInfo, WcStatus,
+    Claim, Completion, Completions, CqApi, CqFlags, CqGranted, EventKind, MAX_RUN, PollFields, QpState, RecvInfo,
+    WcStatus,
 };
 
 /// A queue pair that reports to this completion queue.
@@ -64,7 +65,7 @@ impl PollFaults {
 
     /// Returns a completion that belongs to no request, if this fault is injected now.
     fn garbage(&mut self) -> Option<Completion> {
-        if !self.random.happens(self.spec.garbage) {
+        if !self.random.happens(self.spec.bogus_completion) {
             return None;
         }
         let (status, opcode) = [(99, 0), (0, 200), (0, 128), (0, 0)][self.random.below(4)];
@@ -380,7 +381,7 @@ impl CqCore {
         if random.happens(spec.poll_invalid) {
             return Err(libc::EINVAL);
         }
-        Ok(!(*can_be_busy && random.happens(spec.busy)))
+        Ok(!(*can_be_busy && random.happens(spec.clock_busy)))
     }
 
     /// Flushes the sends of queue pairs that are in ERR. The receive path may have moved a queue pair to ERR.
@@ -453,7 +454,7 @@ impl CqCore {
     #[inline]
     pub(super) fn poll_run(&mut self, run: &mut Completions, limit: usize) -> Result<usize, i32> {
         run.clear();
-        let limit = limit.min(RUN);
+        let limit = limit.min(MAX_RUN);
         if !self.can_skip_begin() && !self.begin()? {
             return Ok(0);
         }
@@ -627,7 +628,7 @@ impl CqCore {
         self.stamps.set_times(&mut completion, &self.counter);
         if self.api != CqApi::Classic {
             // The extended interface has no reader for this field.
-            completion.values().pkey_index = None;
+            completion.values_mut().pkey_index = None;
         }
         completion
     }

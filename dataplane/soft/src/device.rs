@@ -100,7 +100,9 @@ impl SoftDevice {
         let is_nic = spec.profile == Profile::Spec && !infiniband && !link.is_zero_copy();
         let nic = nic::CAPABILITIES.into_iter().filter(|_| is_nic);
         let all = BASE_CAPABILITIES.into_iter().chain(standard).chain(fabric).chain(nic);
-        let listed = all.filter(|capability| !spec.refuse.contains(capability) && !spec.unlisted.contains(capability));
+        let listed = all.filter(|capability| {
+            !spec.disabled_capabilities.contains(capability) && !spec.hidden_qp_types.contains(capability)
+        });
         let has: Vec<_> = listed.collect();
         let stamped = has.contains(&Capability::Timestamps);
         let counter = Counter::new(&spec.clock, spec.timestamp_mask, spec.counter.as_ref());

@@ -212,7 +212,7 @@ impl CopyingQp {
             scratch: Vec::with_capacity(max_frame + 64),
             segment: Vec::new(),
             refused: [1, 2].map(|salt| PostFaults::new(&faults, u64::from(spec.queue.0) << 32 | salt)),
-            mute: faults.mute,
+            mute: faults.no_flush,
             all_or_nothing: spec.send_api == SendApi::Extended,
             pd,
             depth: u64::from(caps.send_depth),

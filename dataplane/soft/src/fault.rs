@@ -27,7 +27,7 @@ pub struct FaultSpec {
     pub delay_by: Nanos,
     /// The probability that a poll of a queue with wall-clock timestamps returns nothing, as if the wall clock could
     /// not be read (`EBUSY`).
-    pub busy: f64,
+    pub clock_busy: f64,
     /// The probability that a receive fails with [`FaultSpec::rx_status`] and moves the queue pair to ERR.
     pub rx_error: f64,
     /// The status of failed receives.
@@ -51,13 +51,13 @@ pub struct FaultSpec {
     pub post_errno: i32,
     /// The probability that a poll returns a completion that belongs to no request. Its `wr_id` is unknown, and its
     /// status or opcode is undefined.
-    pub garbage: f64,
+    pub bogus_completion: f64,
     /// The probability that the start of a poll fails with `EINVAL`. The queue stays usable.
     pub poll_invalid: f64,
     /// The probability that the start or the next step of a poll fails with `EIO`. The queue then stays unusable.
     pub poll_error: f64,
     /// Whether queue pairs in ERR never flush their requests and never raise `QP_LAST_WQE_REACHED`.
-    pub mute: bool,
+    pub no_flush: bool,
     /// The total number of bytes that may be registered. `None` means unlimited. A registration above the limit fails
     /// with `ENOMEM`. With 0, every registration fails with `EPERM`.
     pub memlock: Option<u64>,
@@ -76,7 +76,7 @@ impl Default for FaultSpec {
             corrupt: 0.0,
             delay: 0.0,
             delay_by: Nanos(0),
-            busy: 0.0,
+            clock_busy: 0.0,
             rx_error: 0.0,
             rx_status: WcStatus::GeneralErr,
             tx_error: 0.0,
@@ -86,10 +86,10 @@ impl Default for FaultSpec {
             post_error: 0.0,
             post_error_at: 0,
             post_errno: libc::ENOMEM,
-            garbage: 0.0,
+            bogus_completion: 0.0,
             poll_invalid: 0.0,
             poll_error: 0.0,
-            mute: false,
+            no_flush: false,
             memlock: None,
             no_net_raw: false,
         }
@@ -104,7 +104,7 @@ impl FaultSpec {
 
     /// Whether no fault of completion queues is configured.
     pub(super) fn no_poll_faults(&self) -> bool {
-        [self.busy, self.garbage, self.poll_invalid, self.poll_error].iter().all(|odds| *odds <= 0.0)
+        [self.clock_busy, self.bogus_completion, self.poll_invalid, self.poll_error].iter().all(|odds| *odds <= 0.0)
     }
 
     /// Whether no fault of queue pairs is configured.
@@ -120,7 +120,7 @@ impl FaultSpec {
             self.flap,
             self.post_error,
         ];
-        odds.iter().all(|odds| *odds <= 0.0) && self.post_error_at == 0 && !self.mute
+        odds.iter().all(|odds| *odds <= 0.0) && self.post_error_at == 0 && !self.no_flush
     }
 }
 

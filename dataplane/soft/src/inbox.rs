@@ -72,7 +72,7 @@ impl Inbox {
         }
         let failed = cqe.completion.status != WcStatus::Success;
         if !failed {
-            cqe.completion.values().ticks = entries.stamps.now();
+            cqe.completion.values_mut().ticks = entries.stamps.now();
         }
         entries.ring.push_back(cqe);
         let notifies = entries.armed.is_some_and(|only| !only || solicited || failed);

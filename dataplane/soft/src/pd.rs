@@ -160,7 +160,7 @@ unsafe impl ProtectionDomain for SoftPd {
         };
         let (index, of) = spec.queue;
         let extended = spec.send_api == SendApi::Extended && !device.has(Capability::ExtendedSend);
-        let creates = device.has(wanted) || open.spec.unlisted.contains(&wanted);
+        let creates = device.has(wanted) || open.spec.hidden_qp_types.contains(&wanted);
         if !creates || extended || (of > 1 && !device.has(Capability::Rss)) {
             return failed(libc::EOPNOTSUPP);
         }

@@ -57,10 +57,10 @@ pub struct SoftSpec {
     /// The faults to inject.
     pub faults: FaultSpec,
     /// The capabilities that the device does not offer, although its profile and link support them.
-    pub refuse: Vec<Capability>,
+    pub disabled_capabilities: Vec<Capability>,
     /// The capabilities for queue pair types that the device does not list, although it creates queue pairs of these
     /// types. For example, iWARP devices create RC queue pairs, but verbs cannot connect them.
-    pub unlisted: Vec<Capability>,
+    pub hidden_qp_types: Vec<Capability>,
     /// A change of the state of RC, UC and UD queue pairs that the device refuses with `EINVAL`: the old state and the
     /// new state. For example, some drivers refuse the change from RTS to SQD.
     pub refused_change: Option<(QpState, QpState)>,
@@ -95,8 +95,8 @@ impl SoftSpec {
             timestamp_mask: u64::MAX,
             wall_ahead: 0,
             faults: FaultSpec::default(),
-            refuse: Vec::new(),
-            unlisted: Vec::new(),
+            disabled_capabilities: Vec::new(),
+            hidden_qp_types: Vec::new(),
             refused_change: None,
             quirks: Vec::new(),
             checks_every_key: true,

@@ -17,7 +17,7 @@ use crate::ring::Ring;
 use crate::shared::Shared;
 use dataplane_core::mem::{Desc, SlotLayout};
 use dataplane_core::units::Ticks;
-use dataplane_core::verbs::{Completions, MemoryRegion, QpSpec, QpState, RUN, RecvRequest, WcStatus};
+use dataplane_core::verbs::{Completions, MAX_RUN, MemoryRegion, QpSpec, QpState, RecvRequest, WcStatus};
 
 /// The part of a zero-copy queue pair's state that only its worker accesses.
 #[derive(Debug)]
@@ -214,7 +214,7 @@ impl ZeroCopyQp {
         let target_len = ring.len().saturating_add(max_frames);
         if is_running(shared) {
             let mut run = Completions::new();
-            let received = queue.receive(&mut run, RUN.min(target_len - ring.len()), now);
+            let received = queue.receive(&mut run, MAX_RUN.min(target_len - ring.len()), now);
             count(shared, &received);
             for at in 0..run.len {
                 let status = if run.failed { run.status[at] } else { WcStatus::Success };

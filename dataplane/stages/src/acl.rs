@@ -274,8 +274,8 @@ impl Stage for Acl {
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let (own, file) = (std::mem::take(&mut self.rules), self.file.as_deref().map(|file| setup.path(file)));
         self.reports_gone = file.is_some() || setup.earlier::<Rules>().is_some();
-        let rules = setup.shared(|setup| {
-            file.iter().try_for_each(|file| setup.reads(file, "file"))?;
+        let rules = setup.shared_by_workers(|setup| {
+            file.iter().try_for_each(|file| setup.declare_read_file(file, "file"))?;
             let earlier = setup.earlier::<Rules>();
             Rules::load(&own, file.as_deref(), earlier.as_deref()).map_err(|mut problems| {
                 let last = problems.pop().unwrap_or_else(|| Problem::at("rules", "the rules are invalid"));

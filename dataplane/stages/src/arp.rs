@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::resolution::{Claim, NeighborInfo, NeighborListener};
+use crate::resolution::{NeighborInfo, NeighborListener, NeighborMessageKind};
 use crate::responder::Responder;
 use dataplane_core::header::arp::{Arp as Message, REPLY as ANSWER, REQUEST};
 use dataplane_core::header::ethernet::Ethernet;
@@ -77,7 +77,7 @@ impl Stage for Arp {
             if self.resolver.is_open()
                 && let Some(observation) = self.observation(&packet)
             {
-                self.resolver.hear(packet.ingress(), packet.meta().flags, observation, ctx);
+                self.resolver.receive(packet.ingress(), packet.meta().flags, observation, ctx);
             }
             match self.meaning(&packet) {
                 Meaning::Asked(mac) => {
@@ -158,15 +158,15 @@ impl Arp {
         let mac = self.own.mac(packet.ingress())?;
         let to_us = ethernet.destination == mac || ethernet.destination.is_multicast();
         let for_us = self.own.is_on_v4(packet.ingress(), &message.target_ip);
-        let claim = match message.operation.get() {
-            REQUEST if for_us => Claim::Asks,
-            ANSWER if for_us && ethernet.destination == mac => Claim::Answer,
+        let kind = match message.operation.get() {
+            REQUEST if for_us => NeighborMessageKind::Request,
+            ANSWER if for_us && ethernet.destination == mac => NeighborMessageKind::Reply,
             // An announcement, or a request or reply between other hosts.
-            REQUEST | ANSWER => Claim::Announces,
+            REQUEST | ANSWER => NeighborMessageKind::Announcement,
             _ => return None,
         };
         let address = IpAddr::V4(message.sender_ip.into());
-        to_us.then_some(NeighborInfo { address, mac: Some(message.sender_mac), claim, overrides: true })
+        to_us.then_some(NeighborInfo { address, mac: Some(message.sender_mac), kind, overrides: true })
     }
 }
 

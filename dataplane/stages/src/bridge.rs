@@ -42,8 +42,8 @@ use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 /// A bridge of N ports floods a frame to up to N - 1 egress ports. Each flooded frame takes one buffer for each egress
 /// port, and a batch has at most 256 packets. Therefore, `runtime.burst` must be at most 256 / (N - 1).
 ///
-/// The bridge has no spanning tree protocol, so the ports must not form a loop. In a loop, each flooded frame circulates
-/// indefinitely. Two keys limit the damage:
+/// The bridge has no spanning tree protocol, so the ports must not form a loop. In a loop, each flooded frame
+/// circulates indefinitely. Two keys limit the damage:
 /// - `storm_control` limits, for each ingress port, the rate of the frames that the bridge floods. The bridge drops
 ///   frames above the rate. The drop reason states the kind of the frame, such as `broadcast_storm`.
 /// - `loop_shut` enables loop detection. Each second, the bridge sends a probe through each port. A probe is a
@@ -172,14 +172,14 @@ impl BridgePort {
     }
 }
 
-const ALONE: Reason = Reason::own(0);
-const RESERVED: Reason = Reason::own(1);
-const BAD_SOURCE: Reason = Reason::own(2);
-const SAME_PORT: Reason = Reason::own(3);
-const NOT_A_MEMBER: Reason = Reason::own(4);
+const ALONE: Reason = Reason::of_stage(0);
+const RESERVED: Reason = Reason::of_stage(1);
+const BAD_SOURCE: Reason = Reason::of_stage(2);
+const SAME_PORT: Reason = Reason::of_stage(3);
+const NOT_A_MEMBER: Reason = Reason::of_stage(4);
 // The storm control has the reasons 5 to 7.
-const PROBE: Reason = Reason::own(8);
-const SHUT: Reason = Reason::own(9);
+const PROBE: Reason = Reason::of_stage(8);
+const SHUT: Reason = Reason::of_stage(9);
 
 impl Stage for Bridge {
     fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
@@ -271,11 +271,11 @@ impl Stage for Bridge {
             let ports: Vec<(u8, Option<u16>)> =
                 self.joined.iter().map(|port| (port.number, port.lowest_vlan())).collect();
             share_earlier(setup, Loops::new);
-            let loops = setup.shared(|_| Ok(Loops::new()))?;
+            let loops = setup.shared_by_workers(|_| Ok(Loops::new()))?;
             self.guard = Some(LoopGuard::new(setup, loops, &ports, time));
         }
         share_earlier(setup, Table::new);
-        let table = setup.shared(|_| Ok(Table::new()))?;
+        let table = setup.shared_by_workers(|_| Ok(Table::new()))?;
         if setup.worker().0 == 0 {
             let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
             setup.table("bridge", LearnedMacs { table: table.clone(), ports });
@@ -332,7 +332,7 @@ impl Stage for Bridge {
 /// learned addresses of ports that the revert removes. In a new object, no addresses are learned, so the new bridge
 /// floods the frames, and loses no packets.
 fn share_earlier<T: Send + Sync + 'static>(setup: &mut Setup<'_>, make: impl FnOnce() -> T) {
-    if setup.has_earlier_port_numbers() {
+    if setup.has_unchanged_port_numbers() {
         setup.earlier::<T>().into_iter().for_each(|earlier| setup.share(earlier));
     } else if setup.worker().0 == 0 {
         // The bridges of the other workers use this object too.

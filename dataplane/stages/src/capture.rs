@@ -112,8 +112,8 @@ pub struct Capture {
     /// The maximum size of one file in bytes: 4,096 or more. The capture starts a new file before a packet would exceed
     /// this limit. Default: no limit.
     rotate_bytes: Option<Bytes>,
-    /// The time span of one file: `"1s"` to `"365d"`. When this time has passed since the first packet of the current file,
-    /// the next packet starts a new file. Default: no limit.
+    /// The time span of one file: `"1s"` to `"365d"`. When this time has passed since the first packet of the current
+    /// file, the next packet starts a new file. Default: no limit.
     rotate_time: Option<Period>,
     /// The number of files to keep when the capture rotates files: 1 or more. The oldest file is deleted first.
     /// Default: all files.
@@ -164,7 +164,7 @@ impl Capture {
         };
         let (taken, missed) = tap.offer(packets, self.lossless, |packet, buffer| {
             let packet: &Packet<'_> = packet.borrow();
-            let nanos = ctx.epoch.0.saturating_add(ctx.nanos(packet.stamp()));
+            let nanos = ctx.start_wallclock.0.saturating_add(ctx.nanos(packet.stamp()));
             Frame::new(buffer, nanos, packet.stamp().source(), packet.data(), comment)
         });
         self.taken += taken;
@@ -229,7 +229,7 @@ impl Stage for Capture {
         let rotation = self.rotation()?;
         let readers = Readers::owner_and(self.group.as_deref());
         let path = setup.path(&self.file);
-        setup.claim(&path, "file")?;
+        setup.declare_written_file(&path, "file")?;
         if setup.is_offline() {
             return Ok(());
         }
@@ -237,7 +237,7 @@ impl Stage for Capture {
         // workers.
         if setup.worker().0 == 0 {
             let bytes = ring::memory(self.buffers, self.snaplen) * setup.worker().1 as u64;
-            setup.reserve(bytes, "buffers", "reduce `buffers`, or `snaplen`")?;
+            setup.declare_memory(bytes, "buffers", "reduce `buffers`, or `snaplen`")?;
         }
         let readers = readers.map_err(|error| {
             let text = error.to_string();
@@ -254,7 +254,7 @@ impl Stage for Capture {
             max_bytes: self.max_bytes.map_or(u64::MAX, |bytes| bytes.0),
             rotation,
         };
-        let sink = setup.shared(|setup| {
+        let sink = setup.shared_by_workers(|setup| {
             let (sink, writer) = Sink::new(spec)?;
             setup.task(&format!("capture {}", setup.stage()), writer);
             Ok(sink)

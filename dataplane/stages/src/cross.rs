@@ -28,7 +28,7 @@ pub struct Cross {
     others: Vec<Option<u8>>,
 }
 
-const NOT_JOINED: Reason = Reason::own(0);
+const NOT_JOINED: Reason = Reason::of_stage(0);
 
 impl Stage for Cross {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {

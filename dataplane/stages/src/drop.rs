@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use dataplane_core::mem::Batch;
-use dataplane_core::pipeline::{Contract, Ctx, Exit, Stage, StageInfo};
+use dataplane_core::pipeline::{Contract, Ctx, DefaultTarget, Stage, StageInfo};
 
 /// Drops every packet. The ledger counts the packets as `NAME.requested`, where `NAME` is the name of the stage.
 ///
@@ -28,7 +28,7 @@ impl Stage for Drop {
     }
 
     fn contract(&self) -> Contract {
-        Contract::new().exit(Exit::Drop).ignores_checksums()
+        Contract::new().exit(DefaultTarget::Drop).ignores_checksums()
     }
 }
 
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn drop_stage_is_terminal_and_does_not_change_packets() {
-        assert_eq!(Drop {}.contract().exit, Exit::Drop);
+        assert_eq!(Drop {}.contract().exit, DefaultTarget::Drop);
         assert!(Drop::info().terminal);
         let bytes = frame().build();
         let outcome = Harness::from_toml::<Drop>("").unwrap().run_one(&bytes);

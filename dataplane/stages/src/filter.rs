@@ -166,7 +166,7 @@ impl Stage for Filter {
 
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let (expression, bytecode) = (self.expression.as_deref(), self.bytecode.as_deref());
-        self.program = Some(setup.shared(|_| {
+        self.program = Some(setup.shared_by_workers(|_| {
             match (expression, bytecode) {
                 (Some(expression), None) => compile(expression),
                 (None, Some(text)) => Program::parse(text).map_err(|reason| {

@@ -39,7 +39,7 @@ const MAX_TAG: u32 = (1 << 24) - 1;
 impl Stage for FlowTag {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         for mut packet in batch.iter_mut() {
-            if self.tags.contains(&packet.received().flow_tag) {
+            if self.tags.contains(&packet.recv_info().flow_tag) {
                 packet.steer(LISTED);
             }
         }
@@ -64,7 +64,7 @@ impl Stage for FlowTag {
     }
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
-        Some(match packet.received().flow_tag {
+        Some(match packet.recv_info().flow_tag {
             0 => "no flow tag".to_owned(),
             tag => format!("flow tag {tag}"),
         })

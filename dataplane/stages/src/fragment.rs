@@ -74,8 +74,8 @@ fn most() -> u8 {
 }
 
 const TOO_BIG: Edge = Edge::new(0);
-const TOO_MANY: Reason = Reason::own(0);
-const NO_BUFFER: Reason = Reason::own(1);
+const TOO_MANY: Reason = Reason::of_stage(0);
+const NO_BUFFER: Reason = Reason::of_stage(1);
 
 /// A datagram to fragment.
 struct Datagram {
@@ -114,7 +114,7 @@ impl Stage for Fragment {
 
     fn tick(&mut self, _ctx: &Ctx) {
         if let Some(reader) = &self.reader {
-            reader.pass();
+            reader.mark_quiescent();
         }
     }
 
@@ -124,7 +124,7 @@ impl Stage for Fragment {
                 .help("set `most` to a value from 2 to 16"));
         }
         self.mtus = setup.ports().iter().map(|port| u32::from(port.mtu)).collect();
-        self.reader = (self.source == Origin::Kernel).then(|| kernel::tables(setup).join());
+        self.reader = (self.source == Origin::Kernel).then(|| kernel::tables(setup).register_reader());
         Ok(())
     }
 

@@ -114,7 +114,7 @@ impl Stage for Icmp {
             );
         }
         self.own = Responder::new(&self.addresses, |_| true, self.port.as_deref(), self.mac, setup)?;
-        self.resolver = NeighborListener::new(setup, IpAddr::is_ipv6).of_router(setup, self.router);
+        self.resolver = NeighborListener::new(setup, IpAddr::is_ipv6).with_router_flag(setup, self.router);
         Ok(())
     }
 
@@ -215,7 +215,7 @@ impl Icmp {
                     return Some(Verdict::Refused(BAD_SOLICITATION));
                 };
                 if let Some(observation) = observation {
-                    self.resolver.hear(ingress, flags, observation, ctx);
+                    self.resolver.receive(ingress, flags, observation, ctx);
                 }
                 discovery::advertise(packet, mac, self.router)
             }
@@ -223,7 +223,7 @@ impl Icmp {
                 let Some(observation) = discovery::advertisement(ip, bytes) else {
                     return Some(Verdict::Refused(BAD_ADVERTISEMENT));
                 };
-                self.resolver.hear(ingress, flags, observation, ctx);
+                self.resolver.receive(ingress, flags, observation, ctx);
                 Some(Verdict::Consumed)
             }
             _ => {

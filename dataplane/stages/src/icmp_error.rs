@@ -215,9 +215,9 @@ impl Port {
 }
 
 const REPLY: Edge = Edge::new(0);
-const NO_ERROR_ALLOWED: Reason = Reason::own(0);
-const NO_ADDRESS: Reason = Reason::own(1);
-const HOST_RATE_EXCEEDED: Reason = Reason::own(2);
+const NO_ERROR_ALLOWED: Reason = Reason::of_stage(0);
+const NO_ADDRESS: Reason = Reason::of_stage(1);
+const HOST_RATE_EXCEEDED: Reason = Reason::of_stage(2);
 
 /// The maximum length of an error in bytes, including its IP header (RFC 1812, section 4.3.2.3; RFC 4443, section 2.4
 /// c).
@@ -244,7 +244,7 @@ impl Stage for IcmpError {
 
     fn tick(&mut self, _ctx: &Ctx) {
         if let Some(reader) = &self.reader {
-            reader.pass();
+            reader.mark_quiescent();
         }
     }
 
@@ -263,7 +263,7 @@ impl Stage for IcmpError {
                     Problem::at("source", "the addresses come from the kernel or from `addresses`, not from both");
                 return Err(problem.help("remove addresses or source"));
             }
-            Origin::Kernel => self.reader = Some(kernel::tables(setup).join()),
+            Origin::Kernel => self.reader = Some(kernel::tables(setup).register_reader()),
             Origin::Config if self.addresses.is_empty() => {
                 for (port, info) in self.ports.iter_mut().zip(setup.ports()) {
                     port.set_addresses(&info.addresses);
@@ -303,7 +303,7 @@ impl Stage for IcmpError {
         let Some(earlier) = earlier.downcast::<Self>() else { return };
         self.identification = earlier.identification;
         if let (Some(bucket), Some(earlier)) = (&mut self.bucket, &earlier.bucket) {
-            bucket.resume(earlier);
+            bucket.take_over_tokens(earlier);
         }
     }
 

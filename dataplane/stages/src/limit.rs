@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::parameter::{NumberOrText, rate_share};
 use dataplane_core::prelude::*;
 use dataplane_core::units::{Bytes, PacketRate};
-use dataplane_tables::bucket::{SingleRate, TokenBucket, TwoRate};
+use dataplane_tables::bucket::{SingleRateMarker, TokenBucket, TwoRateMarker};
 
 /// Limits traffic to a rate of packets or bytes, and marks packets as green, yellow or red (RFC 2697, RFC 2698).
 ///
@@ -213,17 +213,17 @@ const FRAMING: u64 = 18;
 #[derive(Debug)]
 enum Meter {
     Rate(TokenBucket),
-    SingleRate(SingleRate),
-    TwoRate(TwoRate),
+    SingleRate(SingleRateMarker),
+    TwoRate(TwoRateMarker),
 }
 
 impl Meter {
     /// Takes over the tokens of an earlier meter with the same mode.
-    fn resume(&mut self, earlier: &Self) {
+    fn take_over_tokens(&mut self, earlier: &Self) {
         match (self, earlier) {
-            (Self::Rate(bucket), Self::Rate(earlier)) => bucket.resume(earlier),
-            (Self::SingleRate(marker), Self::SingleRate(earlier)) => marker.resume(earlier),
-            (Self::TwoRate(marker), Self::TwoRate(earlier)) => marker.resume(earlier),
+            (Self::Rate(bucket), Self::Rate(earlier)) => bucket.take_over_tokens(earlier),
+            (Self::SingleRate(marker), Self::SingleRate(earlier)) => marker.take_over_tokens(earlier),
+            (Self::TwoRate(marker), Self::TwoRate(earlier)) => marker.take_over_tokens(earlier),
             _ => {}
         }
     }
@@ -343,8 +343,8 @@ impl Stage for Limit {
         let share = |rate| rate_share(rate, worker);
         self.meter = Some(match self.mode {
             Mode::Rate => Meter::Rate(TokenBucket::new(share(rate), burst, 0)),
-            Mode::Srtcm => Meter::SingleRate(SingleRate::new(share(rate), burst, excess, 0)),
-            Mode::Trtcm => Meter::TwoRate(TwoRate::new((share(rate), burst), (share(peak), peak_burst), 0)),
+            Mode::Srtcm => Meter::SingleRate(SingleRateMarker::new(share(rate), burst, excess, 0)),
+            Mode::Trtcm => Meter::TwoRate(TwoRateMarker::new((share(rate), burst), (share(peak), peak_burst), 0)),
         });
         if worker.0 == 0 {
             let unit = if by_bytes { LimitUnit::Bytes } else { LimitUnit::Packets };
@@ -374,7 +374,7 @@ impl Stage for Limit {
         // A token is a packet or a byte, so the tokens of a bucket of packets have no meaning for a bucket of bytes.
         let is_same_unit = self.bytes_per_second.is_some() == earlier.bytes_per_second.is_some();
         if let (Some(meter), Some(earlier), true) = (&mut self.meter, &earlier.meter, is_same_unit) {
-            meter.resume(earlier);
+            meter.take_over_tokens(earlier);
         }
     }
 

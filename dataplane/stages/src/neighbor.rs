@@ -92,12 +92,12 @@ pub struct Neighbor {
     /// Only with `source = "resolve"`: the maximum number of neighbours of each port, 16 to 16,384. A missing key means
     /// 4,096. In a config with n ports, each port has at most 16,384 / n neighbours, even if `most` is larger. A
     /// neighbour counts even if it has not answered. If a port has reached its maximum, the stage makes room for a new
-    /// neighbour. One sixteenth of the maximum is reserved for neighbours that have never answered. If this part is full,
-    /// the stage removes the oldest of these neighbours. Otherwise, the stage removes the oldest neighbour that has
-    /// answered before and is now stale or no longer answers.
-    #[serde(default)]
+    /// neighbour. One sixteenth of the maximum is reserved for neighbours that have never answered. If this part is
+    /// full, the stage removes the oldest of these neighbours. Otherwise, the stage removes the oldest neighbour that
+    /// has answered before and is now stale or no longer answers.
+    #[serde(rename = "most", default)]
     #[schemars(range(min = 16, max = 16384))]
-    pub most: Option<u16>,
+    pub max_neighbors: Option<u16>,
     /// Only with `source = "resolve"`: the approximate time for which an answer is valid, `"1s"` to `"1h"`. A missing
     /// key means `"30s"`. After this time, the stage still sends packets to the known MAC address. Five seconds after
     /// the first of these packets, the stage asks the neighbour again.
@@ -323,7 +323,7 @@ impl Stage for Neighbor {
 
     fn tick(&mut self, _ctx: &Ctx) {
         if let Some(live) = &mut self.live {
-            live.known.reader().pass();
+            live.known.reader().mark_quiescent();
             // Held packets are counted again when they come back to this stage.
             live.held = [0; QUEUES];
         }
@@ -342,11 +342,14 @@ impl Stage for Neighbor {
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let known = match self.source {
             Source::Config => None,
-            Source::Kernel => Some(NeighborSource::Kernel(kernel::tables(setup).join())),
+            Source::Kernel => Some(NeighborSource::Kernel(kernel::tables(setup).register_reader())),
             Source::Resolve => Some(NeighborSource::Resolution(Resolution::enable(setup, self.resolve_parameters()?)?)),
         };
-        let given =
-            [("most", self.most.is_some()), ("reachable", self.reachable.is_some()), ("ageing", self.ageing.is_some())];
+        let given = [
+            ("most", self.max_neighbors.is_some()),
+            ("reachable", self.reachable.is_some()),
+            ("ageing", self.ageing.is_some()),
+        ];
         for (key, _) in given.into_iter().filter(|(_, given)| *given && self.source != Source::Resolve) {
             let problem = Problem::at(key, format!("`{key}` only applies with source = \"resolve\""));
             setup.reject(problem.help("set source = \"resolve\", or remove the key"));
@@ -452,7 +455,7 @@ impl Stage for Neighbor {
     fn adopt(&mut self, earlier: &mut dyn Stage) {
         let earlier = earlier.downcast::<Self>().and_then(|earlier| earlier.live.as_ref());
         if let (Some(live), Some(earlier)) = (&mut self.live, earlier) {
-            live.request_limit.resume(&earlier.request_limit);
+            live.request_limit.take_over_tokens(&earlier.request_limit);
         }
     }
 
@@ -567,7 +570,7 @@ impl Live {
             packet.hold_state() == HoldState::Fresh || now.saturating_sub(self.asked[queue]) >= REPEAT_INTERVAL;
         if is_due && self.request_limit.take(now, 1) {
             self.asked[queue] = now;
-            self.known.reader().ask(hop);
+            self.known.reader().request_resolution(hop);
         }
     }
 }
@@ -590,14 +593,14 @@ impl Neighbor {
         let tables = live.known.reader().shared();
         let hop = match (meta.next_hop.checked_sub(1), &live.known) {
             (None, _) => NextHop { address: destination(packet)?.address(), port: meta.egress },
-            (Some(place), NeighborSource::Kernel(_)) => tables.hop(place as usize)?,
+            (Some(place), NeighborSource::Kernel(_)) => tables.next_hop_at(place as usize)?,
             (Some(place), NeighborSource::Resolution(client)) => {
                 let number = client.numbers.get(place as usize)?.checked_sub(1)?;
-                tables.hop(number as usize)?
+                tables.next_hop_at(number as usize)?
             }
         };
         let (address, port) = (hop.address, self.names.get(usize::from(hop.port))?);
-        Some(match tables.hint(hop) {
+        Some(match tables.neighbor_state(hop) {
             Some((Resolved::At(mac), _)) => format!("{address} on {port} is at {mac}"),
             Some((Resolved::Failed, _)) => format!("{address} on {port} does not answer"),
             Some((Resolved::Unknown, _)) | None => format!("{address} on {port} is not resolved yet"),
@@ -607,12 +610,12 @@ impl Neighbor {
     /// Returns the parameters of neighbour resolution.
     fn resolve_parameters(&self) -> Result<ResolveParameters, Problem> {
         let parameters = ResolveParameters {
-            most: self.most.unwrap_or(4096),
+            max_neighbors: self.max_neighbors.unwrap_or(4096),
             reachable: self.reachable.unwrap_or(Period::from_secs(30)),
             ageing: self.ageing.unwrap_or(Period::from_secs(600)),
         };
-        if !(16..=16_384).contains(&parameters.most) {
-            let problem = Problem::at("most", format!("{} is out of range", parameters.most));
+        if !(16..=16_384).contains(&parameters.max_neighbors) {
+            let problem = Problem::at("most", format!("{} is out of range", parameters.max_neighbors));
             return Err(problem.help("set `most` to a value from 16 to 16384"));
         }
         let second = Period::from_secs(1);

@@ -59,7 +59,7 @@ impl Default for Parse {
 
 const ARP: Edge = Edge::new(0);
 const OTHER: Edge = Edge::new(1);
-const BAD_EXTENSION: Reason = Reason::own(0);
+const BAD_EXTENSION: Reason = Reason::of_stage(0);
 
 impl Stage for Parse {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
@@ -77,7 +77,7 @@ impl Stage for Parse {
     }
 
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
-        self.no_flow_hash = !setup.wants(Facts::FLOW_HASH);
+        self.no_flow_hash = !setup.any_stage_needs(Facts::FLOW_HASH);
         Ok(())
     }
 
@@ -214,7 +214,7 @@ fn checksum_fits(frame: &[u8], found: &Dissection) -> bool {
 
 /// Whether the TCP or UDP checksum of a packet is wrong.
 fn is_transport_wrong(packet: &Packet<'_>, found: &Dissection) -> bool {
-    !packet.received().flags.contains(RecvFlags::CHECKSUM_OK)
+    !packet.recv_info().flags.contains(RecvFlags::CHECKSUM_OK)
         && checksummed(packet.data(), found).is_some_and(|(pseudo, bytes)| pseudo.bytes(bytes).checksum() != 0)
 }
 
@@ -305,7 +305,7 @@ mod tests {
 
     /// Returns a harness that needs the flow hash.
     fn hashing() -> Harness {
-        Harness::builder().wanting(Facts::FLOW_HASH).build::<Parse>("").unwrap()
+        Harness::builder().needed_facts(Facts::FLOW_HASH).build::<Parse>("").unwrap()
     }
 
     fn parse(bytes: &[u8]) -> dataplane_core::harness::Outcome {

@@ -143,12 +143,12 @@ struct Counts {
 }
 
 const EXPIRED: Edge = Edge::new(0);
-const BAD_FRAGMENT: Reason = Reason::own(0);
-const DUPLICATE: Reason = Reason::own(1);
-const OVERLAP: Reason = Reason::own(2);
-const TOO_LARGE: Reason = Reason::own(3);
-const TOO_MANY: Reason = Reason::own(4);
-const BAD_ECN: Reason = Reason::own(5);
+const BAD_FRAGMENT: Reason = Reason::of_stage(0);
+const DUPLICATE: Reason = Reason::of_stage(1);
+const OVERLAP: Reason = Reason::of_stage(2);
+const TOO_LARGE: Reason = Reason::of_stage(3);
+const TOO_MANY: Reason = Reason::of_stage(4);
+const BAD_ECN: Reason = Reason::of_stage(5);
 
 /// The maximum number of expired datagrams that one call of `generate` handles.
 const EXPIRING: usize = 16;
@@ -217,7 +217,7 @@ impl Stage for Reassemble {
         // The datagrams in reassembly contain the numbers of their ports. This call makes a change of the ports prepare
         // the stage again.
         let _ = setup.ports();
-        self.keeps_ports = setup.has_earlier_port_numbers();
+        self.keeps_ports = setup.has_unchanged_port_numbers();
         if self.own {
             let hosts = Responder::new(&[], |_| true, None, None, setup);
             let problem = |_| {
@@ -228,7 +228,7 @@ impl Stage for Reassemble {
         }
         if setup.worker().0 == 0 && !setup.is_offline() {
             let bytes = u64::from(self.datagrams) * self.largest.0 * setup.worker().1 as u64;
-            setup.reserve(bytes, "datagrams", "reduce `datagrams` or `largest`")?;
+            setup.declare_memory(bytes, "datagrams", "reduce `datagrams` or `largest`")?;
         }
         let slot = |_| DatagramSlot {
             state: State::Open,

@@ -132,10 +132,10 @@ const NO_ROUTE: Edge = Edge::new(0);
 const LOCAL: Edge = Edge::new(1);
 const UNREACHABLE: Edge = Edge::new(2);
 const PROHIBITED: Edge = Edge::new(3);
-const BLACKHOLE: Reason = Reason::own(0);
-const NOT_FOR_US: Reason = Reason::own(1);
-const MARTIAN: Reason = Reason::own(2);
-const TAGGED: Reason = Reason::own(3);
+const BLACKHOLE: Reason = Reason::of_stage(0);
+const NOT_FOR_US: Reason = Reason::of_stage(1);
+const MARTIAN: Reason = Reason::of_stage(2);
+const TAGGED: Reason = Reason::of_stage(3);
 
 /// The lookup results of a batch. All lookups are made before any packet is handled, so that their memory accesses
 /// overlap.
@@ -221,8 +221,8 @@ impl Scratch {
     }
 
     /// Calls `send` for each packet on the fast path until `send` returns `None`. Returns the number of packets sent. A
-    /// plain packet is untagged IPv4 (see [`Batch::is_plain_ipv4`]). A packet that is plain before `send` must also be plain
-    /// after `send`.
+    /// plain packet is untagged IPv4 (see [`Batch::is_plain_ipv4`]). A packet that is plain before `send` must also be
+    /// plain after `send`.
     #[inline]
     fn send(&self, batch: &mut Batch, send: impl FnMut((Head<'_, 0>, &u32)) -> Option<()>) -> usize {
         let (all, heads) = (self.fast == batch.len(), batch.heads_keeping_plain_ipv4().zip(&self.found));
@@ -291,7 +291,8 @@ impl Scratch {
     /// destination MAC address must also equal `own`.
     #[inline]
     fn collect_fast(&mut self, batch: &mut Batch, own: Option<MacAddr>) -> usize {
-        // If the whole batch is plain (untagged IPv4, see `Batch::is_plain_ipv4`), `is_ipv4_without_vlan` is not called.
+        // If the whole batch is plain (untagged IPv4, see `Batch::is_plain_ipv4`), `is_ipv4_without_vlan` is not
+        // called.
         let plain = batch.is_plain_ipv4();
         let heads = batch.located_heads::<{ Ethernet::LEN + Ipv4::LEN }>();
         let collect = |(head, address): (Head<'_, _>, &mut u32)| {
@@ -371,7 +372,7 @@ impl Stage for Route {
                 return Err(problem.help("set interface = \"eth1\" in a [[port]]"));
             }
             let tables = kernel::tables(setup);
-            self.reader = Some(tables.join());
+            self.reader = Some(tables.register_reader());
             if !setup.is_offline() {
                 self.port_names = setup.ports().iter().map(|port| port.name.clone()).collect();
             }
@@ -385,7 +386,7 @@ impl Stage for Route {
         let (table, file) = (std::mem::take(&mut self.table), self.file.as_deref());
         let is_addressed = |port: &PortInfo| port.interface.is_some() || !port.addresses.is_empty();
         self.own_macs = setup.ports().iter().map(|port| is_addressed(port).then_some(MacAddr(port.mac))).collect();
-        let routes = setup.shared(|setup| Routes::load(&table, file, setup))?;
+        let routes = setup.shared_by_workers(|setup| Routes::load(&table, file, setup))?;
         if setup.worker().0 == 0 {
             let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
             let next_hops = setup.next_hops().all().to_vec();
@@ -397,7 +398,7 @@ impl Stage for Route {
 
     fn tick(&mut self, _ctx: &Ctx) {
         if let Some(reader) = &self.reader {
-            reader.pass();
+            reader.mark_quiescent();
         }
     }
 
@@ -473,7 +474,7 @@ impl Route {
         let Some(path) = reader.path(found[0], packet.meta().flow_hash) else {
             return format!("no route to {destination}");
         };
-        let via = path.next_hop.checked_sub(1).and_then(|place| reader.shared().hop(place as usize));
+        let via = path.next_hop.checked_sub(1).and_then(|place| reader.shared().next_hop_at(place as usize));
         let via = via.map_or(String::new(), |hop| format!("via {} ", hop.address));
         let port = self.port_names.get(usize::from(path.egress)).map_or("?", String::as_str);
         match path.kind {

@@ -7,7 +7,7 @@ use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::vlan::{self, VlanTag};
 use dataplane_core::header::{Header, MacAddr};
 use dataplane_core::mem::{Batch, Packet, Reason};
-use dataplane_core::pipeline::{Contract, Ctx, Exit, Facts, PortInfo, Problem, Setup, Stage, StageInfo};
+use dataplane_core::pipeline::{Contract, Ctx, DefaultTarget, Facts, PortInfo, Problem, Setup, Stage, StageInfo};
 
 /// Sends packets out through a port.
 ///
@@ -83,7 +83,7 @@ impl Stage for Tx {
     fn contract(&self) -> Contract {
         Contract::new()
             .needs(if self.port.is_some() { Facts::empty() } else { Facts::EGRESS })
-            .exit(if self.port.is_some() { Exit::Port(self.number) } else { Exit::Egress })
+            .exit(if self.port.is_some() { DefaultTarget::Port(self.number) } else { DefaultTarget::Egress })
             .ignores_checksums()
     }
 }
@@ -142,10 +142,13 @@ mod tests {
         let mut harness = Harness::builder().ports(&ports()).build::<Tx>("port = 'small'").unwrap();
         assert_eq!(
             (harness.stage().contract().exit, harness.stage().contract().needs),
-            (Exit::Port(1), Facts::empty())
+            (DefaultTarget::Port(1), Facts::empty())
         );
         let mut harness = Harness::from_toml::<Tx>("").unwrap();
-        assert_eq!((harness.stage().contract().exit, harness.stage().contract().needs), (Exit::Egress, Facts::EGRESS));
+        assert_eq!(
+            (harness.stage().contract().exit, harness.stage().contract().needs),
+            (DefaultTarget::Egress, Facts::EGRESS)
+        );
         assert!(Tx::info().terminal);
     }
 

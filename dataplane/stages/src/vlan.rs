@@ -148,7 +148,7 @@ impl Stage for Vlan {
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
         let id = outer(packet).ok().flatten().map(vlan::id);
         Some(match (self.op, id) {
-            (Op::Restore, _) => match packet.received() {
+            (Op::Restore, _) => match packet.recv_info() {
                 info if info.flags.contains(RecvFlags::VLAN_STRIPPED) => format!("pushes VLAN {}", vlan::id(info.vlan)),
                 _ => "the device removed no VLAN tag".to_owned(),
             },
@@ -254,7 +254,7 @@ fn pop(packet: &mut Packet<'_>, strict: bool) -> Result<bool, Reason> {
 
 /// Pushes the tag that the device removed, if there is one.
 fn restore(packet: &mut Packet<'_>) -> Result<bool, Reason> {
-    let info = packet.received();
+    let info = packet.recv_info();
     if !info.flags.contains(RecvFlags::VLAN_STRIPPED) {
         return Ok(false);
     }

@@ -37,7 +37,7 @@ impl Level {
     }
 
     /// Takes over the fill level of an earlier bucket, up to the size of this bucket.
-    fn resume(&mut self, earlier: Self) {
+    fn take_over_tokens(&mut self, earlier: Self) {
         self.now = earlier.now.min(self.full);
     }
 
@@ -92,8 +92,8 @@ impl TokenBucket {
 
     /// Takes over the tokens of an earlier bucket, up to the burst size of this bucket. Call this function before the
     /// first [`TokenBucket::take`].
-    pub fn resume(&mut self, earlier: &Self) {
-        self.level.resume(earlier.level);
+    pub fn take_over_tokens(&mut self, earlier: &Self) {
+        self.level.take_over_tokens(earlier.level);
         self.since = earlier.since;
     }
 
@@ -109,14 +109,14 @@ impl TokenBucket {
 
 /// The single rate three-colour marker of RFC 2697.
 #[derive(Clone, Debug)]
-pub struct SingleRate {
+pub struct SingleRateMarker {
     committed: Level,
     excess: Level,
     rate: u128,
     since: LastTime,
 }
 
-impl SingleRate {
+impl SingleRateMarker {
     /// Creates the marker with both buckets full. The committed information rate is in tokens per second, both burst
     /// sizes are in tokens, and `now` is in nanoseconds.
     pub fn new(rate: u64, committed_burst: u64, excess_burst: u64, now: u64) -> Self {
@@ -129,9 +129,9 @@ impl SingleRate {
     }
 
     /// Takes over the tokens of an earlier marker, up to the burst sizes of this marker.
-    pub fn resume(&mut self, earlier: &Self) {
-        self.committed.resume(earlier.committed);
-        self.excess.resume(earlier.excess);
+    pub fn take_over_tokens(&mut self, earlier: &Self) {
+        self.committed.take_over_tokens(earlier.committed);
+        self.excess.take_over_tokens(earlier.excess);
         self.since = earlier.since;
     }
 
@@ -153,7 +153,7 @@ impl SingleRate {
 
 /// The two rate three-colour marker of RFC 2698.
 #[derive(Clone, Debug)]
-pub struct TwoRate {
+pub struct TwoRateMarker {
     committed: Level,
     peak: Level,
     committed_rate: u128,
@@ -161,7 +161,7 @@ pub struct TwoRate {
     since: LastTime,
 }
 
-impl TwoRate {
+impl TwoRateMarker {
     /// Creates the marker with both buckets full. `committed` and `peak` are pairs of a rate in tokens per second and a
     /// burst in tokens. `now` is in nanoseconds.
     pub fn new(committed: (u64, u64), peak: (u64, u64), now: u64) -> Self {
@@ -175,9 +175,9 @@ impl TwoRate {
     }
 
     /// Takes over the tokens of an earlier marker, up to the burst sizes of this marker.
-    pub fn resume(&mut self, earlier: &Self) {
-        self.committed.resume(earlier.committed);
-        self.peak.resume(earlier.peak);
+    pub fn take_over_tokens(&mut self, earlier: &Self) {
+        self.committed.take_over_tokens(earlier.committed);
+        self.peak.take_over_tokens(earlier.peak);
         self.since = earlier.since;
     }
 
@@ -212,21 +212,21 @@ mod tests {
         assert!(earlier.take(NANO, 3));
         for (burst, left) in [(5, 2), (1, 1), (50, 2)] {
             let mut later = TokenBucket::new(1, burst, 0);
-            later.resume(&earlier);
+            later.take_over_tokens(&earlier);
             let taken = (0..10).filter(|_| later.take(NANO, 1)).count();
             assert_eq!(taken, left, "burst {burst}");
         }
-        let mut markers = [SingleRate::new(1, 2, 2, 0), SingleRate::new(1, 9, 9, 0)];
-        let mut peaks = [TwoRate::new((1, 2), (2, 3), 0), TwoRate::new((1, 9), (2, 9), 0)];
+        let mut markers = [SingleRateMarker::new(1, 2, 2, 0), SingleRateMarker::new(1, 9, 9, 0)];
+        let mut peaks = [TwoRateMarker::new((1, 2), (2, 3), 0), TwoRateMarker::new((1, 9), (2, 9), 0)];
         for _ in 0..2 {
             assert_eq!(markers[0].mark(0, 1, Colour::Green), Colour::Green);
             assert_eq!(peaks[0].mark(0, 1, Colour::Green), Colour::Green);
         }
         let [marker, later] = &mut markers;
-        later.resume(marker);
+        later.take_over_tokens(marker);
         assert_eq!(later.mark(0, 1, Colour::Green), Colour::Yellow);
         let [peak, later] = &mut peaks;
-        later.resume(peak);
+        later.take_over_tokens(peak);
         assert_eq!([(); 2].map(|()| later.mark(0, 1, Colour::Green)), [Colour::Yellow, Colour::Red]);
     }
 
@@ -287,7 +287,7 @@ mod tests {
         /// Compares the marker with a model that adds the tokens one by one, as in section 3 of RFC 2697.
         #[test]
         fn single_rate_marker_agrees_with_rfc_2697(rate in 0u64..4, cbs in 0u64..60, ebs in 0u64..60, packets in packets()) {
-            let mut marker = SingleRate::new(rate * NANO, cbs, ebs, 1000);
+            let mut marker = SingleRateMarker::new(rate * NANO, cbs, ebs, 1000);
             let (mut tc, mut te) = (cbs, ebs);
             for ((now, moved), (_, tokens, before)) in times(&packets).into_iter().zip(&packets) {
                 for _ in 0..moved * rate {
@@ -313,7 +313,7 @@ mod tests {
             (cbs, pbs) in (0u64..60, 0u64..60),
             packets in packets(),
         ) {
-            let mut marker = TwoRate::new((cir * NANO, cbs), (pir * NANO, pbs), 1000);
+            let mut marker = TwoRateMarker::new((cir * NANO, cbs), (pir * NANO, pbs), 1000);
             let (mut tc, mut tp) = (cbs, pbs);
             for ((now, moved), (_, tokens, before)) in times(&packets).into_iter().zip(&packets) {
                 for _ in 0..moved {
@@ -342,8 +342,8 @@ mod tests {
             let [a, b, c, d, start] = numbers;
             for (rate, burst) in [(a, b), (u64::MAX, u64::MAX)] {
                 let mut plain = TokenBucket::new(rate, burst, 0);
-                let mut single = SingleRate::new(rate, burst, c, start);
-                let mut two = TwoRate::new((rate, burst), (c, d), start);
+                let mut single = SingleRateMarker::new(rate, burst, c, start);
+                let mut two = TwoRateMarker::new((rate, burst), (c, d), start);
                 for (now, tokens, before) in packets.iter().copied().chain([(u64::MAX, u64::MAX, Colour::Green)]) {
                     plain.take(now, tokens);
                     prop_assert!(single.mark(now, tokens, before) >= before);

@@ -162,9 +162,9 @@ impl<const WORDS: usize> Exact<WORDS> {
             return Ok(Some(old));
         }
         if self.len >= self.capacity {
-            return Err(TableError::Keys(self.capacity));
+            return Err(TableError::TooManyKeys(self.capacity));
         }
-        let (group, slot) = self.make_room(home).ok_or(TableError::Keys(self.capacity))?;
+        let (group, slot) = self.make_room(home).ok_or(TableError::TooManyKeys(self.capacity))?;
         self.put((group, slot), ExactEntry { key, value }, home);
         self.len += 1;
         Ok(None)
@@ -429,7 +429,7 @@ mod tests {
                 Change::Insert(number, value) => match table.insert(key(number), value) {
                     Ok(old) => prop_assert_eq!(old, model.insert(key::<WORDS>(number), value)),
                     Err(error) => {
-                        prop_assert_eq!(error, TableError::Keys(most));
+                        prop_assert_eq!(error, TableError::TooManyKeys(most));
                         prop_assert!(!model.contains_key(&key::<WORDS>(number)));
                         // A table may be full below its capacity if many keys share their groups. A table that refuses
                         // a key below its capacity has at least `2 * SLOTS` keys, because all slots of two groups are
@@ -476,7 +476,7 @@ mod tests {
         for number in 0..most as u32 {
             assert_eq!(table.insert(key(number), number), Ok(None), "key {number}");
         }
-        assert_eq!(table.insert(key(most as u32), 0), Err(TableError::Keys(most)));
+        assert_eq!(table.insert(key(most as u32), 0), Err(TableError::TooManyKeys(most)));
         // Inserts and removes four times as many keys as the table can hold.
         for number in 0..4 * most as u32 {
             assert_eq!(table.remove(&key(number)), Some(number));
@@ -498,7 +498,7 @@ mod tests {
     #[test]
     fn default_table_refuses_every_key() {
         let mut table = Exact::<2>::default();
-        assert_eq!((table.lookup(&[0; 2]), table.insert([0; 2], 1)), (None, Err(TableError::Keys(0))));
+        assert_eq!((table.lookup(&[0; 2]), table.insert([0; 2], 1)), (None, Err(TableError::TooManyKeys(0))));
     }
 
     #[test]

@@ -44,10 +44,10 @@ pub enum TableError {
     Value(u32),
     /// The table has too few free cache lines for the prefix. Retired lines count as used until they are reclaimed.
     #[error("the prefix does not fit: too few of the {0} cache lines of the table are free")]
-    Full(usize),
+    NoFreeLines(usize),
     /// The table already holds its maximum number of keys, or no free slot was found for the key.
     #[error("the table has room for only {0} keys")]
-    Keys(usize),
+    TooManyKeys(usize),
     /// The memory of the table, in bytes, cannot be allocated.
     #[error("cannot allocate {} MiB of memory for a table", .0.div_ceil(1 << 20))]
     Memory(usize),

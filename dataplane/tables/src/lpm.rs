@@ -155,7 +155,7 @@ impl<F: AddressFamily> Lpm<F> {
         // The largest table takes 256 MiB of address space, which the system may limit. So try a smaller table first.
         let lines = (prefixes.len() * LINES_OF_PREFIX).clamp(MIN_LINES, LINES);
         match Self::build_with_lines(lines, prefixes) {
-            Err(TableError::Full(_)) if lines < LINES => Self::build_with_lines(LINES, prefixes),
+            Err(TableError::NoFreeLines(_)) if lines < LINES => Self::build_with_lines(LINES, prefixes),
             built => built,
         }
     }
@@ -313,8 +313,8 @@ mod tests_v6 {
         }
     }
 
-    /// A single prefix takes no line if it ends in the first level. Otherwise, the prefix takes one line for each half of
-    /// the address that the prefix reaches.
+    /// A single prefix takes no line if it ends in the first level. Otherwise, the prefix takes one line for each half
+    /// of the address that the prefix reaches.
     #[test]
     fn single_prefix_takes_at_most_one_cache_line_for_each_half_of_the_address() {
         for (len, lines) in [(20, 0), (21, 1), (48, 1), (63, 1), (64, 1), (65, 2), (127, 2), (128, 2)] {

@@ -148,7 +148,7 @@ macro_rules! lpm_tests {
                     match table.insert(*address, *len, *value) {
                         Ok(old) => prop_assert_eq!(old, model.insert(*address, *len, *value)),
                         Err(error) => {
-                            prop_assert_eq!(error, TableError::Full(most.next_multiple_of(8)));
+                            prop_assert_eq!(error, TableError::NoFreeLines(most.next_multiple_of(8)));
                             prop_assert_eq!(table.get(*address, *len), None);
                         }
                     }

@@ -1,9 +1,9 @@
 //! The trie of both longest-prefix-match tables.
 //!
 //! The first level is indexed by the leading bits of the address. Behind the first level are cache lines of two kinds.
-//! A *bucket* has the boundaries between runs of addresses, and a cell for each run ([`AddressFamily`]). A run is a range of
-//! addresses that share one cell. If there are too many boundaries for one bucket, there are two, four or eight
-//! adjacent buckets, and the next bits of the address select a bucket. If there are too many boundaries for eight
+//! A *bucket* has the boundaries between runs of addresses, and a cell for each run ([`AddressFamily`]). A run is a
+//! range of addresses that share one cell. If there are too many boundaries for one bucket, there are two, four or
+//! eight adjacent buckets, and the next bits of the address select a bucket. If there are too many boundaries for eight
 //! buckets, there is a *node* of 16 cells, and the next four bits of the address select a cell. A cell holds a value,
 //! or leads to further lines. Sparse prefixes therefore take one line, however long they are. Dense prefixes take one
 //! line per four bits.
@@ -123,7 +123,7 @@ impl<F: AddressFamily> Trie<F> {
         }
         let key = prefix(address, len);
         if !self.rules.contains_key(&(key, len)) && !self.add_boundaries(key, len) {
-            return Err(TableError::Full(self.lines.most()));
+            return Err(TableError::NoFreeLines(self.lines.most()));
         }
         let old = self.rules.insert((key, len), value);
         self.paint(key, len, Cell { entry: value + 1, depth: len });

@@ -106,7 +106,7 @@ fn client_finds_its_program_and_reads_typed_answers() {
         for client in &mut clients {
             let hello = client.hello().unwrap();
             assert_eq!((hello.pid, hello.protocol_versions), (running.pid(), vec![VERSION]), "{round}");
-            let live: dataplane::telemetry::Live = client.call(&Call::Stats {}).unwrap().parse().unwrap();
+            let live: dataplane::telemetry::LiveStatistics = client.call(&Call::Stats {}).unwrap().parse().unwrap();
             assert_eq!((live.pid, live.report.ledger.unaccounted), (running.pid(), 0));
         }
     }

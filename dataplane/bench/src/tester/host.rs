@@ -17,7 +17,8 @@ use crate::sender::Sender;
 /// are the counters of an AF_XDP socket. `kernel_rx_no_buffer` counts events, not frames, so the list does not have it.
 const OVERRUNS: [&str; 5] =
     ["rx_out_of_buffer", "rx_missed", "kernel_rx_dropped", "kernel_rx_ring_full", INTERFACE_MISSED];
-/// The name in the result for the kernel's counter `rx_missed_errors` of an interface: the NIC had no buffer for the frame.
+/// The name in the result for the kernel's counter `rx_missed_errors` of an interface: the NIC had no buffer for the
+/// frame.
 const INTERFACE_MISSED: &str = "interface_rx_missed_errors";
 /// The name in the result for the kernel's counter `carrier_down_count` of an interface: the link went down.
 pub(super) const CARRIER_DOWN: &str = "interface_carrier_down_count";
@@ -39,7 +40,8 @@ pub(super) fn counters(lanes: &PortLanes) -> Vec<BTreeMap<String, u64>> {
     lanes.plan().ports.iter().enumerate().map(of).collect()
 }
 
-/// Returns the number of frames that were lost because the tester was too slow. `changes` are the changes of the counters.
+/// Returns the number of frames that were lost because the tester was too slow. `changes` are the changes of the
+/// counters.
 pub(super) fn overrun(changes: &BTreeMap<String, u64>) -> u64 {
     OVERRUNS.iter().filter_map(|name| changes.get(*name)).sum()
 }
@@ -52,7 +54,8 @@ fn interface_counter(interface: &str, counter: &str) -> Option<u64> {
 /// Sets the counts of a port from the counters of its lane.
 pub(super) fn account(lane: &dyn Lane, before: &LaneCounters, port: &mut PortOutcome) {
     let now = lane.counters();
-    let failed = |it: &LaneCounters| it.tx_full + it.tx_errors + it.tx_too_long + it.tx_not_connected + it.stopped;
+    let failed =
+        |it: &LaneCounters| it.tx_full + it.tx_errors + it.tx_too_long + it.tx_not_connected + it.dropped_at_stop;
     port.tx = now.tx - before.tx;
     port.tx_failed = failed(now) - failed(before);
     port.rx = now.rx - before.rx;

@@ -81,11 +81,11 @@ pub enum ClockFault {
     /// The device does not report a frequency.
     NoFrequency,
     /// The counter wraps too fast.
-    TooNarrow,
+    WrapsTooFast,
     /// The counter cannot be read.
     Query(VerbError),
     /// Every read was interrupted on this host.
-    Disturbed,
+    Interrupted,
     /// The counter was not read for so long that the number of wraps is unknown.
     Lost,
     /// The counter has stopped.
@@ -98,9 +98,9 @@ impl fmt::Display for ClockFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoFrequency => f.write_str("the device does not report its frequency"),
-            Self::TooNarrow => write!(f, "the counter wraps in less than {} us", MIN_PERIOD / 1_000),
+            Self::WrapsTooFast => write!(f, "the counter wraps in less than {} us", MIN_PERIOD / 1_000),
             Self::Query(error) => error.fmt(f),
-            Self::Disturbed => f.write_str("every read of the counter was interrupted"),
+            Self::Interrupted => f.write_str("every read of the counter was interrupted"),
             Self::Lost => f.write_str("the counter was not read for so long that wraps may have been missed"),
             Self::Frozen => f.write_str("the counter has stopped"),
             Self::Jumped(by) => write!(f, "the counter jumped by {by} ns"),
@@ -185,7 +185,7 @@ impl ClockSync {
         let mapping = Mapping { rate_ppb: MAX_DEVIATION_PPB, ..Mapping::new(nominal, Ticks(0), Nanos(0)) };
         let fault = match () {
             () if nominal.source == ClockSource::None => Some(ClockFault::NoFrequency),
-            () if nominal.period().0 < MIN_PERIOD => Some(ClockFault::TooNarrow),
+            () if nominal.period().0 < MIN_PERIOD => Some(ClockFault::WrapsTooFast),
             () => None,
         };
         Self {
@@ -206,7 +206,7 @@ impl ClockSync {
     /// Marks the clock as the system's own wall clock. Such a clock needs no offset, and its stamps may be out of
     /// order.
     #[must_use]
-    pub fn of_host(mut self) -> Self {
+    pub fn mark_as_system_wallclock(mut self) -> Self {
         // The `Arc` is not shared yet.
         if let Some(clock) = Arc::get_mut(&mut self.clock) {
             clock.set_system();
@@ -235,9 +235,9 @@ impl ClockSync {
     }
 
     /// Whether the clock can never be used, so that further steps are useless.
-    pub fn is_hopeless(&self) -> bool {
+    pub fn is_unusable(&self) -> bool {
         match self.fault {
-            Some(ClockFault::NoFrequency | ClockFault::TooNarrow) => true,
+            Some(ClockFault::NoFrequency | ClockFault::WrapsTooFast) => true,
             Some(ClockFault::Query(error)) => error.errno == libc::EOPNOTSUPP && self.points.is_empty(),
             _ => false,
         }
@@ -272,7 +272,7 @@ impl ClockSync {
 
     /// Records that the counter could not be read.
     pub fn missed(&mut self, now: Nanos, fault: ClockFault) -> ClockState {
-        if self.is_hopeless() {
+        if self.is_unusable() {
             return self.state();
         }
         self.steps += 1;
@@ -291,7 +291,7 @@ impl ClockSync {
 
     /// Processes the readings of one step, which were taken in sequence.
     pub fn observe(&mut self, readings: &[Reading]) -> ClockState {
-        if self.is_hopeless() {
+        if self.is_unusable() {
             return self.state();
         }
         let limit = self.max_half_width();
@@ -299,7 +299,7 @@ impl ClockSync {
         let Some(best) = close.clone().min_by_key(|reading| reading.width()) else {
             self.wide_steps += 1;
             let now = readings.last().map_or(self.mapping.nanos, |reading| reading.after);
-            return self.missed(now, ClockFault::Disturbed);
+            return self.missed(now, ClockFault::Interrupted);
         };
         if self.points.is_empty() {
             return self.accept(best.ticks.0, best);

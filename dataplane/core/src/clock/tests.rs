@@ -26,7 +26,7 @@ fn counter_without_frequency_is_never_used() {
     let mut sync = ClockSync::new(base);
     let host = HostClock::manual();
     assert_eq!(sync.step(&host, || Ok(Ticks(7))), ClockState::Invalid);
-    assert!(sync.is_hopeless());
+    assert!(sync.is_unusable());
     assert_eq!(sync.fault(), Some(ClockFault::NoFrequency));
 }
 
@@ -258,7 +258,7 @@ fn unreadable_clock_is_extrapolated_for_ten_seconds() {
     assert_eq!(bench.poll(0, &[100]), None);
     assert_eq!(bench.sync.step(&host, || Err(error)), ClockState::Invalid);
     assert_eq!(bench.poll(0, &[100]), None);
-    assert!(!bench.sync.is_hopeless());
+    assert!(!bench.sync.is_unusable());
     // The extrapolated clock was right.
     assert_eq!(bench.step(), ClockState::Synced);
     assert!(bench.poll(0, &[100]).unwrap() < 1_000);
@@ -271,7 +271,7 @@ fn device_clock_that_cannot_be_read_is_never_used() {
     let host = bench.host.clone();
     let error = VerbError::new("ibv_query_rt_values_ex", libc::EOPNOTSUPP);
     assert_eq!(bench.sync.step(&host, || Err(error)), ClockState::Invalid);
-    assert!(bench.sync.is_hopeless());
+    assert!(bench.sync.is_unusable());
     assert_eq!(bench.poll(0, &[100]), None);
     let report = serde_json::to_value(bench.sync.report()).unwrap();
     assert_eq!((&report["state"], &report["source"]), (&"invalid".into(), &"device_ticks".into()));
@@ -282,7 +282,7 @@ fn device_clock_that_cannot_be_read_is_never_used() {
 fn counter_with_too_short_period_is_not_used() {
     let mut bench = Bench::new(1_000_000, 0xfff, 0, 0);
     assert_eq!(bench.follow(3), ClockState::Invalid);
-    assert_eq!((bench.sync.fault(), bench.poll(0, &[100])), (Some(ClockFault::TooNarrow), None));
+    assert_eq!((bench.sync.fault(), bench.poll(0, &[100])), (Some(ClockFault::WrapsTooFast), None));
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn interrupted_readings_are_ignored() {
     bench.read = (30_000_000, 3);
     bench.wait();
     assert_eq!(bench.step(), ClockState::FreeRunning);
-    assert_eq!(bench.sync.fault(), Some(ClockFault::Disturbed));
+    assert_eq!(bench.sync.fault(), Some(ClockFault::Interrupted));
     assert!(bench.poll(0, &[100]).unwrap() < 1_000);
     // No step runs for five seconds. The system clock and the device counter continue.
     bench.host.advance(Nanos(5 * SECOND));

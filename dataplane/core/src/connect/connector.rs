@@ -23,7 +23,7 @@ pub struct NegotiatedParameters {
 }
 
 /// Attributes and their mask, as `ibv_modify_qp(3)` takes them.
-pub type Change = (QpAttributes, AttributeMask);
+pub type QpModification = (QpAttributes, AttributeMask);
 
 /// Performs the state changes of one queue pair of a port. A connector can connect and reset the queue pair any number
 /// of times. Use a connector if other code owns the queue pair. [`PreparedQueuePair`] owns its queue pair.
@@ -96,11 +96,11 @@ impl Connector {
 
     /// Returns the endpoint of a queue pair, to send to the peer.
     pub fn endpoint<Q: QueuePair>(&self, qp: &Q) -> QueuePairEndpoint {
-        self.describe(qp.number(), qp.caps().recv_depth)
+        self.endpoint_for(qp.number(), qp.caps().recv_depth)
     }
 
     /// Returns the endpoint of the queue pair with number `qpn` and a receive queue of `receive_depth` entries.
-    pub fn describe(&self, qpn: QpNum, receive_depth: u32) -> QueuePairEndpoint {
+    pub fn endpoint_for(&self, qpn: QpNum, receive_depth: u32) -> QueuePairEndpoint {
         let reliable = self.kind == QpType::Rc;
         QueuePairEndpoint {
             version: VERSION,
@@ -127,7 +127,7 @@ impl Connector {
     /// # Errors
     /// The remote endpoint is invalid or does not match (see [`QueuePairEndpoint::check_peer`]), or its initial packet
     /// sequence number is not the number of [`EndpointParameters::expected_psn`].
-    pub fn agree(
+    pub fn negotiate(
         &self,
         own: &QueuePairEndpoint,
         remote: &QueuePairEndpoint,
@@ -136,7 +136,7 @@ impl Connector {
         // Datagram queue pairs accept packets from any peer, with any sequence number.
         let expected = self.parameters.expected_psn(remote.generation).filter(|_| self.kind != QpType::Ud);
         if let Some(expected) = expected.filter(|&psn| psn != remote.psn) {
-            return Err(EndpointError::Expected { own: expected, peer: remote.psn });
+            return Err(EndpointError::UnexpectedPsn { own: expected, peer: remote.psn });
         }
         let parameters = &self.parameters;
         let ethernet = self.local.link_layer == LinkLayer::Ethernet;
@@ -173,14 +173,14 @@ impl Connector {
     }
 
     /// Returns the change from RESET to INIT.
-    pub fn init(&self) -> Change {
+    pub fn init(&self) -> QpModification {
         let (attributes, mask) = QpAttributes::init(self.kind, self.local.number, self.parameters.qkey);
         let access = self.parameters.access;
         (QpAttributes { access, pkey_index: self.parameters.pkey_index, ..attributes }, mask)
     }
 
     /// Returns the change from INIT to RTR.
-    pub fn rtr(&self, agreed: &NegotiatedParameters) -> Change {
+    pub fn rtr(&self, agreed: &NegotiatedParameters) -> QpModification {
         let connection = AttributeMask::AV | AttributeMask::PATH_MTU | AttributeMask::DEST_QPN | AttributeMask::RQ_PSN;
         let reliable = AttributeMask::MAX_DEST_RD_ATOMIC | AttributeMask::MIN_RNR_TIMER;
         let mask = match self.kind {
@@ -207,7 +207,7 @@ impl Connector {
     }
 
     /// Returns the change from RTR to RTS.
-    pub fn rts(&self, agreed: &NegotiatedParameters) -> Change {
+    pub fn rts(&self, agreed: &NegotiatedParameters) -> QpModification {
         let reliable = AttributeMask::TIMEOUT
             | AttributeMask::RETRY_CNT
             | AttributeMask::RNR_RETRY
@@ -254,13 +254,14 @@ impl Connector {
         qp: &mut Q,
         remote: &QueuePairEndpoint,
     ) -> Result<NegotiatedParameters, ConnectError> {
-        let agreed = self.agree(&self.endpoint(qp), remote)?;
+        let agreed = self.negotiate(&self.endpoint(qp), remote)?;
         self.initialise(qp)?;
         self.establish(&agreed, |attributes, mask| qp.modify(attributes, mask))?;
         Ok(agreed)
     }
 
-    /// Moves a queue pair from INIT to RTS with negotiated parameters. `modify` is `ibv_modify_qp(3)` on the queue pair.
+    /// Moves a queue pair from INIT to RTS with negotiated parameters. `modify` is `ibv_modify_qp(3)` on the queue
+    /// pair.
     ///
     /// # Errors
     /// The errors of `modify`.
@@ -282,12 +283,12 @@ impl Connector {
     pub fn reset<Q: QueuePair>(&mut self, qp: &mut Q) -> Result<(), ConnectError> {
         let change = QpAttributes::to(QpState::Reset);
         self.change(|attributes, mask| qp.modify(attributes, mask), "ibv_modify_qp (to RESET)", change)?;
-        self.renew();
+        self.start_next_generation();
         Ok(())
     }
 
     /// Starts the next generation, after the owner has reset the queue pair.
-    pub fn renew(&mut self) {
+    pub fn start_next_generation(&mut self) {
         self.generation = self.generation.wrapping_add(1);
     }
 
@@ -295,7 +296,7 @@ impl Connector {
         &self,
         mut modify: impl FnMut(&QpAttributes, AttributeMask) -> Result<(), VerbError>,
         verb: &'static str,
-        change: Change,
+        change: QpModification,
     ) -> Result<(), ConnectError> {
         let failed = |error: VerbError| VerbError { verb, ..error }.on(&self.device).into();
         modify(&change.0, change.1).map_err(failed)

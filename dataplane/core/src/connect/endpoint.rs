@@ -80,7 +80,7 @@ pub enum EndpointError {
     },
     /// The queue pair number is out of range.
     #[error("the peer's queue pair number is {0}, which is not in 2 to 16777215")]
-    Number(u32),
+    QpNumber(u32),
     /// The initial packet sequence number has more than 24 bits.
     #[error("the peer's initial packet sequence number is {0}, which is not in 0 to 16777215")]
     PacketNumber(u32),
@@ -141,7 +141,7 @@ pub enum EndpointError {
     #[error(
         "the peer's initial packet sequence number is {peer}, but `rq_psn` requires {own}; help: set `rq_psn` to the peer's `sq_psn`"
     )]
-    Expected {
+    UnexpectedPsn {
         /// The number that `rq_psn` requires in the peer's generation.
         own: u32,
         /// The peer's number.
@@ -262,7 +262,7 @@ impl QueuePairEndpoint {
             return unknown("address kind", value);
         }
         if !(2..=MAX_24).contains(&self.qpn.0) {
-            return Err(EndpointError::Number(self.qpn.0));
+            return Err(EndpointError::QpNumber(self.qpn.0));
         }
         if self.psn > MAX_24 {
             return Err(EndpointError::PacketNumber(self.psn));

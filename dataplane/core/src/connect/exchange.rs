@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 
 use crate::connect::ConnectError;
 use crate::connect::endpoint::QueuePairEndpoint;
-use crate::connect::wire::{Fault, Refusal, Wire};
+use crate::connect::wire::{ExchangeError, Refusal, Wire};
 use crate::units::Period;
 
 /// Maximum number of queue pairs in one exchange.
@@ -154,7 +154,7 @@ impl Exchanged {
                 return Ok(PeerConnection(self.wire.stream));
             }
             if Instant::now() >= end {
-                return Err(ConnectError::Peer(Fault::Slow));
+                return Err(ConnectError::Peer(ExchangeError::TimedOut));
             }
             limits.check(&mut None)?;
             limits.wait(&mut [watch(&self.wire, !peer_ready)], end);
@@ -212,7 +212,7 @@ struct Candidate {
 
 impl Candidate {
     /// Reads and writes as much as is possible without blocking.
-    fn advance(&mut self, offer: &Offer<'_>, limits: &WaitLimits<'_>) -> Result<(), Fault> {
+    fn advance(&mut self, offer: &Offer<'_>, limits: &WaitLimits<'_>) -> Result<(), ExchangeError> {
         if self.received.is_none()
             && let Some(received) = self.wire.hello(offer.endpoints, offer.allow_self)?
         {
@@ -223,11 +223,11 @@ impl Candidate {
         if self.received.is_some() && !self.ready && self.wire.flush()? {
             self.ready = self.wire.ready(self.own, offer.endpoints.len())?;
         }
-        if !self.ready && Instant::now() >= self.end { Err(Fault::Slow) } else { Ok(()) }
+        if !self.ready && Instant::now() >= self.end { Err(ExchangeError::TimedOut) } else { Ok(()) }
     }
 
     /// Closes the connection. Returns a description of the fault.
-    fn close(self, fault: &Fault) -> String {
+    fn close(self, fault: &ExchangeError) -> String {
         tracing::debug!("{} is not the peer: {fault}", self.address);
         if let Some(refusal) = fault.refusal() {
             self.wire.refuse(refusal);
@@ -349,7 +349,7 @@ impl Listener {
             if candidates.len() == MAX_CONNECTIONS {
                 let silent = candidates.iter().position(|candidate| candidate.received.is_none()).unwrap_or(0);
                 *refused += 1;
-                *last = Some(candidates.remove(silent).close(&Fault::Displaced));
+                *last = Some(candidates.remove(silent).close(&ExchangeError::Displaced));
             }
             candidates.push(candidate);
         }
@@ -390,7 +390,7 @@ pub fn connect(address: SocketAddr, offer: &Offer<'_>, limits: &WaitLimits<'_>) 
 
 /// Opens a TCP connection. The wait for a connection to an unresponsive address can be cancelled.
 fn reach(address: SocketAddr, end: Instant, limits: &WaitLimits<'_>) -> Result<TcpStream, ConnectError> {
-    let failed = |error: Errno| ConnectError::Peer(Fault::Failed(error.into()));
+    let failed = |error: Errno| ConnectError::Peer(ExchangeError::Failed(error.into()));
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP)).map_err(failed)?;
@@ -407,7 +407,7 @@ fn reach(address: SocketAddr, end: Instant, limits: &WaitLimits<'_>) -> Result<T
             return Ok(socket.into());
         }
         if Instant::now() >= end {
-            return Err(ConnectError::Peer(Fault::Slow));
+            return Err(ConnectError::Peer(ExchangeError::TimedOut));
         }
         limits.check(&mut None)?;
     }
@@ -415,12 +415,12 @@ fn reach(address: SocketAddr, end: Instant, limits: &WaitLimits<'_>) -> Result<T
 
 /// Makes one attempt to connect and to exchange endpoints.
 fn call(address: SocketAddr, offer: &Offer<'_>, limits: &WaitLimits<'_>) -> Result<Exchanged, ConnectError> {
-    let failed = |error| ConnectError::Peer(Fault::Failed(error));
+    let failed = |error| ConnectError::Peer(ExchangeError::Failed(error));
     let end = limits.step_end();
     let stream = reach(address, end, limits)?;
     // TCP can connect a local port with itself if no program listens on the port.
     if stream.local_addr().map_err(failed)? == stream.peer_addr().map_err(failed)? {
-        return Err(ConnectError::Peer(Fault::Closed));
+        return Err(ConnectError::Peer(ExchangeError::Closed));
     }
     let mut wire = Wire::new(stream, offer.endpoints.len()).map_err(failed)?;
     let own = token();
@@ -440,7 +440,7 @@ fn call(address: SocketAddr, offer: &Offer<'_>, limits: &WaitLimits<'_>) -> Resu
             }
         }
         if Instant::now() >= end {
-            return Err(ConnectError::Peer(Fault::Slow));
+            return Err(ConnectError::Peer(ExchangeError::TimedOut));
         }
         limits.check(&mut None)?;
         limits.wait(&mut [watch(&wire, true)], end);

@@ -36,14 +36,14 @@ use std::io;
 use std::net::SocketAddr;
 
 pub use alternate::{AlternatePath, PathMigration};
-pub use connector::{Change, Connector, NegotiatedParameters};
+pub use connector::{Connector, NegotiatedParameters, QpModification};
 pub use endpoint::{EndpointError, QueuePairEndpoint, RemoteBuffer, VERSION};
 pub use exchange::{Exchanged, Listener, MAX_QUEUES, Offer, PeerConnection, WaitLimits, connect};
 pub use parameters::{EndpointParameters, LocalPort, mtu_bytes, mtu_code};
-pub use prepared::{ConnectedQueuePair, PreparedQueuePair, join};
+pub use prepared::{ConnectedQueuePair, PreparedQueuePair, connect_pair};
 #[cfg(any(test, fuzzing))]
 pub(crate) use wire::fuzz;
-pub use wire::{Fault, Refusal};
+pub use wire::{ExchangeError, Refusal};
 
 use crate::error::Error;
 
@@ -59,7 +59,7 @@ pub enum ConnectError {
     Endpoint(#[from] EndpointError),
     /// The exchange with the peer failed.
     #[error("{0}")]
-    Peer(Fault),
+    Peer(ExchangeError),
     /// No peer connected before the deadline.
     #[error("no peer within the deadline{}", .last.as_ref().map(|last| format!("; last attempt: {last}")).unwrap_or_default())]
     Deadline {

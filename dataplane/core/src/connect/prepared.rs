@@ -10,7 +10,7 @@ use crate::verbs::{Destination, Device, ProtectionDomain, QpSpec, QpType, QueueP
 
 /// A queue pair without a peer.
 ///
-/// [`PreparedQueuePair::endpoint`] returns the endpoint to send to the peer. [`PreparedQueuePair::handshake`] takes the
+/// [`PreparedQueuePair::endpoint`] returns the endpoint to send to the peer. [`PreparedQueuePair::connect`] takes the
 /// peer's endpoint and moves the queue pair to RTS:
 ///
 /// ```
@@ -34,8 +34,8 @@ use crate::verbs::{Destination, Device, ProtectionDomain, QpSpec, QpType, QueueP
 /// let (host2, _cq2) = prepare("two", [2, 0, 0, 0, 0, 2], two)?;
 /// // Each host sends its endpoint to the other host, by any transport.
 /// let (host1end, host2end) = (host1.endpoint(), host2.endpoint());
-/// let connected = host1.handshake(&host2end)?;
-/// host2.handshake(&host1end)?;
+/// let connected = host1.connect(&host2end)?;
+/// host2.connect(&host1end)?;
 /// assert_eq!(connected.queue_pair().state(), QpState::Rts);
 /// # Ok::<(), dataplane_core::Error>(())
 /// ```
@@ -96,12 +96,12 @@ impl<P: ProtectionDomain> PreparedQueuePair<P> {
     }
 
     /// Returns the queue pair, to set its slot layout and to post receives after [`PreparedQueuePair::initialise`].
-    pub fn queue_pair(&mut self) -> &mut P::Qp {
+    pub fn queue_pair_mut(&mut self) -> &mut P::Qp {
         &mut self.qp
     }
 
     /// Moves the queue pair to INIT, so that receives can be posted before the peer knows this queue pair. The call is
-    /// optional, because [`PreparedQueuePair::handshake`] also moves the queue pair to INIT.
+    /// optional, because [`PreparedQueuePair::connect`] also moves the queue pair to INIT.
     ///
     /// # Errors
     /// The device returns an error.
@@ -115,7 +115,7 @@ impl<P: ProtectionDomain> PreparedQueuePair<P> {
     /// # Errors
     /// The endpoint is not acceptable as the peer (see [`QueuePairEndpoint::check_peer`]), or the device returns an
     /// error. The queue pair is destroyed in both cases.
-    pub fn handshake(mut self, remote: &QueuePairEndpoint) -> Result<ConnectedQueuePair<P>, ConnectError> {
+    pub fn connect(mut self, remote: &QueuePairEndpoint) -> Result<ConnectedQueuePair<P>, ConnectError> {
         let agreed = self.connector.connect(&mut self.qp, remote)?;
         let mut handle = None;
         if self.qp.kind() == QpType::Ud {
@@ -141,7 +141,7 @@ impl<P: ProtectionDomain> ConnectedQueuePair<P> {
     }
 
     /// Returns the parameters that were negotiated with the peer.
-    pub fn agreed(&self) -> &NegotiatedParameters {
+    pub fn negotiated(&self) -> &NegotiatedParameters {
         &self.agreed
     }
 
@@ -173,11 +173,11 @@ impl<P: ProtectionDomain> ConnectedQueuePair<P> {
 /// Connects two queue pairs of the same process with each other.
 ///
 /// # Errors
-/// Same as [`PreparedQueuePair::handshake`]. On an error, both queue pairs are destroyed.
-pub fn join<A: ProtectionDomain, B: ProtectionDomain>(
+/// Same as [`PreparedQueuePair::connect`]. On an error, both queue pairs are destroyed.
+pub fn connect_pair<A: ProtectionDomain, B: ProtectionDomain>(
     one: PreparedQueuePair<A>,
     other: PreparedQueuePair<B>,
 ) -> Result<(ConnectedQueuePair<A>, ConnectedQueuePair<B>), ConnectError> {
     let (first, second) = (one.endpoint(), other.endpoint());
-    Ok((one.handshake(&second)?, other.handshake(&first)?))
+    Ok((one.connect(&second)?, other.connect(&first)?))
 }

@@ -100,7 +100,7 @@ impl std::fmt::Display for Refusal {
 /// The reason why the exchange over a connection failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum ExchangeError {
     /// The connection ended.
     #[error("the connection ended")]
     Closed,
@@ -109,13 +109,13 @@ pub enum Fault {
     Failed(io::Error),
     /// A step took too long.
     #[error("a step took longer than the step_deadline")]
-    Slow,
+    TimedOut,
     /// The listener closed the connection to make room for a newer connection.
     #[error("the connection was closed to make room for a newer connection")]
     Displaced,
     /// The other side uses another protocol.
     #[error("the other side does not use this protocol: the message does not start with `DPQP`")]
-    Magic,
+    WrongMagic,
     /// The other side uses another version of the exchange.
     #[error(
         "the peer uses version {0} of the exchange, but this program uses version {VERSION}; help: run the same version on both sides"
@@ -141,7 +141,7 @@ pub enum Fault {
     },
     /// The token in the READY message is not the token of this exchange.
     #[error("the token does not match: the peer answered a different exchange")]
-    Token,
+    WrongToken,
     /// An endpoint of the peer is not acceptable.
     #[error("{0}")]
     Endpoint(#[from] EndpointError),
@@ -150,7 +150,7 @@ pub enum Fault {
     Refused(Refusal),
 }
 
-impl Fault {
+impl ExchangeError {
     /// Returns the refusal to send to the peer. `None` if a refusal is useless, for example after a lost connection or
     /// a message of another protocol.
     pub(super) const fn refusal(&self) -> Option<Refusal> {
@@ -158,14 +158,16 @@ impl Fault {
             Self::Version(_) => Some(Refusal::Version),
             Self::Queues { .. } => Some(Refusal::Queues),
             Self::Endpoint(_) => Some(Refusal::Endpoint),
-            Self::Message { .. } | Self::Token => Some(Refusal::Malformed),
-            Self::Closed | Self::Failed(_) | Self::Slow | Self::Displaced | Self::Magic | Self::Refused(_) => None,
+            Self::Message { .. } | Self::WrongToken => Some(Refusal::Malformed),
+            Self::Closed | Self::Failed(_) | Self::TimedOut | Self::Displaced | Self::WrongMagic | Self::Refused(_) => {
+                None
+            }
         }
     }
 
     /// Returns whether another attempt can succeed, because the peer was not reachable or not ready.
     pub(super) const fn is_transient(&self) -> bool {
-        matches!(self, Self::Closed | Self::Failed(_) | Self::Slow | Self::Refused(Refusal::Busy))
+        matches!(self, Self::Closed | Self::Failed(_) | Self::TimedOut | Self::Refused(Refusal::Busy))
     }
 }
 
@@ -235,14 +237,14 @@ impl Wire {
     }
 
     /// Writes as much as is possible without blocking. Returns whether all outgoing data was written.
-    pub(super) fn flush(&mut self) -> Result<bool, Fault> {
+    pub(super) fn flush(&mut self) -> Result<bool, ExchangeError> {
         while let Some(rest) = self.outbox.get(self.sent..).filter(|rest| !rest.is_empty()) {
             match self.stream.write(rest) {
-                Ok(0) => return Err(Fault::Closed),
+                Ok(0) => return Err(ExchangeError::Closed),
                 Ok(written) => self.sent += written,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Fault::Failed(error)),
+                Err(error) => return Err(ExchangeError::Failed(error)),
             }
         }
         self.outbox.clear();
@@ -251,14 +253,14 @@ impl Wire {
     }
 
     /// Reads until the message has `upto` bytes, without blocking. Returns whether that many bytes have arrived.
-    fn fill(&mut self, upto: usize) -> Result<bool, Fault> {
+    fn fill(&mut self, upto: usize) -> Result<bool, ExchangeError> {
         while self.received < upto {
             match self.stream.read(&mut self.inbox[self.received..upto]) {
-                Ok(0) => return Err(Fault::Closed),
+                Ok(0) => return Err(ExchangeError::Closed),
                 Ok(read) => self.received += read,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Fault::Failed(error)),
+                Err(error) => return Err(ExchangeError::Failed(error)),
             }
         }
         Ok(true)
@@ -266,11 +268,11 @@ impl Wire {
 
     /// Reads a message of type `due`, without blocking. Returns the token and the payload after the whole message has
     /// arrived.
-    fn receive(&mut self, due: MessageKind, queues: usize) -> Result<Option<(u64, &[u8])>, Fault> {
+    fn receive(&mut self, due: MessageKind, queues: usize) -> Result<Option<(u64, &[u8])>, ExchangeError> {
         let whole = self.fill(HEADER_SIZE)?;
         let seen = self.received.min(MAGIC.len());
         if self.inbox[..seen] != MAGIC[..seen] {
-            return Err(Fault::Magic);
+            return Err(ExchangeError::WrongMagic);
         }
         if !whole {
             return Ok(None);
@@ -278,15 +280,15 @@ impl Wire {
         let Ok((head, _)) = MessageHeader::read_from_prefix(&self.inbox) else { return Ok(None) };
         let (kind, length) = (head.kind.get(), head.length.get());
         if head.version.get() != VERSION {
-            return Err(Fault::Version(head.version.get()));
+            return Err(ExchangeError::Version(head.version.get()));
         }
-        let wrong = Fault::Message { kind, length };
+        let wrong = ExchangeError::Message { kind, length };
         if kind == MessageKind::Refuse as u16 {
             if length != 2 {
                 return Err(wrong);
             }
             return match self.fill(HEADER_SIZE + 2)? {
-                true => Err(Fault::Refused(Refusal::from_code(u16::from_be_bytes([
+                true => Err(ExchangeError::Refused(Refusal::from_code(u16::from_be_bytes([
                     self.inbox[HEADER_SIZE],
                     self.inbox[HEADER_SIZE + 1],
                 ])))),
@@ -301,7 +303,7 @@ impl Wire {
         if length != expected {
             let peer = length / QueuePairEndpoint::SIZE;
             let whole = length.is_multiple_of(QueuePairEndpoint::SIZE) && due == MessageKind::Hello && peer > 0;
-            return Err(if whole { Fault::Queues { own: queues, peer } } else { wrong });
+            return Err(if whole { ExchangeError::Queues { own: queues, peer } } else { wrong });
         }
         if !self.fill(HEADER_SIZE + expected)? {
             return Ok(None);
@@ -317,7 +319,7 @@ impl Wire {
         &mut self,
         own: &[QueuePairEndpoint],
         allow_self: bool,
-    ) -> Result<Option<(u64, Vec<QueuePairEndpoint>)>, Fault> {
+    ) -> Result<Option<(u64, Vec<QueuePairEndpoint>)>, ExchangeError> {
         let Some((token, payload)) = self.receive(MessageKind::Hello, own.len())? else { return Ok(None) };
         let mut remotes = Vec::with_capacity(own.len());
         for (record, own) in payload.chunks_exact(QueuePairEndpoint::SIZE).zip(own) {
@@ -329,11 +331,11 @@ impl Wire {
     }
 
     /// Returns whether the peer has sent READY with this token.
-    pub(super) fn ready(&mut self, token: u64, queues: usize) -> Result<bool, Fault> {
+    pub(super) fn ready(&mut self, token: u64, queues: usize) -> Result<bool, ExchangeError> {
         match self.receive(MessageKind::Ready, queues)? {
             None => Ok(false),
             Some((answered, _)) if answered == token => Ok(true),
-            Some(_) => Err(Fault::Token),
+            Some(_) => Err(ExchangeError::WrongToken),
         }
     }
 }
@@ -357,7 +359,7 @@ mod fuzzed {
     use std::os::unix::net::UnixStream;
 
     use crate::connect::endpoint::{QueuePairEndpoint, VERSION};
-    use crate::connect::wire::{Fault, HEADER_SIZE, MAGIC, MessageKind, Wire};
+    use crate::connect::wire::{ExchangeError, HEADER_SIZE, MAGIC, MessageKind, Wire};
     use crate::units::{Gid, QpNum};
     use crate::verbs::{GidKind, LinkLayer, QpType};
 
@@ -414,7 +416,7 @@ mod fuzzed {
             again.extend(remotes.iter().flat_map(QueuePairEndpoint::to_bytes));
             assert!(pieces.concat().starts_with(&again), "the endpoints differ from the message");
         }
-        let fault = |fault: &Fault| (fault.refusal(), fault.is_transient(), fault.to_string());
+        let fault = |fault: &ExchangeError| (fault.refusal(), fault.is_transient(), fault.to_string());
         format!("{:?} {:?}", hello.as_ref().map_err(fault), ready.as_ref().map_err(fault))
     }
 }

@@ -9,16 +9,16 @@ use crate::verbs::{AsyncEvent, EventKind, EventSubject};
 /// The pending events of one device. A lane checks the version every few hundred loops. The lane takes the lock only if
 /// the version has changed.
 #[derive(Debug, Default)]
-pub struct Alarms {
+pub struct PendingEvents {
     /// Incremented after every new event.
     version: AtomicU32,
     gone: AtomicBool,
     pending: Mutex<Vec<(EventKind, u32)>>,
 }
 
-impl Alarms {
+impl PendingEvents {
     /// Adds an event. An event that is already pending is not added again, so repeated events use no additional memory.
-    pub fn raise(&self, event: AsyncEvent) {
+    pub fn push(&self, event: AsyncEvent) {
         if event.kind == EventKind::DeviceFatal {
             self.gone.store(true, Ordering::Relaxed);
         }
@@ -37,12 +37,12 @@ impl Alarms {
     }
 
     /// Returns whether the device has reported a fatal error. Such a device does not come back.
-    pub fn is_gone(&self) -> bool {
+    pub fn is_device_lost(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// Removes all events of a queue pair, of its work queue and of its completion queues `queues`, because these queues
-    /// no longer exist.
+    /// Removes all events of a queue pair, of its work queue and of its completion queues `queues`, because these
+    /// queues no longer exist.
     pub fn forget(&self, queue_pair: u32, work_queue: Option<u32>, queues: &[u32]) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         pending.retain(|(kind, number)| match kind.subject() {
@@ -69,24 +69,29 @@ mod tests {
 
     #[test]
     fn repeated_events_are_stored_and_taken_once() {
-        let (alarms, mut seen) = (Alarms::default(), 0);
+        let (pending_events, mut seen) = (PendingEvents::default(), 0);
         for _ in 0..37 {
-            alarms.raise(AsyncEvent { kind: EventKind::CqErr, element: 4 });
+            pending_events.push(AsyncEvent { kind: EventKind::CqErr, element: 4 });
         }
-        assert!(alarms.changed_since(&mut seen) && !alarms.changed_since(&mut seen));
-        assert!(!alarms.take(&[EventKind::CqErr], &[5]) && !alarms.take(&[EventKind::QpFatal], &[4]));
-        assert!(alarms.take(&[EventKind::CqErr], &[4, 5]) && !alarms.take(&[EventKind::CqErr], &[4, 5]));
-        alarms.raise(AsyncEvent { kind: EventKind::CqErr, element: 4 });
-        assert!(alarms.changed_since(&mut seen), "an event that was taken can be raised again");
-        assert!(!alarms.is_gone());
-        alarms.raise(AsyncEvent { kind: EventKind::QpFatal, element: 4 });
-        alarms.raise(AsyncEvent { kind: EventKind::WqFatal, element: 4 });
-        alarms.forget(5, None, &[5, 4]);
-        assert!(!alarms.take(&[EventKind::CqErr], &[4]), "events of the forgotten completion queue are removed");
-        assert!(alarms.take(&[EventKind::QpFatal], &[4]), "events of a queue pair with the same number stay");
-        alarms.forget(5, Some(4), &[]);
-        assert!(!alarms.take(&[EventKind::WqFatal], &[4]), "events of the forgotten work queue are removed");
-        alarms.raise(AsyncEvent { kind: EventKind::DeviceFatal, element: 0 });
-        assert!(alarms.is_gone());
+        assert!(pending_events.changed_since(&mut seen) && !pending_events.changed_since(&mut seen));
+        assert!(!pending_events.take(&[EventKind::CqErr], &[5]) && !pending_events.take(&[EventKind::QpFatal], &[4]));
+        assert!(
+            pending_events.take(&[EventKind::CqErr], &[4, 5]) && !pending_events.take(&[EventKind::CqErr], &[4, 5])
+        );
+        pending_events.push(AsyncEvent { kind: EventKind::CqErr, element: 4 });
+        assert!(pending_events.changed_since(&mut seen), "an event that was taken can be raised again");
+        assert!(!pending_events.is_device_lost());
+        pending_events.push(AsyncEvent { kind: EventKind::QpFatal, element: 4 });
+        pending_events.push(AsyncEvent { kind: EventKind::WqFatal, element: 4 });
+        pending_events.forget(5, None, &[5, 4]);
+        assert!(
+            !pending_events.take(&[EventKind::CqErr], &[4]),
+            "events of the forgotten completion queue are removed"
+        );
+        assert!(pending_events.take(&[EventKind::QpFatal], &[4]), "events of a queue pair with the same number stay");
+        pending_events.forget(5, Some(4), &[]);
+        assert!(!pending_events.take(&[EventKind::WqFatal], &[4]), "events of the forgotten work queue are removed");
+        pending_events.push(AsyncEvent { kind: EventKind::DeviceFatal, element: 0 });
+        assert!(pending_events.is_device_lost());
     }
 }

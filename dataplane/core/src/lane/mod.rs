@@ -19,7 +19,7 @@ mod posted;
 mod queue_lane;
 mod wiring;
 
-pub use alarm::Alarms;
+pub use alarm::PendingEvents;
 pub use queue_lane::open;
 pub use wiring::{AhOf, LaneQueuePair, QpOf, RawWiring, Wiring};
 
@@ -52,10 +52,10 @@ pub struct LaneCounters {
     /// Packets dropped because no peer was connected.
     pub tx_not_connected: u64,
     /// Packets dropped because the worker stopped before they were sent.
-    pub stopped: u64,
+    pub dropped_at_stop: u64,
     /// Completions that match no outstanding request of this lane. The request was posted before the last reset, or the
     /// device is faulty.
-    pub stale: u64,
+    pub unmatched_completions: u64,
     /// Number of queue pair resets after an error or after a restart of the peer.
     pub recoveries: u64,
     /// Number of times that the lane created all its queues again, because a completion queue or the reset of the queue
@@ -63,7 +63,7 @@ pub struct LaneCounters {
     pub rebuilds: u64,
     /// Requests that a queue pair did not complete in time. Resetting or destroying the queue pair returned their
     /// slots.
-    pub abandoned: u64,
+    pub timed_out: u64,
     /// The first error status that a completion reported.
     pub first_error: Option<WcStatus>,
 }
@@ -123,11 +123,11 @@ pub trait Lane: Send {
 
     /// Resets the queue pair and returns the slots of all outstanding requests to the pool. If the reset fails, the
     /// device keeps the slots.
-    fn abandon(&mut self, pool: &mut Pool);
+    fn reset_and_reclaim(&mut self, pool: &mut Pool);
 
     /// Hands the lane over: ends the claim of this thread on the queues, so that another thread can stop and drain the
     /// lane. The other thread uses a detached pool ([`Pool::detached`]).
-    fn release(&mut self);
+    fn release_claim(&mut self);
 
     /// Requests a wake-up at [`Lane::waker`] for the next receive completion. Completions that have already arrived
     /// cause no wake-up. Returns `false` if this lane does not support wake-ups.
@@ -172,7 +172,7 @@ pub struct LaneSpec {
     /// Source of the packet timestamps.
     pub stamps: Stamping,
     /// The receive information that stages need. The device may refuse parts of it.
-    pub received: RecvFields,
+    pub recv_fields: RecvFields,
     /// Whether the worker sleeps while there is nothing to receive.
     pub sleeps: bool,
 }

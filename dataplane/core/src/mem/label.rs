@@ -15,14 +15,14 @@ pub struct Edge(u8);
 
 impl Edge {
     /// Maximum number of outputs of a stage.
-    pub const MOST: usize = 32;
+    pub const MAX_OUTPUTS: usize = 32;
 
     /// Returns the output with this index.
     ///
     /// # Panics
-    /// Panics if the index is [`Edge::MOST`] or more. In a constant, this is a compile error.
+    /// Panics if the index is [`Edge::MAX_OUTPUTS`] or more. In a constant, this is a compile error.
     pub const fn new(index: u8) -> Self {
-        assert!((index as usize) < Self::MOST, "a stage has at most 32 outputs");
+        assert!((index as usize) < Self::MAX_OUTPUTS, "a stage has at most 32 outputs");
         Self(index)
     }
 
@@ -39,7 +39,7 @@ impl Edge {
 
     #[inline]
     pub(super) const fn from_label(label: u8) -> Self {
-        Self((label - 1) % Self::MOST as u8)
+        Self((label - 1) % Self::MAX_OUTPUTS as u8)
     }
 }
 

@@ -39,7 +39,7 @@ pub use head::{Head, Heads};
 pub use label::{Edge, HoldState, Verdict};
 pub use memlock::{Memlock, Shortage};
 pub use meta::{Colour, Meta, MetaFlags};
-pub use node::Preference;
+pub use node::PreferredNumaNode;
 pub use packet::{Packet, Packets};
 pub use pool::{BatchMemory, GUARD, Pool, SlotLayout, SlotState};
 pub use reason::Reason;

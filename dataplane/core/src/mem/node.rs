@@ -41,12 +41,12 @@ pub(super) fn bind(map: &MmapMut, node: NumaNode) -> io::Result<()> {
 /// thread touches first comes from one node if that node has free memory.
 #[derive(Debug)]
 #[must_use = "dropping the value removes the memory policy"]
-pub struct Preference {
+pub struct PreferredNumaNode {
     /// Makes the type `!Send`: the policy belongs to the thread, so the same thread must remove it.
     _thread: PhantomData<*const ()>,
 }
 
-impl Preference {
+impl PreferredNumaNode {
     /// Sets a preferred node for the calling thread. Returns `None` and changes nothing if the thread already has a
     /// policy, for example from `numactl`, or if the process may not use the node.
     pub fn new(node: NumaNode) -> Option<Self> {
@@ -67,7 +67,7 @@ impl Preference {
     }
 }
 
-impl Drop for Preference {
+impl Drop for PreferredNumaNode {
     fn drop(&mut self) {
         // SAFETY: without a mask, the call reads no memory. `MPOL_DEFAULT` takes no nodes, so the call cannot fail.
         unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_DEFAULT, ptr::null::<u64>(), 0) };
@@ -86,13 +86,13 @@ mod tests {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:")).unwrap_or("0").trim();
         let node = NumaNode(list.split(['-', ',']).next().unwrap().parse().unwrap());
-        let Some(first) = Preference::new(node) else {
+        let Some(first) = PreferredNumaNode::new(node) else {
             return dataplane_testing::report_skip("this process may set no memory policy");
         };
-        assert!(Preference::new(node).is_none(), "a policy is already set");
+        assert!(PreferredNumaNode::new(node).is_none(), "a policy is already set");
         drop(first);
-        assert!(Preference::new(node).is_some(), "the drop removed the policy");
-        assert!(Preference::new(NumaNode(1023)).is_none(), "the node does not exist");
-        assert!(Preference::new(NumaNode(u32::MAX)).is_none());
+        assert!(PreferredNumaNode::new(node).is_some(), "the drop removed the policy");
+        assert!(PreferredNumaNode::new(NumaNode(1023)).is_none(), "the node does not exist");
+        assert!(PreferredNumaNode::new(NumaNode(u32::MAX)).is_none());
     }
 }

@@ -60,14 +60,14 @@ impl Reason {
     /// Number of reason codes. [`Reason::code`] is always below this number.
     pub const CODES: usize = 128;
     /// Maximum number of reasons that a stage can define.
-    pub const OWN: u8 = 64;
-    const FIRST_OWN: u8 = Self::CODES as u8 - Self::OWN;
+    pub const MAX_STAGE_REASONS: u8 = 64;
+    const FIRST_OWN: u8 = Self::CODES as u8 - Self::MAX_STAGE_REASONS;
 
     /// Returns a reason that the stage defines. `index` selects a name from `StageInfo::reasons`, and must be below
-    /// [`Reason::OWN`].
+    /// [`Reason::MAX_STAGE_REASONS`].
     #[inline]
-    pub const fn own(index: u8) -> Self {
-        Self(Self::FIRST_OWN + index % Self::OWN)
+    pub const fn of_stage(index: u8) -> Self {
+        Self(Self::FIRST_OWN + index % Self::MAX_STAGE_REASONS)
     }
 
     /// Returns the code of the reason, which is below [`Reason::CODES`].

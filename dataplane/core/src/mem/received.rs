@@ -73,17 +73,17 @@ impl SlotMemory {
     /// `slot` must be below `layout.count`.
     #[inline]
     unsafe fn received_at(&self, slot: u32) -> NonNull<RecvInfo> {
-        // SAFETY: the caller guarantees that the slot exists. Its last bytes are inside the slot, and a slot starts at a
-        // multiple of 64 bytes from the start of the page-aligned region, so the pointer is aligned.
+        // SAFETY: the caller guarantees that the slot exists. Its last bytes are inside the slot, and a slot starts at
+        // a multiple of 64 bytes from the start of the page-aligned region, so the pointer is aligned.
         unsafe { self.slot(slot).add(self.layout.stride() as usize - FROM_END).cast() }
     }
 }
 
 impl Pool {
-    /// Keeps the receive information of packets ([`Packet::received`]). Without this call, packets have no receive
+    /// Keeps the receive information of packets ([`Packet::recv_info`]). Without this call, packets have no receive
     /// information. Batches and lanes must be created after this call.
     #[must_use]
-    pub fn keeping_received(mut self) -> Self {
+    pub fn with_recv_info(mut self) -> Self {
         self.memory.keeps_received = true;
         self
     }
@@ -104,8 +104,8 @@ impl Pool {
         }
     }
 
-    /// Takes up to `most` free slots for packets that no device received, and removes the receive information of earlier
-    /// packets from these slots.
+    /// Takes up to `most` free slots for packets that no device received, and removes the receive information of
+    /// earlier packets from these slots.
     #[inline]
     pub(super) fn take_new(&mut self, most: usize) -> &[u32] {
         let taken = self.take(most, SlotState::Batched).len();
@@ -132,7 +132,7 @@ impl Packet<'_> {
     /// declare the parts that it needs with `Contract::receives`. Copies of packets, generated packets and packets
     /// from another worker have no receive information. Changes of the packet do not change the information.
     #[inline]
-    pub fn received(&self) -> RecvInfo {
+    pub fn recv_info(&self) -> RecvInfo {
         let memory = self.memory();
         if !memory.keeps_received {
             return RecvInfo::NONE;

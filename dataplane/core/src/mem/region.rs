@@ -54,7 +54,7 @@ impl PageKind {
         match self {
             Self::Huge1G | Self::Huge2M => {
                 let now = fs::read_to_string(self.reserved(node)).ok().and_then(|text| text.trim().parse().ok());
-                self.reserve(now.unwrap_or(0) + bytes.div_ceil(self.size()), node)
+                self.reserve_command(now.unwrap_or(0) + bytes.div_ceil(self.size()), node)
             }
             Self::Transparent => "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled".to_owned(),
             Self::Normal => "free some memory, or reduce `buffers`, `rx_depth` or `tx_depth`".to_owned(),
@@ -72,7 +72,7 @@ impl PageKind {
 
     /// Returns the shell command that reserves `pages` huge pages. For 1 GiB pages, the text also has the boot option,
     /// because the command often fails.
-    pub fn reserve(self, pages: usize, node: Option<NumaNode>) -> String {
+    pub fn reserve_command(self, pages: usize, node: Option<NumaNode>) -> String {
         let command = format!("echo {pages} | sudo tee {}", self.reserved(node));
         match self {
             // After the host has run for a while, 1 GiB of contiguous memory is rarely free.

@@ -1,5 +1,5 @@
 //! The data about the worker that every stage gets ([`Ctx`]), the causes of drops ([`Cause`]), and the default
-//! destination of the packets of a stage ([`Exit`]).
+//! destination of the packets of a stage ([`DefaultTarget`]).
 
 use crate::clock::Stamp;
 use crate::units::Nanos;
@@ -11,7 +11,7 @@ pub struct Ctx {
     pub start: Nanos,
     /// Wall-clock time of the start of the run, in nanoseconds since 1970. The worker measures the offset of the wall
     /// clock again during the run, so this value can change.
-    pub epoch: Nanos,
+    pub start_wallclock: Nanos,
     /// Approximate current time, on the system clock like `start`. The worker updates the value before each
     /// [`Stage::tick`](crate::pipeline::Stage::tick).
     pub now: Nanos,
@@ -40,7 +40,7 @@ pub struct Cause<'a> {
 /// The default destination of the packets of a stage. Instead, the stage may send a packet to an output, or drop,
 /// consume or hold the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub enum DefaultTarget {
     /// To the next stage.
     Next,
     /// To this port, for sending.

@@ -1,7 +1,7 @@
 //! The properties that a stage declares about itself, and its optional capabilities.
 
 use crate::mem::{Batch, Packet, Reason, RecvFields};
-use crate::pipeline::{Cause, Ctx, Exit, Facts, TableInfo};
+use crate::pipeline::{Cause, Ctx, DefaultTarget, Facts, TableInfo};
 use crate::units::Nanos;
 
 /// The properties that all stages of a kind have in common.
@@ -10,8 +10,8 @@ pub struct StageInfo {
     /// Names and meanings of the outputs. This list does not contain the connection to the next stage, which is not an
     /// output. [`crate::mem::Edge`] is an index into this list.
     pub outputs: &'static [(&'static str, &'static str)],
-    /// Names and meanings of the drop reasons that the stage defines. [`crate::mem::Reason::own`] is an index into this
-    /// list.
+    /// Names and meanings of the drop reasons that the stage defines. [`crate::mem::Reason::of_stage`] is an index into
+    /// this list.
     pub reasons: &'static [(&'static str, &'static str)],
     /// The built-in drop reasons that the stage uses. The metrics have a counter with the value 0 for each of these
     /// reasons and of `reasons` before the first drop.
@@ -115,7 +115,7 @@ pub struct Contract {
     /// Maximum time that the stage may hold packets, or `None` if the stage holds none.
     pub holds: Option<Nanos>,
     /// The default destination of packets, if the stage does not decide otherwise.
-    pub exit: Exit,
+    pub exit: DefaultTarget,
     /// The receive information that the stage reads.
     pub receives: RecvFields,
     /// Whether the stage computes the checksums of every packet that leaves the stage.
@@ -142,7 +142,7 @@ impl Contract {
             copies: false,
             splits: 0,
             holds: None,
-            exit: Exit::Next,
+            exit: DefaultTarget::Next,
             receives: RecvFields::empty(),
             computes_checksums: false,
             ignores_checksums: false,
@@ -201,11 +201,11 @@ impl Contract {
     /// Sets the default destination of packets. The stage may still send a packet to an output, or drop, consume or
     /// hold the packet.
     #[must_use]
-    pub const fn exit(self, exit: Exit) -> Self {
+    pub const fn exit(self, exit: DefaultTarget) -> Self {
         Self { exit, ..self }
     }
 
-    /// Sets the parts of the receive information that the stage reads with [`Packet::received`]. The device may refuse
+    /// Sets the parts of the receive information that the stage reads with [`Packet::recv_info`]. The device may refuse
     /// some of these parts.
     #[must_use]
     pub const fn receives(self, receives: RecvFields) -> Self {

@@ -26,7 +26,7 @@ pub struct NodeCounters {
     /// copies.
     pub copies_missed: u64,
     /// Packets that left by each output. The index is the index of the output.
-    pub outputs: [u64; Edge::MOST],
+    pub outputs: [u64; Edge::MAX_OUTPUTS],
     /// Packets without a label that were dropped, because their target is [`Target::Drop`].
     pub dropped_next: u64,
     /// Packets that the stage dropped. The index is [`Reason::code`].
@@ -46,7 +46,7 @@ impl Default for NodeCounters {
             copied: 0,
             generated: 0,
             copies_missed: 0,
-            outputs: [0; Edge::MOST],
+            outputs: [0; Edge::MAX_OUTPUTS],
             dropped_next: 0,
             drops: [0; Reason::CODES],
             panics: 0,
@@ -64,7 +64,7 @@ pub trait Observer {
     }
 
     /// Called for each packet after the stage with the index `node`. `fate` is what happens to the packet.
-    fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &Step) {
+    fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &PacketFate) {
         let _ = (node, packet, fate);
     }
 
@@ -96,7 +96,7 @@ pub enum Part {
 /// What happens to a packet after a stage: the packet goes to a target, or the stage dropped, consumed or holds the
 /// packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum PacketFate {
     /// The packet has no label and goes to this target.
     Next(Target),
     /// The packet leaves by the output with this index and goes to this target.
@@ -107,8 +107,8 @@ pub enum Step {
     Consumed,
     /// The stage holds the packet.
     Held,
-    /// A copy of the packet leaves by the output with this index and goes to this target. The last number is the slot of
-    /// the copy.
+    /// A copy of the packet leaves by the output with this index and goes to this target. The last number is the slot
+    /// of the copy.
     Copied(usize, Target, u32),
 }
 
@@ -164,11 +164,11 @@ impl DropWatch {
 
     /// Returns the drop reason of a step, or `None` if the step is not a drop.
     #[inline]
-    fn reason(&self, step: &Step) -> Option<&str> {
+    fn reason(&self, step: &PacketFate) -> Option<&str> {
         let name = match step {
-            Step::Dropped(reason) => self.reasons.get(usize::from(reason.code())),
-            Step::Next(Target::Drop) => self.reasons.get(usize::from(Reason::Requested.code())),
-            Step::Output(output, Target::Drop) => self.outputs.get(*output),
+            PacketFate::Dropped(reason) => self.reasons.get(usize::from(reason.code())),
+            PacketFate::Next(Target::Drop) => self.reasons.get(usize::from(Reason::Requested.code())),
+            PacketFate::Output(output, Target::Drop) => self.outputs.get(*output),
             _ => None,
         };
         name.map(String::as_str)
@@ -231,7 +231,7 @@ impl Graph {
             max_generated: node.stage.as_generator().map_or(0, |stage| stage.max_generated()).min(burst),
             generation_due: false,
             held: node.stage.contract().holds.map(|longest| Held::new(longest, memory)),
-            watch: node.drops.map(|by| DropWatch::new(by, &node)),
+            watch: node.drop_observer.map(|by| DropWatch::new(by, &node)),
             name: node.name,
             stage: node.stage,
             inbox: Batch::in_memory(memory),
@@ -297,8 +297,8 @@ impl Graph {
     /// `None` if the panic has interrupted no stage. The packets are lost, because the stage may have processed
     /// them only partly.
     pub fn interrupted(&mut self) -> Option<(&str, &mut Batch)> {
-        // While a stage processes packets, all earlier stages have passed on their packets. The first stage with packets
-        // therefore has the interrupted batch.
+        // While a stage processes packets, all earlier stages have passed on their packets. The first stage with
+        // packets therefore has the interrupted batch.
         let first = self.nodes.iter().position(|node| !node.inbox.is_empty());
         let stage = self.marker.panicked().map(|(stage, _)| stage).or(first)?;
         let batch = first.filter(|_| self.activity == Activity::Walk).unwrap_or(stage);
@@ -408,7 +408,7 @@ impl Graph {
     ///
     /// # Panics
     /// Panics if `pool` is not the pool that the graph was created for.
-    pub fn release<O: Observer>(&mut self, ctx: &Ctx, pool: &mut Pool, observer: &mut O) -> bool {
+    pub fn process_held_or_generate<O: Observer>(&mut self, ctx: &Ctx, pool: &mut Pool, observer: &mut O) -> bool {
         self.check_pool(pool);
         let burst = self.burst;
         for node in &mut self.nodes {
@@ -648,14 +648,16 @@ impl BatchMove<'_> {
                 self.show_drop(index, &step);
             }
             let Self { place, node, later, outboxes, pool, .. } = self;
-            if let (Step::Held, Some(held)) = (step, &mut node.held)
+            if let (PacketFate::Held, Some(held)) = (step, &mut node.held)
                 && held.take(&node.inbox, index, self.ctx.now)
             {
                 continue;
             }
             let inbox = match step {
-                Step::Next(target) | Step::Output(_, target) => target_inbox(target, *place, later, outboxes),
-                Step::Dropped(_) | Step::Consumed | Step::Held | Step::Copied(..) => None,
+                PacketFate::Next(target) | PacketFate::Output(_, target) => {
+                    target_inbox(target, *place, later, outboxes)
+                }
+                PacketFate::Dropped(_) | PacketFate::Consumed | PacketFate::Held | PacketFate::Copied(..) => None,
             };
             if !inbox.is_some_and(|inbox| inbox.push_from(&node.inbox, index)) {
                 node.inbox.free_one(index, pool);
@@ -668,40 +670,40 @@ impl BatchMove<'_> {
 
     /// Counts a packet and returns what happens to the packet.
     #[inline]
-    fn step(&mut self, index: usize) -> Step {
+    fn step(&mut self, index: usize) -> PacketFate {
         let node = &mut *self.node;
         let step = match node.inbox.verdict(index) {
-            Verdict::Next => Step::Next(node.next),
+            Verdict::Next => PacketFate::Next(node.next),
             Verdict::Edge(edge) => match node.outputs.get(edge.index()) {
                 Some(target) => {
                     node.counters.outputs[edge.index()] += 1;
-                    Step::Output(edge.index(), *target)
+                    PacketFate::Output(edge.index(), *target)
                 }
-                None => Step::Dropped(Reason::Undeclared),
+                None => PacketFate::Dropped(Reason::Undeclared),
             },
-            Verdict::Dropped(reason) => Step::Dropped(reason),
-            Verdict::Consumed => Step::Consumed,
-            Verdict::Held if node.held.as_ref().is_some_and(Held::has_room) => Step::Held,
-            Verdict::Held => Step::Dropped(Reason::QueueFull),
+            Verdict::Dropped(reason) => PacketFate::Dropped(reason),
+            Verdict::Consumed => PacketFate::Consumed,
+            Verdict::Held if node.held.as_ref().is_some_and(Held::has_room) => PacketFate::Held,
+            Verdict::Held => PacketFate::Dropped(Reason::QueueFull),
         };
         let step = match step {
-            Step::Next(Target::Egress) => match usize::from(node.inbox.egress(index)) {
-                port if port < self.outboxes.len() => Step::Next(Target::Port(port)),
-                _ => Step::Dropped(Reason::NoPort),
+            PacketFate::Next(Target::Egress) => match usize::from(node.inbox.egress(index)) {
+                port if port < self.outboxes.len() => PacketFate::Next(Target::Port(port)),
+                _ => PacketFate::Dropped(Reason::NoPort),
             },
             step => step,
         };
         match step {
-            Step::Dropped(reason) => node.counters.drops[usize::from(reason.code())] += 1,
-            Step::Consumed => node.counters.consumed += 1,
-            Step::Next(Target::Drop) => node.counters.dropped_next += 1,
+            PacketFate::Dropped(reason) => node.counters.drops[usize::from(reason.code())] += 1,
+            PacketFate::Consumed => node.counters.consumed += 1,
+            PacketFate::Next(Target::Drop) => node.counters.dropped_next += 1,
             _ => {}
         }
         step
     }
 
     /// Passes a dropped packet to the stage that observes the drops of this stage.
-    fn show_drop(&mut self, index: usize, step: &Step) {
+    fn show_drop(&mut self, index: usize, step: &PacketFate) {
         let Self { ctx, place, node, earlier, later, marker, .. } = self;
         let Node { name, inbox, watch: Some(watch), .. } = &mut **node else { return };
         let Some(reason) = watch.reason(step) else { return };
@@ -732,7 +734,7 @@ impl BatchMove<'_> {
         node.counters.copied += 1;
         if O::WATCHES {
             let slot = inbox.descs().last().map_or(0, |copy| copy.slot);
-            let step = Step::Copied(edge.index(), target, slot);
+            let step = PacketFate::Copied(edge.index(), target, slot);
             show(&mut node.inbox, index, |packet| observer.after(*place, packet, &step));
         }
     }

@@ -23,10 +23,10 @@ mod setup;
 mod table;
 mod task;
 
-pub use context::{Cause, Ctx, Exit};
+pub use context::{Cause, Ctx, DefaultTarget};
 pub use contract::{Contract, DropObserver, Generator, StageInfo, StageState};
 pub use facts::Facts;
-pub use graph::{Graph, NoObserver, NodeCounters, Observer, Part, Step, Succession};
+pub use graph::{Graph, NoObserver, NodeCounters, Observer, PacketFate, Part, Succession};
 pub use headers::Headers;
 pub use hops::{NextHop, NextHops};
 pub use live::{Live, LiveReader};
@@ -38,7 +38,7 @@ pub use registry::{Registry, StageKind, parameter_schema, summary};
 pub use rustix::thread::CapabilitySet;
 pub use setup::{
     ContinuingParts, Files, HoldTime, Objects, PortChange, PortHandler, PortInfo, Resources, Services, Setup,
-    StageMemory, renumbered,
+    StageMemory, new_port_numbers,
 };
 pub use table::{StageTable, Table, TableInfo, TablePage, TableQuery};
 pub use task::{Owner, RunStop, StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name};
@@ -114,9 +114,9 @@ pub trait Stage: Any + Send {
     /// a stage with [`Contract::computes_checksums`].
     fn offload_checksums(&mut self) {}
 
-    /// Reports the counters that the stage itself keeps, such as the number of bytes. No two counters of a stage may have
-    /// the same name. If the stage has one counter for each entry of a table, [`Stage::entry_counters`] reports these
-    /// counters.
+    /// Reports the counters that the stage itself keeps, such as the number of bytes. No two counters of a stage may
+    /// have the same name. If the stage has one counter for each entry of a table, [`Stage::entry_counters`] reports
+    /// these counters.
     ///
     /// This method runs on the worker between two batches, when a snapshot of the run is taken, and once after the run.
     /// It must not allocate, lock, wait, or panic. The names must stay the same, in the same order, until
@@ -125,10 +125,11 @@ pub trait Stage: Any + Send {
         let _ = report;
     }
 
-    /// Reports one counter for each entry of a table, such as the hits of each rule. For each entry, the second argument
-    /// is `true` if the name of the entry was chosen in the config, and `false` if the name is the text of the entry. The
-    /// config can exclude these counters from the metrics, because a table can be large. The names must differ from each
-    /// other and from the names of [`Stage::counters`]. Otherwise, the same rules apply as for [`Stage::counters`].
+    /// Reports one counter for each entry of a table, such as the hits of each rule. For each entry, the second
+    /// argument is `true` if the name of the entry was chosen in the config, and `false` if the name is the text of the
+    /// entry. The config can exclude these counters from the metrics, because a table can be large. The names must
+    /// differ from each other and from the names of [`Stage::counters`]. Otherwise, the same rules apply as for
+    /// [`Stage::counters`].
     fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {
         let _ = report;
     }
@@ -150,7 +151,7 @@ pub trait Stage: Any + Send {
 
     /// Writes out data that the stage has collected. Runs once after the run, even if the run failed, or after a change
     /// that removes or replaces the stage. If the change is not confirmed yet, this method does not run for a stage
-    /// with shared objects ([`Setup::shared`]), because a revert uses the objects again.
+    /// with shared objects ([`Setup::shared_by_workers`]), because a revert uses the objects again.
     ///
     /// # Errors
     /// Fails if the data cannot be written. The report contains the error.

@@ -2,7 +2,9 @@
 //! every stage gets the facts (known properties of packets) that it needs.
 
 use crate::mem::{BATCH, Batch, Packet, RecvFields};
-use crate::pipeline::{Cause, Contract, Ctx, DropObserver, Exit, Facts, Generator, OnPanic, Problem, Stage, StageInfo};
+use crate::pipeline::{
+    Cause, Contract, Ctx, DefaultTarget, DropObserver, Facts, Generator, OnPanic, Problem, Stage, StageInfo,
+};
 
 /// The destination of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +27,8 @@ pub struct NodeSpec {
     pub kind: String,
     /// The stage.
     pub stage: Box<dyn Stage>,
-    /// Default target of the packets of the stage. If [`Contract::exit`](super::Contract::exit) is not [`Exit::Next`],
-    /// the exit overrides this target.
+    /// Default target of the packets of the stage. If [`Contract::exit`](super::Contract::exit) is not
+    /// [`DefaultTarget::Next`], the exit overrides this target.
     pub next: Target,
     /// Name and target of each output, by index.
     pub outputs: Vec<(String, Target)>,
@@ -38,7 +40,7 @@ pub struct NodeSpec {
     pub on_panic: OnPanic,
     /// Index of the stage that observes the drops of this stage. The observing stage can be earlier or later than this
     /// stage.
-    pub drops: Option<usize>,
+    pub drop_observer: Option<usize>,
 }
 
 /// A placeholder with the properties of a running stage. If the stage continues after a change, the new [`Program`]
@@ -98,22 +100,22 @@ impl Program {
     /// Creates a program from stages in topological order: every target is later than its source.
     ///
     /// # Panics
-    /// Panics if a target is not later than its source, if `drops` is not the index of another stage, or if there is no
-    /// stage. Each of these cases is an error in the code that planned the program.
+    /// Panics if a target is not later than its source, if `drop_observer` is not the index of another stage, or if
+    /// there is no stage. Each of these cases is an error in the code that planned the program.
     pub fn new(mut nodes: Vec<NodeSpec>) -> Self {
         assert!(!nodes.is_empty(), "a program has at least one stage");
         let stages = nodes.len();
         for (place, node) in nodes.iter_mut().enumerate() {
             node.next = match node.stage.contract().exit {
-                Exit::Next => node.next,
-                Exit::Port(port) => Target::Port(usize::from(port)),
-                Exit::Egress => Target::Egress,
-                Exit::Drop => Target::Drop,
+                DefaultTarget::Next => node.next,
+                DefaultTarget::Port(port) => Target::Port(usize::from(port)),
+                DefaultTarget::Egress => Target::Egress,
+                DefaultTarget::Drop => Target::Drop,
             };
             for target in node.targets() {
                 assert!(!matches!(target, Target::Node(to) if to <= place), "stages are in topological order");
             }
-            let watched = node.drops.is_none_or(|watcher| watcher < stages && watcher != place);
+            let watched = node.drop_observer.is_none_or(|watcher| watcher < stages && watcher != place);
             assert!(watched, "the observing stage must exist, and a stage cannot observe its own drops");
         }
         Self { nodes }
@@ -282,7 +284,7 @@ impl Program {
             };
             reaches_device[place] = node.targets().any(is_sent);
             // A stage that observes the drops of this stage would see packets with wrong checksums.
-            let all = node.targets().all(leads) && node.drops.is_none();
+            let all = node.targets().all(leads) && node.drop_observer.is_none();
             let contract = node.stage.contract();
             leads_to_device[place] = all && contract.ignores_checksums;
             if all && reaches_device[place] && contract.computes_checksums {
@@ -359,7 +361,7 @@ mod tests {
         fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
 
         fn contract(&self) -> Contract {
-            Contract::new().needs(Facts::EGRESS).exit(Exit::Egress)
+            Contract::new().needs(Facts::EGRESS).exit(DefaultTarget::Egress)
         }
     }
 
@@ -374,7 +376,7 @@ mod tests {
             reasons: Vec::new(),
             info: StageInfo::new(),
             on_panic: OnPanic::Stop,
-            drops: None,
+            drop_observer: None,
         }
     }
 

@@ -15,7 +15,7 @@ use crate::pipeline::hops::NextHop;
 /// The inputs of the preparation of a stage, and the files that the stage writes.
 #[derive(Clone, Debug, Default)]
 pub struct StageRecord {
-    /// The facts in each call of [`Setup::wants`](super::Setup::wants), and the result of the call.
+    /// The facts in each call of [`Setup::any_stage_needs`](super::Setup::any_stage_needs), and the result of the call.
     pub(super) wanted: Vec<(Facts, bool)>,
     /// The numbers that the stage requested for ports, by the name of the port.
     pub(super) port_numbers: BTreeMap<String, u8>,
@@ -27,9 +27,9 @@ pub struct StageRecord {
     pub(super) requested_hops: BTreeSet<u32>,
     /// All next hops after the preparation of all stages.
     pub(super) next_hops: Option<Arc<[NextHop]>>,
-    /// The types of the objects from [`Setup::common`](super::Setup::common) that the stage uses. Several stages share
-    /// each of these objects.
-    pub commons: BTreeSet<TypeId>,
+    /// The types of the objects from [`Setup::shared_by_stages`](super::Setup::shared_by_stages) that the stage uses.
+    /// Several stages share each of these objects.
+    pub stage_shared_types: BTreeSet<TypeId>,
     /// The files that the stage reads. The value has the properties of the file before the stage read the file, or is
     /// `None` if the file did not exist.
     pub read: BTreeMap<PathBuf, Option<Fingerprint>>,

@@ -114,7 +114,7 @@ impl<'a> Setup<'a> {
 
     /// Whether any stage of the pipeline needs one of these facts ([`Contract::needs`](super::Contract::needs)). A
     /// stage need not compute a fact that no stage needs.
-    pub fn wants(&mut self, facts: Facts) -> bool {
+    pub fn any_stage_needs(&mut self, facts: Facts) -> bool {
         let wanted = self.wanted.intersects(facts);
         self.record().wanted.push((facts, wanted));
         wanted
@@ -143,7 +143,7 @@ impl<'a> Setup<'a> {
 
     /// Returns `false` if a change of the running pipeline has removed a port, or has given a port another number. An
     /// object of the replaced stage ([`Setup::earlier`]) that contains numbers of ports is then invalid.
-    pub fn has_earlier_port_numbers(&self) -> bool {
+    pub fn has_unchanged_port_numbers(&self) -> bool {
         let is_same =
             |(number, port): (usize, &PortInfo)| self.ports.get(number).is_some_and(|now| now.name == port.name);
         self.earlier_ports.is_none_or(|ports| ports.iter().enumerate().all(is_same))
@@ -184,7 +184,7 @@ impl<'a> Setup<'a> {
     ///
     /// # Errors
     /// Fails if another part of the config writes or reads the file. The problem points to `key`.
-    pub fn claim(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
+    pub fn declare_written_file(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
         let user = format!("the file that stage `{}` writes", self.stage);
         self.record().written.insert(path.to_owned());
         self.files.write(path, &user).map_err(|why| Problem::at(key, why).help(Files::HELP))
@@ -194,7 +194,7 @@ impl<'a> Setup<'a> {
     ///
     /// # Errors
     /// Fails if a part of the config writes the file. The problem points to `key`.
-    pub fn reads(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
+    pub fn declare_read_file(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
         let user = format!("the file that stage `{}` reads", self.stage);
         let fingerprint = Fingerprint::of(path);
         self.record().read.entry(path.to_owned()).or_insert(fingerprint);
@@ -207,7 +207,7 @@ impl<'a> Setup<'a> {
     /// # Errors
     /// Fails if the stages need more memory than the host has available. The problem points to `key`, and its help text
     /// is `less`.
-    pub fn reserve(&mut self, bytes: u64, key: &str, less: &str) -> Result<(), Problem> {
+    pub fn declare_memory(&mut self, bytes: u64, key: &str, less: &str) -> Result<(), Problem> {
         let before: u64 = self.memory.stages.values().sum::<u64>() - self.memory.allocated;
         *self.memory.stages.entry(self.stage.clone()).or_default() += bytes;
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
@@ -237,7 +237,7 @@ impl<'a> Setup<'a> {
     ///
     /// # Errors
     /// Returns the errors of `make`.
-    pub fn shared<T: Send + Sync + 'static>(
+    pub fn shared_by_workers<T: Send + Sync + 'static>(
         &mut self,
         make: impl FnOnce(&mut Self) -> Result<T, Problem>,
     ) -> Result<Arc<T>, Problem> {
@@ -250,24 +250,24 @@ impl<'a> Setup<'a> {
         Ok(made)
     }
 
-    /// Returns the object of type `T` that the replaced stage shared ([`Setup::shared`]). Returns `None` if this stage
-    /// replaces no stage. The new stage can share this object again with [`Setup::share`], or build its own object from
-    /// this object.
+    /// Returns the object of type `T` that the replaced stage shared ([`Setup::shared_by_workers`]). Returns `None` if
+    /// this stage replaces no stage. The new stage can share this object again with [`Setup::share`], or build its own
+    /// object from this object.
     pub fn earlier<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
         self.earlier.get(&(self.stage.clone(), TypeId::of::<T>())).cloned()?.downcast().ok()
     }
 
-    /// Shares an existing object. [`Setup::shared`] then returns this object.
+    /// Shares an existing object. [`Setup::shared_by_workers`] then returns this object.
     pub fn share<T: Send + Sync + 'static>(&mut self, object: Arc<T>) {
         self.shared.insert((self.stage.clone(), TypeId::of::<T>()), object);
     }
 
-    /// Returns the common object of the type `T`, which all stages that call this method share. The first caller builds
-    /// the object with `make`. If a change of the running pipeline adds or removes a stage that uses the object, the
-    /// stages of the new pipeline build a new object.
-    pub fn common<T: Send + Sync + 'static>(&mut self, make: impl FnOnce(&mut Self) -> Arc<T>) -> Arc<T> {
+    /// Returns the stage-shared object of the type `T`: all stages that call this method share this object. The first
+    /// caller builds the object with `make`. If a change of the running pipeline adds or removes a stage that uses the
+    /// object, the stages of the new pipeline build a new object.
+    pub fn shared_by_stages<T: Send + Sync + 'static>(&mut self, make: impl FnOnce(&mut Self) -> Arc<T>) -> Arc<T> {
         let key = (String::new(), TypeId::of::<T>());
-        self.record().commons.insert(key.1);
+        self.record().stage_shared_types.insert(key.1);
         if self.users.get(&key.1).is_some_and(|users| !users.contains(&self.stage)) && !self.renewed.contains(&key.1) {
             // The running pipeline uses the object without this stage. Leave that object unchanged, and build a new
             // object.
@@ -282,22 +282,22 @@ impl<'a> Setup<'a> {
         made
     }
 
-    /// Returns the common object of the type `T` of the running pipeline. Returns `None` if no pipeline runs, or if the
-    /// running pipeline has no such object. If a change builds the object again, the function that builds the new
-    /// object ([`Setup::common`]) can take over the content of the earlier object.
-    pub fn earlier_common<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
+    /// Returns the object of the type `T` that the stages of the running pipeline share. Returns `None` if no pipeline
+    /// runs, or if the running pipeline has no such object. If a change builds the object again, the function that
+    /// builds the new object ([`Setup::shared_by_stages`]) can take over the content of the earlier object.
+    pub fn earlier_shared_by_stages<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
         self.earlier.get(&(String::new(), TypeId::of::<T>())).cloned()?.downcast().ok()
     }
 
-    /// Requests a new common object of the type `T`, because the existing object does not suit the parameters of this
+    /// Requests a new object of the type `T`, because the existing object does not suit the parameters of this
     /// stage. If the object belongs to a running pipeline, the change prepares all stages that use the object again.
-    pub fn renew_common<T: 'static>(&mut self) {
+    pub fn renew_shared_by_stages<T: 'static>(&mut self) {
         self.renewed.insert(TypeId::of::<T>());
     }
 
-    /// Calls `register` with this setup. The tasks and functions that `register` registers belong to the common object
-    /// of the type `T` ([`Setup::common`]). The tasks and functions therefore continue if this stage ends before the
-    /// object.
+    /// Calls `register` with this setup. The tasks and functions that `register` registers belong to the shared object
+    /// of the type `T` ([`Setup::shared_by_stages`]). The tasks and functions therefore continue if this stage ends
+    /// before the object.
     pub fn on_behalf_of<T: 'static, R>(&mut self, register: impl FnOnce(&mut Self) -> R) -> R {
         self.owned_by(Owner::Object(String::new(), TypeId::of::<T>()), register)
     }
@@ -310,15 +310,16 @@ impl<'a> Setup<'a> {
     }
 
     /// Registers a table that other programs can list while the pipeline runs. `name` selects the table in `dataplane
-    /// show NAME`. Register the table only once for all workers, on the first worker or in [`Setup::shared`].
+    /// show NAME`. Register the table only once for all workers, on the first worker or in
+    /// [`Setup::shared_by_workers`].
     pub fn table(&mut self, name: &str, table: impl Table) {
         self.services.tables.push(Arc::new(StageTable::new(name, &self.stage, table)));
     }
 
     /// Registers a background task. `name` is the name of its thread. The task starts before this stage processes its
     /// first packet. The task ends after the workers, or when a change of the pipeline removes or replaces this stage.
-    /// Register the task only once for all workers, on the first worker or in [`Setup::shared`]. An offline pipeline
-    /// starts no tasks.
+    /// Register the task only once for all workers, on the first worker or in [`Setup::shared_by_workers`]. An offline
+    /// pipeline starts no tasks.
     pub fn task(&mut self, name: &str, task: impl Task) {
         let owner = self.owner.clone();
         self.services.tasks.push(TaskSpec { name: name.to_owned(), task: Box::new(task), owner });
@@ -344,14 +345,14 @@ impl<'a> Setup<'a> {
 
     /// Declares capabilities that the stage or its tasks use during the run (capabilities(7)). At its start, a run
     /// gives up every capability that no part of the run declared. A later change that needs another capability is
-    /// refused. Outputs that the stage declared with [`Setup::claim`] need no capability.
-    pub fn keeps(&mut self, capabilities: CapabilitySet) {
+    /// refused. Files that the stage declared with [`Setup::declare_written_file`] need no capability.
+    pub fn needs_capabilities(&mut self, capabilities: CapabilitySet) {
         self.services.capabilities.push(capabilities);
     }
 
-    /// Registers a function that changes an object which the running pipeline may use too, such as a common object. The
-    /// function runs when the pipeline starts to process packets. If the preparation is discarded, for example because
-    /// another stage has a problem, the function does not run.
+    /// Registers a function that changes an object which the running pipeline may use too, such as a stage-shared
+    /// object. The function runs when the pipeline starts to process packets. If the preparation is discarded, for
+    /// example because another stage has a problem, the function does not run.
     pub fn on_start(&mut self, start: impl FnOnce() + Send + 'static) {
         self.services.starts.push(Box::new(start));
     }
@@ -454,7 +455,7 @@ pub struct ContinuingParts<'a> {
     pub keeps: &'a BTreeSet<String>,
     /// The names of the stages that replace a stage with the same name.
     pub replaces: &'a BTreeSet<String>,
-    /// The types of the common objects that are built again.
+    /// The types of the stage-shared objects that are built again.
     pub renews: &'a BTreeSet<TypeId>,
     /// If the change reverts a change, the objects of the pipeline before the reverted change. The stages use these
     /// objects again, so the stages read no files.
@@ -471,11 +472,11 @@ pub struct Resources {
     folder: PathBuf,
     next_hops: NextHops,
     shared: HashMap<ObjectKey, SharedObject>,
-    /// The objects that the replaced stages shared, and the common objects of the running pipeline.
+    /// The objects that the replaced stages shared, and the stage-shared objects of the running pipeline.
     earlier: HashMap<ObjectKey, SharedObject>,
-    /// For each common object of the running pipeline, the names of the running stages that use the object.
+    /// For each stage-shared object of the running pipeline, the names of the running stages that use the object.
     users: BTreeMap<TypeId, BTreeSet<String>>,
-    /// The types of the common objects that must be built again.
+    /// The types of the stage-shared objects that must be built again.
     pub renewed: BTreeSet<TypeId>,
     /// The inputs of the preparation of each stage, by the name of the stage.
     pub records: BTreeMap<String, StageRecord>,
@@ -584,8 +585,8 @@ impl Resources {
         }
     }
 
-    /// Returns the types of the common objects whose users have changed: the running pipeline and the new pipeline both
-    /// use the object, but in different stages.
+    /// Returns the types of the stage-shared objects whose users have changed: the running pipeline and the new
+    /// pipeline both use the object, but in different stages.
     pub fn changed_commons(&self) -> BTreeSet<TypeId> {
         let now = users(&self.records);
         let is_changed = |(kind, users): &(&TypeId, &BTreeSet<String>)| now.get(kind).is_some_and(|now| now != *users);
@@ -617,8 +618,8 @@ impl Resources {
         for record in self.records.values_mut() {
             record.next_hops.get_or_insert_with(|| hops.clone());
         }
-        let commons = users(&self.records);
-        self.shared.retain(|(stage, kind), _| !stage.is_empty() || commons.contains_key(kind));
+        let users = users(&self.records);
+        self.shared.retain(|(stage, kind), _| !stage.is_empty() || users.contains_key(kind));
         self.earlier.clear();
     }
 
@@ -637,9 +638,10 @@ impl Resources {
     }
 
     /// Returns `true` if a running stage with this record can continue in the new pipeline: the results of
-    /// [`Setup::wants`], the ports and the next hops are as in the record, and no common object of the stage is in
-    /// `renews`. Does not check files. Call this method after the preparation of all stages before this stage.
-    pub fn suits(&self, record: &StageRecord, renews: &BTreeSet<TypeId>) -> bool {
+    /// [`Setup::any_stage_needs`], the ports and the next hops are as in the record, and no stage-shared object of the
+    /// stage is in `renews`. Does not check files. Call this method after the preparation of all stages before this
+    /// stage.
+    pub fn can_continue(&self, record: &StageRecord, renews: &BTreeSet<TypeId>) -> bool {
         let is_numbered = |(name, number): (&String, &u8)| {
             self.ports.get(usize::from(*number)).is_some_and(|port| port.name == *name)
         };
@@ -647,22 +649,22 @@ impl Resources {
             && record.port_numbers.iter().all(is_numbered)
             && record.wanted.iter().all(|(facts, wanted)| self.wanted.intersects(*facts) == *wanted)
             && (!record.uses_next_hops || record.next_hops.as_deref() == Some(&self.next_hops.hops))
-            && record.commons.is_disjoint(renews)
+            && record.stage_shared_types.is_disjoint(renews)
     }
 }
 
 /// Returns the new number of each earlier port, or `None` for a removed port. The name identifies a port before and
 /// after a change.
-pub fn renumbered(earlier: &[PortInfo], now: &[PortInfo]) -> Vec<Option<u8>> {
+pub fn new_port_numbers(earlier: &[PortInfo], now: &[PortInfo]) -> Vec<Option<u8>> {
     let number = |port: &PortInfo| now.iter().position(|now| now.name == port.name);
     earlier.iter().map(|port| number(port).and_then(|number| u8::try_from(number).ok())).collect()
 }
 
-/// Returns the names of the stages that use each common object.
+/// Returns the names of the stages that use each stage-shared object.
 fn users(records: &BTreeMap<String, StageRecord>) -> BTreeMap<TypeId, BTreeSet<String>> {
     let mut users: BTreeMap<TypeId, BTreeSet<String>> = BTreeMap::new();
     for (stage, record) in records {
-        for kind in &record.commons {
+        for kind in &record.stage_shared_types {
             users.entry(*kind).or_default().insert(stage.clone());
         }
     }
@@ -670,8 +672,8 @@ fn users(records: &BTreeMap<String, StageRecord>) -> BTreeMap<TypeId, BTreeSet<S
 }
 
 impl Objects {
-    /// Creates the objects for the preparation of the stages that a change adds or replaces. Relative paths are relative
-    /// to `folder`.
+    /// Creates the objects for the preparation of the stages that a change adds or replaces. Relative paths are
+    /// relative to `folder`.
     pub fn successor(&self, folder: &Path, continuing: ContinuingParts<'_>) -> Resources {
         let ContinuingParts { keeps, replaces, renews, held, ports } = continuing;
         let of = |objects: &Self, wanted: &dyn Fn(&str, TypeId) -> bool| {
@@ -698,7 +700,7 @@ impl Objects {
                 self.records.values().flat_map(|record| &record.requested_hops).copied().collect();
             next_hops.free = (1..=next_hops.hops.len() as u32).filter(|number| !used.contains(number)).collect();
             if let Some(ports) = ports {
-                next_hops.renumber_ports(&renumbered(&self.ports, ports));
+                next_hops.renumber_ports(&new_port_numbers(&self.ports, ports));
             }
         }
         let stages = self.memory.iter().filter(|(stage, _)| keeps.contains(*stage));
@@ -728,8 +730,8 @@ impl Objects {
         &self.ports
     }
 
-    /// Returns the types of the common objects that the stages use.
-    pub fn commons(&self) -> BTreeSet<TypeId> {
+    /// Returns the types of the stage-shared objects that the stages use.
+    pub fn stage_shared_types(&self) -> BTreeSet<TypeId> {
         users(&self.records).into_keys().collect()
     }
 
@@ -739,7 +741,7 @@ impl Objects {
     }
 
     /// Returns `true` if these objects and `earlier` contain the same object with this type, for this stage.
-    pub fn continues(&self, earlier: &Self, stage: &str, kind: TypeId) -> bool {
+    pub fn shares_object_with(&self, earlier: &Self, stage: &str, kind: TypeId) -> bool {
         let key = (stage.to_owned(), kind);
         self.shared.get(&key).zip(earlier.shared.get(&key)).is_some_and(|(now, before)| Arc::ptr_eq(now, before))
     }
@@ -814,10 +816,10 @@ mod tests {
             let records = resources.records.clone();
             let suits: Vec<&str> = records
                 .iter()
-                .filter(|(_, record)| resources.suits(record, &renews))
+                .filter(|(_, record)| resources.can_continue(record, &renews))
                 .map(|(name, _)| &**name)
                 .collect();
-            let is_valid = Setup::new(&mut resources, "new", 0, 1).has_earlier_port_numbers();
+            let is_valid = Setup::new(&mut resources, "new", 0, 1).has_unchanged_port_numbers();
             (suits.join(" "), is_valid)
         };
         assert_eq!(changed(&["a", "b", "c"]), ("first none second".to_owned(), true));

@@ -92,8 +92,8 @@ pub enum Owner {
     /// The stage with this name.
     Stage(String),
     /// The object of this type that the instances of the stage with this name share
-    /// ([`Setup::shared`](super::Setup::shared)). For an empty name, the object that all stages share
-    /// ([`Setup::common`](super::Setup::common)).
+    /// ([`Setup::shared_by_workers`](super::Setup::shared_by_workers)). For an empty name, the object that all stages
+    /// share ([`Setup::shared_by_stages`](super::Setup::shared_by_stages)).
     Object(String, TypeId),
 }
 

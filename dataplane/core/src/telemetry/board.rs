@@ -21,9 +21,9 @@ pub struct Progress {
 /// Counters that one worker writes every few hundred loops and any thread can read. A read costs the worker at most one
 /// cache miss, and never blocks the worker.
 #[derive(Debug, Default)]
-pub struct Board(CachePadded<[AtomicU64; 4]>);
+pub struct SharedProgress(CachePadded<[AtomicU64; 4]>);
 
-impl Board {
+impl SharedProgress {
     /// Publishes new counters.
     #[inline]
     pub fn publish(&self, progress: Progress) {

@@ -36,7 +36,7 @@ pub struct Ledger {
 
 impl Ledger {
     /// Adds dropped packets under `stage.reason`.
-    pub fn drop(&mut self, stage: &str, reason: &str, packets: u64) {
+    pub fn add_drops(&mut self, stage: &str, reason: &str, packets: u64) {
         if packets > 0 {
             self.dropped += packets;
             *self.drops.entry(format!("{stage}.{reason}")).or_default() += packets;
@@ -86,11 +86,11 @@ mod tests {
     #[test]
     fn missing_and_surplus_packets_are_both_unaccounted() {
         let mut ledger = Ledger { rx: 10, copied: 2, tx: 7, consumed: 1, held: 1, ..Ledger::default() };
-        ledger.drop("acl", "denied", 2);
-        ledger.drop("acl", "malformed", 0);
+        ledger.add_drops("acl", "denied", 2);
+        ledger.add_drops("acl", "malformed", 0);
         ledger.balance();
         assert_eq!((ledger.dropped, ledger.unaccounted), (2, 1));
-        ledger.drop("tx", "too_long", 2);
+        ledger.add_drops("tx", "too_long", 2);
         ledger.balance();
         assert_eq!(ledger.unaccounted, -1);
         assert_eq!(ledger.drops.len(), 2);
@@ -99,9 +99,9 @@ mod tests {
     #[test]
     fn add_sums_two_ledgers() {
         let mut one = Ledger { rx: 3, tx: 1, ..Ledger::default() };
-        one.drop("a", "b", 2);
+        one.add_drops("a", "b", 2);
         let mut two = one.clone();
-        two.drop("c", "d", 1);
+        two.add_drops("c", "d", 1);
         one.balance();
         two.balance();
         one.add(&two);
@@ -113,7 +113,7 @@ mod tests {
     fn full() -> Ledger {
         let (rx, generated, copied, tx, consumed, held) = (1000, 300, 70, 900, 200, 80);
         let mut ledger = Ledger { rx, generated, copied, tx, consumed, held, ..Ledger::default() };
-        ledger.drop("acl", "denied", 150);
+        ledger.add_drops("acl", "denied", 150);
         ledger.balance();
         ledger
     }

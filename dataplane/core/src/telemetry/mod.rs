@@ -8,10 +8,10 @@ mod ledger;
 mod recent;
 mod report;
 
-pub use board::{Board, Progress};
+pub use board::{Progress, SharedProgress};
 pub use cost::{CostReport, CostSum, Costs};
 pub use display::{BitsPerSecond, Duration, PacketsPerSecond, PerSecond, Size};
 pub use latency::Latency;
 pub use ledger::Ledger;
-pub use recent::{Live, PortRates, Rates, Recent, WorkerRates};
+pub use recent::{LiveStatistics, PortRates, Rates, Recent, WorkerRates};
 pub use report::{CounterKind, LatencyReport, PortReport, Report, SleepReport, StageReport, Totals, WorkerReport};

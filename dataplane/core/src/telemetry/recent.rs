@@ -127,7 +127,7 @@ impl Recent {
 
 /// The statistics of a running program.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Live {
+pub struct LiveStatistics {
     /// The process id.
     pub pid: u32,
     /// The version of the program.
@@ -141,7 +141,7 @@ pub struct Live {
     pub recent: Recent,
 }
 
-impl fmt::Display for Live {
+impl fmt::Display for LiveStatistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pid, version, config, report, recent } = self;
         writeln!(f, "{config} · process {pid}, version {version}, running for {:.3} s", report.duration_s)?;

@@ -143,7 +143,7 @@ fn devices(sysfs: &Path) -> Vec<Device> {
                 DeviceKind::Net => below_net(&folder.join(&name)),
             };
             let node = own_node(&folder.join(&name)).or_else(|| node_below(sysfs, &on, LAYERS));
-            devices.push(Device { name, kind, on, node });
+            devices.push(Device { name, kind, lower_interfaces: on, node });
         }
     }
     devices
@@ -261,7 +261,7 @@ mod tests {
         ] {
             let device = topology.devices().iter().find(|device| device.name == name).unwrap();
             assert_eq!(
-                (device.on.as_slice(), device.node),
+                (device.lower_interfaces.as_slice(), device.node),
                 (&on.iter().map(|&on| on.to_owned()).collect::<Vec<_>>()[..], node.map(NumaNode)),
                 "{name}"
             );

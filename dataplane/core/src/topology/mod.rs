@@ -86,7 +86,8 @@ pub struct Device {
     /// The kind of the device.
     pub kind: DeviceKind,
     /// The underlying network interfaces of a virtual device, for example of a VLAN or an rxe device.
-    pub on: Vec<String>,
+    #[serde(rename = "on")]
+    pub lower_interfaces: Vec<String>,
     /// The node of the device, or the common node of the underlying interfaces of a virtual device. `None` if the node
     /// is unknown or the nodes of the interfaces differ.
     pub node: Option<NumaNode>,
@@ -195,11 +196,11 @@ impl Topology {
 
     /// Formats the allowed cores as a list of ranges for messages, for example `0-3, 8`.
     pub fn allowed_list(&self) -> String {
-        Self::list(self.allowed().map(|core| core.id))
+        Self::format_cores(self.allowed().map(|core| core.id))
     }
 
     /// Formats cores as a list of ranges for messages, for example `0-3, 8`. The cores must be in ascending order.
-    pub fn list(cores: impl IntoIterator<Item = CoreId>) -> String {
+    pub fn format_cores(cores: impl IntoIterator<Item = CoreId>) -> String {
         ranges(cores.into_iter().map(|core| core.0))
     }
 
@@ -214,13 +215,14 @@ impl Topology {
             let threads = self.cores.iter().filter(|other| other.physical == core.physical).map(|other| other.id);
             let cache = |level| self.cache_of(core.id, level);
             let size = |level| cache(level).map_or("-".to_owned(), |cache| cache.size.to_string());
-            let shared = |level| cache(level).map_or("-".to_owned(), |cache| Self::list(cache.cores.iter().copied()));
+            let shared =
+                |level| cache(level).map_or("-".to_owned(), |cache| Self::format_cores(cache.cores.iter().copied()));
             vec![
                 core.id.to_string(),
                 core.node.to_string(),
                 core.package.to_string(),
                 core.physical.to_string(),
-                Self::list(threads),
+                Self::format_cores(threads),
                 size(1),
                 size(2),
                 size(3),
@@ -240,7 +242,7 @@ impl Topology {
             vec![
                 node.id.to_string(),
                 format!("{} MiB", node.memory.0 >> 20),
-                or_dash(Self::list(cores)),
+                or_dash(Self::format_cores(cores)),
                 or_dash(node.hugepages.iter().map(pages).collect::<Vec<_>>().join(", ")),
                 yes_or_no(node.allowed),
             ]
@@ -258,9 +260,9 @@ impl Topology {
             vec![
                 device.name.clone(),
                 kind.to_owned(),
-                or_dash(device.on.join(", ")),
+                or_dash(device.lower_interfaces.join(", ")),
                 device.node.map_or("-".to_owned(), |node| node.to_string()),
-                or_dash(device.node.map_or(String::new(), |node| Self::list(self.near(node)))),
+                or_dash(device.node.map_or(String::new(), |node| Self::format_cores(self.near(node)))),
             ]
         };
         [heading.map(str::to_owned).to_vec()].into_iter().chain(self.devices.iter().map(row)).collect()
@@ -271,7 +273,7 @@ impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         table(f, &self.core_rows())?;
         if !self.offline.is_empty() {
-            writeln!(f, "offline: {}", Self::list(self.offline.iter().copied()))?;
+            writeln!(f, "offline: {}", Self::format_cores(self.offline.iter().copied()))?;
         }
         writeln!(f)?;
         table(f, &self.node_rows())?;
@@ -351,7 +353,7 @@ mod tests {
         let device = |name: &str, on: &[&str], node: Option<u32>| Device {
             name: name.into(),
             kind: DeviceKind::Verbs,
-            on: on.iter().map(|&name| name.to_owned()).collect(),
+            lower_interfaces: on.iter().map(|&name| name.to_owned()).collect(),
             node: node.map(NumaNode),
         };
         topology.devices = vec![device("mlx5_0", &[], Some(0)), device("rxe0", &["eth0"], None)];

@@ -6,7 +6,7 @@ use crate::units::{Nanos, QpNum, Rkey, Ticks};
 use crate::verbs::{PollFields, WcFlags, WcOpcode, WcStatus};
 
 /// The maximum number of completions in a run.
-pub const RUN: usize = 256;
+pub const MAX_RUN: usize = 256;
 
 /// A completion. A method returns `None` if its field was not requested when the queue was created, or if the field
 /// does not apply to this completion. After an error, only `wr_id`, `status`, `vendor_err` and the queue pair number
@@ -88,7 +88,7 @@ impl Completion {
     }
 
     /// Returns the values, so that a provider can fill them in.
-    pub const fn values(&mut self) -> &mut CompletionValues {
+    pub const fn values_mut(&mut self) -> &mut CompletionValues {
         &mut self.values
     }
 
@@ -121,8 +121,8 @@ impl Completion {
     }
 
     /// Returns the number of bytes that were received, read by an RDMA read, or changed by a remote atomic operation.
-    /// For unreliable datagrams, the number includes the 40 bytes of the global route header (GRH). `None` for a send or
-    /// a write.
+    /// For unreliable datagrams, the number includes the 40 bytes of the global route header (GRH). `None` for a send
+    /// or a write.
     pub fn byte_len(&self) -> Option<u32> {
         let outgoing = matches!(self.opcode(), Some(WcOpcode::Send | WcOpcode::RdmaWrite));
         self.has(PollFields::BYTE_LEN, self.values.byte_len).filter(|_| !outgoing)
@@ -254,15 +254,15 @@ pub struct Completions {
     /// [`PollFields::RECV_INFO`] was granted. `info` may be valid together with `in_order`.
     pub has_info: bool,
     /// The `wr_id` of each request.
-    pub wr_id: [u64; RUN],
+    pub wr_id: [u64; MAX_RUN],
     /// The number of received bytes; for unreliable datagrams including the 40 bytes of the global route header (GRH).
-    pub byte_len: [u32; RUN],
+    pub byte_len: [u32; MAX_RUN],
     /// The timestamps; 0 without a clock.
-    pub ticks: [Ticks; RUN],
+    pub ticks: [Ticks; MAX_RUN],
     /// The results of the requests.
-    pub status: [WcStatus; RUN],
+    pub status: [WcStatus; MAX_RUN],
     /// What the device found out about each received frame. Default values for failed requests.
-    pub info: [RecvInfo; RUN],
+    pub info: [RecvInfo; MAX_RUN],
 }
 
 impl Completions {
@@ -273,11 +273,11 @@ impl Completions {
             failed: false,
             in_order: false,
             has_info: false,
-            wr_id: [0; RUN],
-            byte_len: [0; RUN],
-            ticks: [Ticks(0); RUN],
-            status: [WcStatus::Success; RUN],
-            info: [RecvInfo::default(); RUN],
+            wr_id: [0; MAX_RUN],
+            byte_len: [0; MAX_RUN],
+            ticks: [Ticks(0); MAX_RUN],
+            status: [WcStatus::Success; MAX_RUN],
+            info: [RecvInfo::default(); MAX_RUN],
         })
     }
 
@@ -293,7 +293,7 @@ impl Completions {
     /// Returns what the device found out about each received frame, or nothing if `has_info` is not set.
     #[inline]
     pub fn infos(&self) -> &[RecvInfo] {
-        if self.has_info { &self.info[..self.len.min(RUN)] } else { &[] }
+        if self.has_info { &self.info[..self.len.min(MAX_RUN)] } else { &[] }
     }
 
     /// Adds a completion to a run that is not [`Completions::in_order`]. Returns `false` if the run is full.
@@ -301,7 +301,7 @@ impl Completions {
     pub fn push(&mut self, wr_id: u64, status: WcStatus, byte_len: u32, ticks: Ticks) -> bool {
         debug_assert!(!self.in_order);
         let at = self.len;
-        if at >= RUN {
+        if at >= MAX_RUN {
             return false;
         }
         if status != WcStatus::Success && !self.failed {

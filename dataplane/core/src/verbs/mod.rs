@@ -41,14 +41,14 @@ use std::time::Duration;
 pub use crate::mem::{RecvFlags, RecvInfo};
 pub use ah_cache::AhCache;
 pub use attributes::{AttributeMask, Path, QpAttributes, QpState, QpType, TransitionError, check_transition};
-pub use completion::{Completion, CompletionValues, Completions, Cursor, RUN, TagInfo};
+pub use completion::{Completion, CompletionValues, Completions, Cursor, MAX_RUN, TagInfo};
 pub use event::{AsyncEvent, CqEvent, EventKind, EventSubject};
 pub use flags::{Access, CqFlags, PollFields, SendFlags, WcFlags, WcOpcode, WrOpcode};
 pub use owner::{Claim, ClaimGuard, QueueOwner};
 pub use raw::{
-    Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch,
-    Ipv4Match, Ipv6Match, MatchedField, PortsMatch, RateLimit, RawDevice, RawError, RawPacketCaps, RawReceive, RawSpec,
-    RssCaps, TransportMatch, TunnelMatch, checksum_covers_payload, frame_length,
+    EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch,
+    Ipv4Match, Ipv6Match, MaskedValue, MatchedField, PortsMatch, RateLimit, RawDevice, RawError, RawPacketCaps,
+    RawReceive, RawSpec, RssCaps, TransportMatch, TunnelMatch, checksum_covers_payload, frame_length,
 };
 pub use request::{Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge};
 pub use rss::{RssFields, RssSpec};
@@ -271,8 +271,8 @@ pub unsafe trait ProtectionDomain: Clone + Send + Sync + 'static {
         self.register_part(region, all, access)
     }
 
-    /// Keeps a region mapped until this domain has ended, which is after the end of all its queue pairs. A provider whose
-    /// [`Device::checks_every_key`] returns `true` may ignore the call.
+    /// Keeps a region mapped until this domain has ended, which is after the end of all its queue pairs. A provider
+    /// whose [`Device::checks_every_key`] returns `true` may ignore the call.
     fn keep_mapped(&self, region: Arc<Region>);
 
     /// Allocates a parent domain that extends this domain: `ibv_alloc_parent_domain(3)`. The parent domain accepts and
@@ -404,8 +404,8 @@ pub unsafe trait CompletionQueue: Send {
     /// The queue is unusable, because the queue overran or the device is gone.
     fn start_poll(&mut self) -> Result<Option<Self::Cursor<'_>>, VerbError>;
 
-    /// Replaces the content of `run` with up to `limit` completions (at most [`RUN`]), and returns their number. The
-    /// flags [`Completions::failed`] and [`Completions::in_order`] define which arrays of `run` are valid.
+    /// Replaces the content of `run` with up to `limit` completions (at most [`MAX_RUN`]), and returns their number.
+    /// The flags [`Completions::failed`] and [`Completions::in_order`] define which arrays of `run` are valid.
     ///
     /// # Errors
     /// See [`CompletionQueue::start_poll`]; `run` is then empty.
@@ -413,7 +413,7 @@ pub unsafe trait CompletionQueue: Send {
 
     /// Ends the claim of this thread on the queue and on its queue pairs, so that another thread can use all of these
     /// objects. If a queue has no lock, only the thread that polls the queue can use the queue before this call.
-    fn release(&self);
+    fn release_claim(&self);
 
     /// Arms the queue: `ibv_req_notify_cq(3)`. The next completion raises an event on the queue's channel. With
     /// `solicited_only`, only solicited receives and errors raise an event. Earlier completions raise no event, so poll

@@ -36,7 +36,7 @@ pub(super) fn black_box(args: &args::BlackBox) -> Result<(), CommandError> {
         return io::stdout().write_all(&file).and_then(|()| io::stdout().flush()).map_err(failed);
     }
     let mut output = LockedFile::output(&args.write, Readers::Owner).map_err(failed)?;
-    output.empty().and_then(|()| output.write_all(&file)).map_err(failed)?;
+    output.truncate().and_then(|()| output.write_all(&file)).map_err(failed)?;
     console::write_line(&format!("wrote {} bytes", file.len()));
     Ok(())
 }

@@ -181,7 +181,7 @@ impl PcapngFile {
         } else {
             let failed = |error: io::Error| CommandError::Failed(format!("{}: {error}", path.display()));
             let file = LockedFile::output(path, Readers::Owner).map_err(failed)?;
-            file.empty().map_err(failed)?;
+            file.truncate().map_err(failed)?;
             Box::new(file)
         };
         let name = path.display().to_string();

@@ -212,7 +212,7 @@ fn of_port(port: &PortPlan) -> CapabilitySet {
         capabilities |= link.capabilities() | link.optional_capabilities();
         locks_memory = link.locks_memory();
     }
-    if port.config.is_verbs() {
+    if port.config.is_rdma() {
         // Raw packets, flow rules and privileged Q_Keys need CAP_NET_RAW.
         capabilities |= CapabilitySet::NET_RAW;
         locks_memory = true;

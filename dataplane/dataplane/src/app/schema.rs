@@ -9,9 +9,9 @@ use super::console::{self, CommandError};
 use crate::config;
 use dataplane_control::change::{Applied, ChangePlan, History};
 use dataplane_control::observe::{BlackBoxPart, Captured, Started, Traced};
-use dataplane_control::{Found, Hello, LogLevel, Page, Request, Response, rows};
+use dataplane_control::{GetResult, Hello, LogLevel, Page, Request, Response, rows};
 use dataplane_core::pipeline::Registry;
-use dataplane_core::telemetry::Live;
+use dataplane_core::telemetry::LiveStatistics;
 
 pub(super) fn schema(registry: &Registry, args: &args::Schema) -> Result<(), CommandError> {
     match args.what {
@@ -27,9 +27,9 @@ fn control(registry: &Registry) -> Value {
     let (request, response) = (generator.subschema_for::<Request>(), generator.subschema_for::<Response>());
     let results = json!({
         "hello": generator.subschema_for::<Hello>(),
-        "stats": generator.subschema_for::<Live>(),
+        "stats": generator.subschema_for::<LiveStatistics>(),
         "show": generator.subschema_for::<Page>(),
-        "get": generator.subschema_for::<Found>(),
+        "get": generator.subschema_for::<GetResult>(),
         "log": generator.subschema_for::<LogLevel>(),
         "plan": generator.subschema_for::<ChangePlan>(),
         "apply": generator.subschema_for::<Applied>(),

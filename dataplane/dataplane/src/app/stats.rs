@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::args;
 use super::console::{self, CommandError};
 use dataplane_control::{Call, Client, Error};
-use dataplane_core::telemetry::Live;
+use dataplane_core::telemetry::LiveStatistics;
 
 pub(super) fn stats(args: &args::Stats) -> Result<(), CommandError> {
     let mut client = connect(args.program.socket.as_deref(), args.program.process, "dataplane stats PROCESS")?;
@@ -24,7 +24,7 @@ pub(super) fn stats(args: &args::Stats) -> Result<(), CommandError> {
         if args.json {
             console::print(&format!("{}\n", answer.json()))?;
         } else {
-            let live: Live = answer.parse().map_err(|error| {
+            let live: LiveStatistics = answer.parse().map_err(|error| {
                 CommandError::Failed(format!("{error}; help: the program may have another version, so use --json"))
             })?;
             console::print(&format!("{}{live}", if is_first { "" } else { "\n" }))?;

@@ -19,14 +19,14 @@ pub(super) fn nodes(
     for (index, port) in ports.iter_mut().enumerate() {
         let Some(port) = port else { continue };
         let device = &port.config.device;
-        let known = if port.config.is_verbs() { topology.node_of_device(device) } else { None };
+        let known = if port.config.is_rdma() { topology.node_of_device(device) } else { None };
         let given = port.config.numa_node.map(NumaNode);
         port.node = given.or(known);
         let Some(given) = given else { continue };
         let span = loaded.locate(&format!("port[{index}].numa_node"));
         // The topology of an offline check has no NUMA nodes. Such a check accepts any node.
         if !topology.nodes().is_empty() && topology.node(given).is_none() {
-            let list = Topology::list(topology.nodes().iter().map(|node| CoreId(node.id.0)));
+            let list = Topology::format_cores(topology.nodes().iter().map(|node| CoreId(node.id.0)));
             let mistake = Mistake::error(span, format!("there is no NUMA node {given}"));
             diagnostics.push(mistake.help(format!("this host has the nodes {list}")));
         } else if let Some(known) = known.filter(|known| *known != given) {
@@ -56,7 +56,7 @@ pub(super) fn cores(
         Ok(cores) => {
             placement.apart(&port_nodes);
             placement.far(&port_nodes, &cores);
-            placement.memory(&cores, runtime.strict);
+            placement.memory(&cores, runtime.strict_memory);
             Some(cores)
         }
         Err(error) => {
@@ -112,7 +112,7 @@ impl CorePlacement<'_, '_> {
                     format!("run `echo 1 | sudo tee /sys/devices/system/cpu/cpu{id}/online`"),
                 ),
                 None => {
-                    let exist = Topology::list(self.topology.cores().iter().map(|core| core.id));
+                    let exist = Topology::format_cores(self.topology.cores().iter().map(|core| core.id));
                     (format!("core {id} does not exist"), format!("this host has the cores {exist}"))
                 }
                 Some(core) if !core.allowed => (
@@ -152,7 +152,7 @@ impl CorePlacement<'_, '_> {
         let ports = describe(port_nodes);
         let usable: Vec<CoreId> =
             self.topology.allowed().filter(|core| near(Some(core.node))).map(|core| core.id).collect();
-        let list = Topology::list(usable.iter().copied());
+        let list = Topology::format_cores(usable.iter().copied());
         let none = "extend the affinity mask to a core on the node of a port, or use a device on another node";
         if let Workers::Cores(_) = self.workers {
             let help =
@@ -186,7 +186,8 @@ impl CorePlacement<'_, '_> {
             };
             let message = format!("core {core} is on node {node}, {why}, so its packets use memory of another node");
             let nodes = self.topology.nodes().iter().map(|node| node.id).filter(|&id| self.topology.has_memory(id));
-            let with = format!("use a core on a node with memory ({})", Topology::list(nodes.map(|id| CoreId(id.0))));
+            let with =
+                format!("use a core on a node with memory ({})", Topology::format_cores(nodes.map(|id| CoreId(id.0))));
             let span = self.loaded.locate(&self.path(worker));
             self.diagnostics.push(if strict {
                 Mistake::error(span, message).help(format!("{with}, or set strict = false"))

@@ -125,7 +125,7 @@ impl Wiring<'_, '_> {
             span: stage.span.clone(),
             next: None,
             outputs: Vec::new(),
-            drops: None,
+            drop_observer: None,
             on_panic: OnPanic::Stop,
             parameters: stage.table(),
         };
@@ -141,7 +141,7 @@ impl Wiring<'_, '_> {
         }
         node.next = self.next(index, stage, head, shape.as_ref());
         node.outputs = self.outputs(index, head, shape.as_ref());
-        node.drops = head.drops.as_ref().and_then(|watcher| self.watcher(index, watcher));
+        node.drop_observer = head.drops.as_ref().and_then(|watcher| self.watcher(index, watcher));
         node
     }
 

@@ -51,8 +51,8 @@ pub use plan::{Catalog, NodePlan, OffloadRequest, Plan, PortPlan, StageOffload, 
 pub use planner::plan;
 pub use port::{Clock, ClockEvent, ClockEventKind, Faults, Port, Qp, Rss, RssField};
 pub use raw::{
-    Action, EthernetHeader, Flow, Frames, Gre, Inner, Ipv4Header, Ipv6Header, Match, Mpls, Offload, Ports, RateLimit,
-    Vxlan,
+    Action, EthernetHeader, FlowRuleConfig, Frames, Gre, Headers, Ipv4Header, Ipv6Header, Match, Mpls, Offload, Ports,
+    RateLimit, Vxlan,
 };
 pub use read::MAX_SIZE;
 pub use runtime::{BlackBox, Idle, MetricsRules, Runtime, Timestamps};

@@ -57,8 +57,8 @@ pub struct NodePlan {
     /// [`Target::Drop`]. The report counts the packets under the name of the stage and of the output.
     pub outputs: Vec<(String, Target)>,
     /// The index of the stage that observes the drops of this stage.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub drops: Option<usize>,
+    #[serde(rename = "drops", skip_serializing_if = "Option::is_none")]
+    pub drop_observer: Option<usize>,
     /// What happens if the stage panics.
     pub on_panic: OnPanic,
     /// The parameters of the stage.
@@ -143,7 +143,7 @@ pub struct Plan {
     pub buffers: u32,
     /// The minimum number of packet buffers of each worker: the rings of all ports and one burst.
     #[serde(skip)]
-    pub least_buffers: u32,
+    pub min_buffers: u32,
     /// The ports, in the order of the config.
     pub ports: Vec<PortPlan>,
     /// The stages, in the order of the config. Packets enter at the first stage.
@@ -219,7 +219,8 @@ impl fmt::Display for Plan {
         for node in self.order.iter().filter_map(|&index| self.nodes.get(index)) {
             let edges = node.next.iter().map(|&next| format!("→ {}", self.target(next)));
             let outputs = node.outputs.iter().map(|(label, target)| format!("{label} → {}", self.target(*target)));
-            let drops = node.drops.iter().map(|&at| format!("drops observed by {}", self.target(Target::Stage(at))));
+            let drops =
+                node.drop_observer.iter().map(|&at| format!("drops observed by {}", self.target(Target::Stage(at))));
             let edges: Vec<String> = edges.chain(outputs).chain(drops).collect();
             let edges = if edges.is_empty() { "packets end here".to_owned() } else { edges.join(", ") };
             let kind = if node.kind == node.name { String::new() } else { format!(" ({})", node.kind) };

@@ -28,7 +28,7 @@ pub fn plan(
     if diagnostics.has_errors() {
         return None;
     }
-    let (buffers, least_buffers, cut) = memory?;
+    let (buffers, min_buffers, cut) = memory?;
     // Use the final buffer layout, which differs from the config if an AF_XDP link needs other sizes.
     let mut runtime = Runtime { buffer_size: cut.size, headroom: cut.headroom, ..loaded.runtime.clone()? };
     if let Control::Path(path) = &mut runtime.control {
@@ -41,5 +41,5 @@ pub fn plan(
     // The stages declare their memory when the runtime prepares them.
     let stage_memory = Default::default();
     let (cores, nodes, order) = (cores?, graph.nodes, graph.order);
-    Some(Plan { runtime, cores, buffers, least_buffers, ports, nodes, stage_memory, order })
+    Some(Plan { runtime, cores, buffers, min_buffers, ports, nodes, stage_memory, order })
 }

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::connection::Connection;
-use super::raw::{Flow, Offload, RateLimit};
+use super::raw::{FlowRuleConfig, Offload, RateLimit};
 use super::types::{Address, RssKey};
 use dataplane_core::header::MacAddr;
 use dataplane_core::units::{
@@ -351,8 +351,8 @@ pub struct Port {
     #[schemars(range(min = 1, max = 32768))]
     pub tx_depth: u32,
     /// The maximum packet length in bytes, without Ethernet header and VLAN tags. Default: the MTU of the link's
-    /// interface, but at most 65000. If the link has no interface, or if the interface's MTU is less than 68, the default
-    /// is 1500.
+    /// interface, but at most 65000. If the link has no interface, or if the interface's MTU is less than 68, the
+    /// default is 1500.
     #[serde(
         default,
         deserialize_with = "bytes_within_some::<_, u32, 68, 65000>",
@@ -392,7 +392,7 @@ pub struct Port {
     /// for `xdp` links. Default: a port in `input` receives every frame, and any other port receives no frame. Not
     /// tested on hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub flow: Option<Vec<Flow>>,
+    pub flow: Option<Vec<FlowRuleConfig>>,
     /// Raw-packet offloads of the device. Not for `xdp` links. With `"auto"`, the program requests the offloads that
     /// the stages can use, if the device supports them. `dataplane check` prints these offloads. With `"checksum"`, the
     /// device computes the IPv4, TCP and UDP checksums of sent packets. With `"vlan_strip"`, the device removes the
@@ -419,8 +419,8 @@ pub struct Port {
     pub clock: Option<Clock>,
     /// The capabilities to remove from the device, to test a pipeline without these capabilities. Only for the devices
     /// `"soft"` and `"host"`. Default: none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub refuse: Vec<Capability>,
+    #[serde(rename = "refuse", default, skip_serializing_if = "Vec::is_empty")]
+    pub disabled_capabilities: Vec<Capability>,
 }
 
 impl Port {
@@ -444,7 +444,7 @@ impl Port {
     }
 
     /// Returns whether the port is on a verbs device. All other ports have a link.
-    pub fn is_verbs(&self) -> bool {
+    pub fn is_rdma(&self) -> bool {
         ![SOFT, HOST].contains(&self.device.as_str())
     }
 
@@ -456,11 +456,11 @@ impl Port {
     /// Returns whether the program requests the offloads that the stages can use.
     pub fn has_auto_offloads(&self) -> bool {
         let listed = self.offload.as_ref().map(|listed| listed.contains(&Offload::Auto));
-        self.qp == Qp::RawPacket && listed.unwrap_or(self.is_verbs())
+        self.qp == Qp::RawPacket && listed.unwrap_or(self.is_rdma())
     }
 
     /// Returns whether the device may report information about received packets besides their length and timestamp.
-    pub fn reports_received(&self) -> bool {
+    pub fn has_recv_info(&self) -> bool {
         self.qp == Qp::RawPacket && self.link.as_ref().is_none_or(|link| link.kind() != "xdp")
     }
 

@@ -173,7 +173,7 @@ const MAX_TAG: u64 = (1 << 24) - 1;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Flow {
+pub struct FlowRuleConfig {
     /// The frames that the rule applies to. `"matching"` selects the frames that match `match`. `"all_default"` selects
     /// all frames that match no other rule of this device port. `"multicast_default"` selects the multicast frames that
     /// match no other rule of this device port. `"sniffer"` selects a copy of every frame on this device port,
@@ -240,13 +240,13 @@ pub struct Match {
     pub mpls: Option<Mpls>,
     /// The headers inside the tunnel: a table of `ethernet`, `ipv4`, `ipv6`, `tcp` and `udp`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub inner: Option<Inner>,
+    pub inner: Option<Headers>,
 }
 
 /// The headers inside a tunnel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Inner {
+pub struct Headers {
     /// The Ethernet header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ethernet: Option<EthernetHeader>,
@@ -421,8 +421,8 @@ fn subnet6<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ipv6Net>
 
 impl Match {
     /// Returns the headers outside the tunnel.
-    pub fn outer(&self) -> Inner {
+    pub fn outer(&self) -> Headers {
         let Self { ethernet, ipv4, ipv6, tcp, udp, .. } = self.clone();
-        Inner { ethernet, ipv4, ipv6, tcp, udp }
+        Headers { ethernet, ipv4, ipv6, tcp, udp }
     }
 }

@@ -145,7 +145,8 @@ pub struct Runtime {
     pub hugepages: PageKind,
     /// Whether the run fails if the requested memory is not available. If `false`, the run logs a warning and uses
     /// smaller pages or memory of another NUMA node.
-    pub strict: bool,
+    #[serde(rename = "strict")]
+    pub strict_memory: bool,
     /// The behaviour of a worker that receives nothing: `"spin"` polls without pauses, `"pause"` polls with pauses,
     /// `"sleep"` sleeps until a packet arrives, and `"adaptive"` polls under load and sleeps under little load.
     pub idle: Idle,
@@ -197,7 +198,7 @@ impl Default for Runtime {
             headroom: 128,
             buffers: None,
             hugepages: PageKind::Huge2M,
-            strict: false,
+            strict_memory: false,
             idle: Idle::default(),
             timestamps: Timestamps::default(),
             drain_timeout: Period::from_secs(5),

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::connection::Connection;
 use super::port::{Clock, Faults, Port, Rss};
-use super::raw::{EthernetHeader, Flow, Gre, Ipv4Header, Ipv6Header, Match, Mpls, Ports, RateLimit, Vxlan};
+use super::raw::{EthernetHeader, FlowRuleConfig, Gre, Ipv4Header, Ipv6Header, Match, Mpls, Ports, RateLimit, Vxlan};
 use super::runtime::{BlackBox, Runtime};
 use dataplane_core::connect::AlternatePath;
 use dataplane_core::pipeline::{OnPanic, StageKind, parameter_schema};
@@ -311,7 +311,7 @@ pub fn sections() -> Vec<Section> {
         section("connection", "`[port.connection]`", parameter_schema::<Connection>()),
         section("connection", "`[port.connection.alternate]`", parameter_schema::<AlternatePath>()),
         section("rss", "`[port.rss]`", parameter_schema::<Rss>()),
-        section("flow", "`[[port.flow]]`", parameter_schema::<Flow>()),
+        section("flow", "`[[port.flow]]`", parameter_schema::<FlowRuleConfig>()),
         section("flow", "`[port.flow.match]`", parameter_schema::<Match>()),
         section("flow", "`[port.flow.match.ethernet]`", parameter_schema::<EthernetHeader>()),
         section("flow", "`[port.flow.match.ipv4]`", parameter_schema::<Ipv4Header>()),

@@ -9,7 +9,7 @@ use super::{difference, memory, offload};
 use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
-use dataplane_core::mem::Preference;
+use dataplane_core::mem::PreferredNumaNode;
 use dataplane_core::pipeline::{
     ContinuingParts, Facts, Files, NodeSpec, Objects, PortInfo, Problem, Program, Registry, Resources, Setup, Stage,
     StandIn, Target,
@@ -147,7 +147,7 @@ fn build(
     }
     let mut plan = config::plan(&loaded, registry, &topology, diagnostics);
     if let (Some(running), Some(plan)) = (running, &mut plan) {
-        let (before, needed) = (running.plan, plan.least_buffers);
+        let (before, needed) = (running.plan, plan.min_buffers);
         if plan.runtime.workers == before.runtime.workers {
             // The workers stay on the cores that were chosen at the start of the run.
             plan.cores.clone_from(&before.cores);
@@ -183,7 +183,7 @@ fn build(
         // The stages build their tables here, not on the worker's thread. Prefer the worker's NUMA node for this
         // memory.
         let core = plan.as_ref().and_then(|plan| topology.core(*plan.cores.get(worker)?));
-        let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
+        let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| PreferredNumaNode::new(core.node));
         let place = (worker, workers);
         let stages = prepare(&loaded, registry, &mut resources, &order, place, None, diagnostics)?;
         let (Some(plan), Some(stages)) = (&plan, stages) else { return Ok(None) };
@@ -283,8 +283,8 @@ fn change(
         }
     }
     let replaces: BTreeSet<String> = plan.order.iter().filter(|index| earlier(**index).is_some()).map(name).collect();
-    // Common objects, such as the table of resolved neighbours, depend on the ports.
-    let mut renews = if infos.is_some() { running.objects.commons() } else { BTreeSet::new() };
+    // Objects that stages share, such as the table of resolved neighbours, depend on the ports.
+    let mut renews = if infos.is_some() { running.objects.stage_shared_types() } else { BTreeSet::new() };
     let before_changes = diagnostics.clone();
     'renewed: loop {
         diagnostics.clone_from(&before_changes);
@@ -300,7 +300,7 @@ fn change(
         let (mut programs, mut stand_ins) = (Vec::new(), Vec::new());
         for worker in 0..workers {
             let core = plan.cores.get(worker).and_then(|core| topology.core(*core));
-            let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
+            let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| PreferredNumaNode::new(core.node));
             let place = (worker, workers);
             let mut kept = Kept { stages: &mut stages, stand_ins: running.stand_ins.get(worker), renews: &renews };
             let order = &plan.order;
@@ -388,7 +388,8 @@ impl Kept<'_> {
             return None;
         }
         // All workers have the same stages, so the first worker decides.
-        let suits = worker > 0 || resources.records.get(name).is_none_or(|record| resources.suits(record, self.renews));
+        let suits =
+            worker > 0 || resources.records.get(name).is_none_or(|record| resources.can_continue(record, self.renews));
         let stand_in = self.stand_ins.and_then(|stages| stages.get(name)).filter(|_| suits);
         if stand_in.is_none() {
             self.stages.kept.remove(name);
@@ -567,7 +568,7 @@ fn program(plan: &Plan, registry: &Registry, order: &[usize], stages: Vec<Box<dy
             stage,
             next: node.next.map_or(Target::Drop, target),
             outputs: node.outputs.iter().map(|(name, to)| (name.clone(), target(*to))).collect(),
-            drops: node.drops.map(place),
+            drop_observer: node.drop_observer.map(place),
             reasons: info.reasons.iter().map(|(name, _)| *name).collect(),
             info,
             on_panic: node.on_panic,
@@ -594,7 +595,7 @@ fn check(loaded: &Loaded<'_>, plan: &Plan, order: &[usize], program: &mut Progra
         diagnostics.push(mistake(loaded, order[place], stage, problem));
     }
     for (place, &index) in order.iter().enumerate() {
-        let Some(watcher) = program.nodes()[place].drops else { continue };
+        let Some(watcher) = program.nodes()[place].drop_observer else { continue };
         if !program.observes_drops(watcher) {
             let [node, watcher] = [place, watcher].map(|at| &program.nodes()[at].name);
             let problem = Problem::at("drops", format!("`{watcher}` cannot observe the drops of other stages"));

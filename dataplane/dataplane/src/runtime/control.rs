@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::runtime::black_box::BlackBox;
 use dataplane_core::pipeline::{RunStop, StageMarker};
-use dataplane_core::telemetry::{Board, Progress};
+use dataplane_core::telemetry::{Progress, SharedProgress};
 use dataplane_core::units::Ticks;
 
 /// The state shared by the workers of a run and the threads that control them.
@@ -16,7 +16,7 @@ pub(crate) struct RunControl {
     deadline: AtomicU64,
     /// The packet limit. `None` if there is no limit.
     budget: Option<Budget>,
-    boards: Box<[Board]>,
+    boards: Box<[SharedProgress]>,
     threads: Box<[WorkerThread]>,
     /// The panics of stages after which the run continues.
     failures: Mutex<Vec<String>>,
@@ -52,7 +52,7 @@ impl RunControl {
             stop,
             deadline: AtomicU64::new(u64::MAX),
             budget: packets.map(|packets| Budget { left: AtomicU64::new(packets), open: AtomicU64::new(packets) }),
-            boards: (0..workers).map(|_| Board::default()).collect(),
+            boards: (0..workers).map(|_| SharedProgress::default()).collect(),
             threads: (0..workers).map(|_| WorkerThread::default()).collect(),
             failures: Mutex::default(),
             black_box,
@@ -124,13 +124,13 @@ impl RunControl {
         workers.map(|(board, thread)| (!thread.has_left.load(Ordering::Relaxed)).then(|| board.read().loops))
     }
 
-    pub(crate) fn board(&self, worker: usize) -> &Board {
+    pub(crate) fn board(&self, worker: usize) -> &SharedProgress {
         &self.boards[worker]
     }
 
     /// Returns the sums over all workers.
     pub(crate) fn progress(&self) -> Progress {
-        self.boards.iter().map(Board::read).fold(Progress::default(), |sum, one| Progress {
+        self.boards.iter().map(SharedProgress::read).fold(Progress::default(), |sum, one| Progress {
             rx: sum.rx + one.rx,
             tx: sum.tx + one.tx,
             dropped: sum.dropped + one.dropped,

@@ -101,7 +101,7 @@ pub(crate) fn open(
         let start_exchange = |connection: &Connection, next_hop| {
             start_exchange(plan, (port, index), (connection, next_hop), &rendezvous, stop)
         };
-        let device: Arc<dyn PortDevice> = if !port.config.is_verbs() {
+        let device: Arc<dyn PortDevice> = if !port.config.is_rdma() {
             let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
             // `raw::prepare` returns a device handle with the port's settings for raw packets. Only queue pairs that
             // are created with this handle have these settings.
@@ -240,7 +240,7 @@ impl<D: Device> OpenPort<D> {
         start_exchange: impl FnOnce(&Connection, NextHopLookup) -> Result<(Arc<Rendezvous>, Option<PeerExchange>)>,
     ) -> Result<Self> {
         let config = &plan.config;
-        let number = if config.is_verbs() { config.device_port } else { 1 };
+        let number = if config.is_rdma() { config.device_port } else { 1 };
         let connection = match &config.connection {
             None => None,
             Some(connection) => {
@@ -290,10 +290,10 @@ impl<D: Device> PortDevice for OpenPort<D> {
         let queue = if self.connection.is_some() { (0, 1) } else { spec.queue };
         let spec = LaneSpec { queue, ..spec };
         let watch = &self.watch;
-        let lane = lane::open(device, pd, pool, spec, wiring, watch.alarms(), watch.clocks());
+        let lane = lane::open(device, pd, pool, spec, wiring, watch.pending_events(), watch.clocks());
         // The error of the link is more precise than the error of the failed verb.
         let lane = lane.map_err(|error| (self.provider.why)(device).unwrap_or(error))?;
-        offload::check_granted(spec.received, lane.granted().fields)
+        offload::check_granted(spec.recv_fields, lane.granted().fields)
             .map_err(|why| Error::Config(format!("port `{}`: {why}", self.name)))?;
         Ok(lane)
     }

@@ -8,8 +8,8 @@ use crate::config::{NodePlan, Plan, PortPlan, Target};
 use dataplane_control::change::{Operation, OperationKind};
 use dataplane_core::pipeline::{Registry, StageState};
 
-/// Returns the operations that change the plan `before` into the plan `after`. `renewed` has the stages that the program
-/// prepares again although their parameters stay the same, with the reasons.
+/// Returns the operations that change the plan `before` into the plan `after`. `renewed` has the stages that the
+/// program prepares again although their parameters stay the same, with the reasons.
 pub(crate) fn operations(
     before: &Plan,
     after: &Plan,
@@ -64,9 +64,9 @@ pub(crate) fn operations(
     operations
 }
 
-/// Returns the operations that need a restart: changes of the number of workers, of `[runtime]`, and of ports that stay.
-/// An added port also needs a restart if the workers have too few packet buffers, or if a removed port uses the same
-/// interface, file or device, or listens on the same address.
+/// Returns the operations that need a restart: changes of the number of workers, of `[runtime]`, and of ports that
+/// stay. An added port also needs a restart if the workers have too few packet buffers, or if a removed port uses the
+/// same interface, file or device, or listens on the same address.
 pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     let runtime = |plan: &Plan| {
@@ -86,8 +86,8 @@ pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
             names.join(", ")
         );
         operations.push(restart(OperationKind::RestartWorkers, "workers", Vec::new(), &why));
-    } else if before.runtime.buffers == after.runtime.buffers && after.least_buffers > before.buffers {
-        let (least, now) = (after.least_buffers, before.buffers);
+    } else if before.runtime.buffers == after.runtime.buffers && after.min_buffers > before.buffers {
+        let (least, now) = (after.min_buffers, before.buffers);
         let why = format!(
             "the ports need {least} packet buffers of each worker, and each worker has {now}: reduce rx_depth and \
              tx_depth of the added ports, or set buffers in [runtime] to at least {least} and restart the program"
@@ -179,7 +179,7 @@ fn shared_with_removed(before: &Plan, after: &Plan, added: &PortPlan) -> Option<
         let link = config.link.as_ref();
         let interface = link.and_then(|link| link.interface()).map(|name| format!("the interface {name}"));
         let output = link.and_then(|link| link.output()).map(|path| format!("the file {}", path.display()));
-        let device = config.is_verbs().then(|| format!("the device {} port {}", config.device, config.device_port));
+        let device = config.is_rdma().then(|| format!("the device {} port {}", config.device, config.device_port));
         [interface, output, device].into_iter().flatten().collect::<Vec<_>>()
     };
     let wanted = objects(added);
@@ -238,7 +238,7 @@ fn changed_targets(plan: &Plan, before: &NodePlan, later: &Plan, after: &NodePla
         }
     }
     let watcher = |plan: &Plan, drops: Option<usize>| name(plan, drops.map(Target::Stage));
-    if watcher(plan, before.drops) != watcher(later, after.drops) {
+    if watcher(plan, before.drop_observer) != watcher(later, after.drop_observer) {
         changed.push("drops".to_owned());
     }
     if before.on_panic != after.on_panic {

@@ -37,7 +37,9 @@ impl ClockFollower {
             timebases.push(counter);
         }
         let sync = |timebase: Timebase| match timebase.source {
-            ClockSource::DeviceWallclock if device.wallclock_is_system() => ClockSync::new(timebase).of_host(),
+            ClockSource::DeviceWallclock if device.wallclock_is_system() => {
+                ClockSync::new(timebase).mark_as_system_wallclock()
+            }
             _ => ClockSync::new(timebase),
         };
         let follow = |timebase| FollowedClock { sync: sync(timebase), due: 0, losses: 0 };
@@ -60,15 +62,15 @@ impl ClockFollower {
     /// Returns the time until the next step is due, at most `most`.
     pub(crate) fn until_due(&self, most: Duration) -> Duration {
         let now = self.host.nanos().0;
-        let due = self.clocks.iter().filter(|clock| !clock.sync.is_hopeless()).map(|clock| clock.due).min();
+        let due = self.clocks.iter().filter(|clock| !clock.sync.is_unusable()).map(|clock| clock.due).min();
         due.map_or(most, |due| most.min(Duration::from_nanos(due.saturating_sub(now))))
     }
 
-    /// Does the steps that are due. If a clock became unusable or usable again, calls `log` with a log line and with the
-    /// number of times that the clock became unusable.
+    /// Does the steps that are due. If a clock became unusable or usable again, calls `log` with a log line and with
+    /// the number of times that the clock became unusable.
     pub(crate) fn step<D: Device>(&mut self, device: &D, log: &mut dyn FnMut(String, u64)) {
         for FollowedClock { sync, due, losses } in &mut self.clocks {
-            if self.host.nanos().0 < *due || sync.is_hopeless() {
+            if self.host.nanos().0 < *due || sync.is_unusable() {
                 continue;
             }
             let before = sync.state();

@@ -1,12 +1,13 @@
 //! The exchange of the lanes of a worker, when a change adds or removes ports.
 //!
 //! A control thread opens the lanes of added ports, with a detached pool, so these lanes have posted no receives. The
-//! worker switches to its new lanes together with its new graph, between two bursts. The lanes of removed ports retire in
-//! three steps, so that the worker never waits for a device:
+//! worker switches to its new lanes together with its new graph, between two bursts. The lanes of removed ports retire
+//! in three steps, so that the worker never waits for a device:
 //!
 //! 1. The worker does not receive from a retiring lane any more. At each housekeeping, the worker reclaims completed
 //!    sends. The lane can be stopped when no send is in progress, after an error, or after `drain_timeout`.
-//! 2. The worker hands the lane over to a control thread ([`RetiredLane`]). This thread stops the lane and takes back its
+//! 2. The worker hands the lane over to a control thread ([`RetiredLane`]). This thread stops the lane and takes back
+//! its
 //!    buffers, because a stop may take milliseconds.
 //! 3. The worker gets the buffers back ([`ReturnedSlots`]).
 
@@ -126,7 +127,7 @@ impl RetiringLane {
 
     /// Hands the lane over to a control thread.
     pub(crate) fn into_retired(mut self) -> RetiredLane {
-        self.lane.release();
+        self.lane.release_claim();
         let (posted, counters) = (self.lane.posted(), self.lane.counters().clone());
         RetiredLane { name: self.name, lane: self.lane, posted, counters }
     }
@@ -155,7 +156,7 @@ impl RetiredLane {
         while lane.drain(&mut pool).is_ok_and(|left| left > 0) && Instant::now() < deadline {
             thread::sleep(DRAIN_POLL_INTERVAL);
         }
-        lane.abandon(&mut pool);
+        lane.reset_and_reclaim(&mut pool);
         let (left, sends_left) = (lane.posted(), lane.sending());
         if left + sends_left > 0 {
             tracing::error!(

@@ -37,7 +37,7 @@ pub(super) fn open(
     let runtime = &plan.runtime;
     let room = runtime.buffer_size.saturating_sub(runtime.headroom) as usize;
     let layout = SlotLayout::new(runtime.headroom as usize, room, plan.buffers as usize)?;
-    let spec = RegionSpec { bytes: layout.bytes(), pages: runtime.hugepages, strict: runtime.strict, node };
+    let spec = RegionSpec { bytes: layout.bytes(), pages: runtime.hugepages, strict: runtime.strict_memory, node };
     let (region, notices) = Region::allocate(spec)?;
     for notice in notices {
         tracing::warn!("worker {}: {notice}", place.0);
@@ -45,7 +45,7 @@ pub(super) fn open(
     let pages = region.pages();
     let mut pool = Pool::new(region, layout)?;
     if keeps_received(plan) {
-        pool = pool.keeping_received();
+        pool = pool.with_recv_info();
     }
     let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
     for (port, device) in plan.ports.iter().zip(ports) {
@@ -84,7 +84,7 @@ fn lane_spec(plan: &Plan, port: &PortPlan, place: (usize, usize)) -> LaneSpec {
         recv_depth: if port.input { port.config.rx_depth } else { 0 },
         send_depth: port.config.tx_depth,
         stamps: devices::stamping(plan),
-        received: offload::received(port),
+        recv_fields: offload::received(port),
         sleeps: matches!(plan.runtime.idle, config::Idle::Sleep | config::Idle::Adaptive),
     }
 }
@@ -198,7 +198,7 @@ impl PortLanes {
         {
             std::hint::spin_loop();
         }
-        lanes.iter_mut().for_each(|lane| lane.abandon(&mut pool));
+        lanes.iter_mut().for_each(|lane| lane.reset_and_reclaim(&mut pool));
         let missing = (pool.layout().count() as usize).saturating_sub(pool.available());
         drop(lanes);
         (ports.iter().flat_map(|port| port.finish()).collect(), missing)

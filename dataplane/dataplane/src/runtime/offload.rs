@@ -34,7 +34,7 @@ pub(super) fn request(plan: &mut Plan, program: &Program) -> Vec<(String, &'stat
         let is_reported = |offload| match offload {
             StageOffload::VlanTag => config.offloads().contains(&Offload::VlanStrip),
             StageOffload::FlowTag => config.flow.iter().flatten().any(|flow| flow.tag.is_some()),
-            StageOffload::RssHash => config.reports_received(),
+            StageOffload::RssHash => config.has_recv_info(),
             _ => auto,
         };
         let reported: Vec<_> =
@@ -44,7 +44,7 @@ pub(super) fn request(plan: &mut Plan, program: &Program) -> Vec<(String, &'stat
             if stages.is_empty() {
                 continue;
             }
-            if offload == StageOffload::ReceiveChecksum && workers > 1 && port.config.is_verbs() {
+            if offload == StageOffload::ReceiveChecksum && workers > 1 && port.config.is_rdma() {
                 port.verifiers = stages;
             } else {
                 port.requests.push(OffloadRequest { offload, stages });

@@ -14,7 +14,7 @@ use crate::runtime::wall_time::wall_time;
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::ClockSource;
 use dataplane_core::mem::{Batch, Packet, Reason};
-use dataplane_core::pipeline::{Ctx, Observer, Part, Stage, Step, Target};
+use dataplane_core::pipeline::{Ctx, Observer, PacketFate, Part, Stage, Target};
 
 /// Returns `true` for the packets that a client wants to see.
 pub(crate) type PacketFilter = Arc<dyn Fn(&[u8]) -> bool + Send + Sync>;
@@ -243,7 +243,7 @@ impl PacketObserver {
 
     fn new(info: &Arc<WorkerInfo>, filter: Option<PacketFilter>, kind: ObserverKind) -> Box<Self> {
         let zero = dataplane_core::units::Nanos(0);
-        let ctx = Ctx { start: zero, epoch: zero, now: zero, worker: 0 };
+        let ctx = Ctx { start: zero, start_wallclock: zero, now: zero, worker: 0 };
         Box::new(Self { info: info.clone(), filter, kind, ctx, is_valid: false, is_release: false })
     }
 
@@ -291,11 +291,11 @@ impl PacketObserver {
 }
 
 /// Returns the cause of a drop, or `None` if the step is not a drop.
-fn drop_cause(step: &Step) -> Option<DropCause> {
+fn drop_cause(step: &PacketFate) -> Option<DropCause> {
     match *step {
-        Step::Dropped(reason) => Some(DropCause::Reason(reason)),
-        Step::Next(Target::Drop) => Some(DropCause::Reason(Reason::Requested)),
-        Step::Output(output, Target::Drop | Target::Egress) => Some(DropCause::Output(output)),
+        PacketFate::Dropped(reason) => Some(DropCause::Reason(reason)),
+        PacketFate::Next(Target::Drop) => Some(DropCause::Reason(Reason::Requested)),
+        PacketFate::Output(output, Target::Drop | Target::Egress) => Some(DropCause::Output(output)),
         _ => None,
     }
 }
@@ -313,9 +313,9 @@ impl CaptureObserver {
     }
 
     /// Returns the event if the observer captures a packet with this fate after the stage `node`.
-    fn left(&self, node: usize, ingress: usize, fate: &Step) -> Option<CaptureEvent> {
+    fn left(&self, node: usize, ingress: usize, fate: &PacketFate) -> Option<CaptureEvent> {
         let output = match *fate {
-            Step::Output(output, _) | Step::Copied(output, ..) => Some(output),
+            PacketFate::Output(output, _) | PacketFate::Copied(output, ..) => Some(output),
             _ => None,
         };
         if self.drops {
@@ -329,9 +329,9 @@ impl CaptureObserver {
             return is_here.then_some(CaptureEvent::Dropped(node, cause));
         }
         let port = match *fate {
-            Step::Next(Target::Port(port))
-            | Step::Output(_, Target::Port(port))
-            | Step::Copied(_, Target::Port(port), _) => Some(port),
+            PacketFate::Next(Target::Port(port))
+            | PacketFate::Output(_, Target::Port(port))
+            | PacketFate::Copied(_, Target::Port(port), _) => Some(port),
             _ => None,
         };
         match self.point {
@@ -388,7 +388,7 @@ impl Observer for PacketObserver {
         }
     }
 
-    fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &Step) {
+    fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &PacketFate) {
         // If a stage generates packets, this function is called before any call of `before`. The next batch does not
         // consist of held packets.
         self.is_release = false;

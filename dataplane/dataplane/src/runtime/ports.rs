@@ -9,7 +9,7 @@ use crate::runtime::lanes;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::Result;
 use dataplane_core::lane::Lane;
-use dataplane_core::mem::{BatchMemory, Preference};
+use dataplane_core::mem::{BatchMemory, PreferredNumaNode};
 use dataplane_core::pipeline::{PortChange, PortInfo, RunStop};
 use dataplane_core::topology::Topology;
 
@@ -115,7 +115,8 @@ impl PortOpener<'_> {
         for (worker, memory) in memories.iter().enumerate() {
             // Allocate the memory of the queues on the NUMA node of the worker.
             let core = plan.cores.get(worker).and_then(|core| self.topology.core(*core));
-            let _near = core.filter(|_| self.topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
+            let _near =
+                core.filter(|_| self.topology.nodes().len() > 1).and_then(|core| PreferredNumaNode::new(core.node));
             lanes.push(lanes::open_added(plan, &devices, memory, (worker, memories.len()))?);
         }
         let mut added: Vec<LivePort> =

@@ -7,8 +7,8 @@ use crate::config::{self, Action, Frames, Offload, PortPlan, StageOffload};
 use crate::runtime::{offload, soft};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::verbs::{
-    Bits, EthernetMatch, FlowCounters, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, PortsMatch,
-    RateLimit, RawDevice, RawReceive, RawSpec, TransportMatch, TunnelMatch,
+    EthernetMatch, FlowCounters, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, MaskedValue,
+    PortsMatch, RateLimit, RawDevice, RawReceive, RawSpec, TransportMatch, TunnelMatch,
 };
 
 /// The flow counters by name.
@@ -66,7 +66,8 @@ pub(super) fn prepare_rdma<D: RawDevice>(device: D, plan: &PortPlan, workers: us
 }
 
 impl Prepared {
-    /// Returns the flow counters under the names that the report uses. Logs and leaves out counters that cannot be read.
+    /// Returns the flow counters under the names that the report uses. Logs and leaves out counters that cannot be
+    /// read.
     pub(super) fn counted(&self) -> BTreeMap<String, u64> {
         let mut report = BTreeMap::new();
         for (name, counters) in &self.counters {
@@ -100,18 +101,18 @@ fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
             None => Vec::new(),
         },
         // A packet in a pipeline is at most one frame, so segmentation offload (TSO) is not used.
-        tso_header: 0,
+        max_tso_header: 0,
         checksum: has(Offload::Checksum),
         rate: port.rate_limit.as_ref().map(|limit| RateLimit {
             // The config accepts only multiples of 1 kbit/s that fit into `u32`.
             kbps: u32::try_from(limit.rate.0 / 1000).unwrap_or(u32::MAX),
             burst: limit.burst,
-            packet: limit.packet,
+            typical_packet_size: limit.packet,
         }),
     }
 }
 
-fn rule(flow: &config::Flow, counters: &Counters) -> FlowRule {
+fn rule(flow: &config::FlowRuleConfig, counters: &Counters) -> FlowRule {
     let traffic = match flow.frames {
         Frames::Matching => flow.headers.as_ref().map_or(FlowTraffic::ANY_HEADERS, |headers| FlowTraffic::Headers {
             outer: header_match(&headers.outer()),
@@ -133,20 +134,20 @@ fn rule(flow: &config::Flow, counters: &Counters) -> FlowRule {
 }
 
 /// Returns a match for exactly `value`. `None` matches any value.
-fn exactly<T: Copy + Into<Bits<N>>, const N: usize>(value: Option<T>) -> Bits<N> {
-    value.map_or(Bits::ANY, Into::into)
+fn exactly<T: Copy + Into<MaskedValue<N>>, const N: usize>(value: Option<T>) -> MaskedValue<N> {
+    value.map_or(MaskedValue::ANY, Into::into)
 }
 
-fn header_match(headers: &config::Inner) -> HeaderMatch {
+fn header_match(headers: &config::Headers) -> HeaderMatch {
     let ethernet = headers.ethernet.as_ref().map(|it| EthernetMatch {
         dst: exactly(it.dst.map(|mac| mac.0)),
         src: exactly(it.src.map(|mac| mac.0)),
         ether_type: exactly(it.ether_type),
-        vlan_tag: it.vlan.map_or(Bits::ANY, EthernetMatch::vlan),
+        vlan_tag: it.vlan.map_or(MaskedValue::ANY, EthernetMatch::vlan),
     });
     let v4 = |it: &config::Ipv4Header| {
         let net = |net: Option<ipnet::Ipv4Net>| {
-            net.map_or(Bits::ANY, |net| Bits::prefix(net.network().octets(), net.prefix_len()))
+            net.map_or(MaskedValue::ANY, |net| MaskedValue::prefix(net.network().octets(), net.prefix_len()))
         };
         IpMatch::V4(Ipv4Match {
             src: net(it.src),
@@ -154,12 +155,12 @@ fn header_match(headers: &config::Inner) -> HeaderMatch {
             protocol: exactly(it.protocol),
             tos: exactly(it.tos),
             ttl: exactly(it.ttl),
-            flags: Bits::ANY,
+            flags: MaskedValue::ANY,
         })
     };
     let v6 = |it: &config::Ipv6Header| {
         let net = |net: Option<ipnet::Ipv6Net>| {
-            net.map_or(Bits::ANY, |net| Bits::prefix(net.network().octets(), net.prefix_len()))
+            net.map_or(MaskedValue::ANY, |net| MaskedValue::prefix(net.network().octets(), net.prefix_len()))
         };
         IpMatch::V6(Ipv6Match {
             src: net(it.src),
@@ -185,13 +186,13 @@ fn tunnel(headers: &config::Match) -> Option<TunnelMatch> {
     const LABEL: u32 = 12;
     let vxlan = headers.vxlan.as_ref().map(|it| TunnelMatch::Vxlan { vni: exactly(it.vni) });
     let gre = headers.gre.as_ref().map(|it| TunnelMatch::Gre {
-        flags: Bits::ANY,
+        flags: MaskedValue::ANY,
         protocol: exactly(it.protocol),
         key: exactly(it.key),
     });
     let mpls = headers.mpls.as_ref().map(|it| {
-        let label = |label: u32| Bits::prefix((label << LABEL).to_be_bytes(), 20);
-        TunnelMatch::Mpls { label: it.label.map_or(Bits::ANY, label) }
+        let label = |label: u32| MaskedValue::prefix((label << LABEL).to_be_bytes(), 20);
+        TunnelMatch::Mpls { label: it.label.map_or(MaskedValue::ANY, label) }
     });
     vxlan.or(gre).or(mpls)
 }
@@ -308,7 +309,7 @@ pub(crate) mod tests {
     fn settings_are_applied_even_if_the_device_reports_no_raw_packets() {
         let link = LinkSpec::Loopback(LoopbackLink::reflect());
         let refuse = vec![Capability::RawPacket];
-        let device = SoftDevice::new(SoftSpec { refuse, ..SoftSpec::new("p", link) }).unwrap();
+        let device = SoftDevice::new(SoftSpec { disabled_capabilities: refuse, ..SoftSpec::new("p", link) }).unwrap();
         let flow = "flow = [{ count = 'bgp', match = { ethernet = {}, ipv4 = {}, tcp = { dst = 179 } } }]";
         let (device, prepared) = prepare_rdma(device, &plan(flow, true), 1).unwrap();
         assert_eq!(prepared.counters.keys().collect::<Vec<_>>(), ["bgp"]);
@@ -325,6 +326,6 @@ pub(crate) mod tests {
         let spec = spec(&plan(keys, true), &Counters::new());
         assert!(spec.checksum);
         assert_eq!(spec.receive, RawReceive { vlan_strip: true, scatter_fcs: true, delay_drop: true });
-        assert_eq!(spec.rate, Some(RateLimit { kbps: 500, burst: 9000, packet: 64 }));
+        assert_eq!(spec.rate, Some(RateLimit { kbps: 500, burst: 9000, typical_packet_size: 64 }));
     }
 }

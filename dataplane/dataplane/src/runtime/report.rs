@@ -247,17 +247,17 @@ fn ledger(stages: &[StageReport], lanes: &[(&str, &LaneCounters)], held: u64) ->
         ledger.generated += stage.generated;
         ledger.consumed += stage.consumed;
         for (reason, &packets) in &stage.drops {
-            ledger.drop(&stage.name, reason, packets);
+            ledger.add_drops(&stage.name, reason, packets);
         }
     }
     for (port, counters) in lanes {
         ledger.rx += counters.rx;
         ledger.tx += counters.tx;
-        ledger.drop(port, &Reason::TxFull.name(&[]), counters.tx_full);
-        ledger.drop(port, &Reason::TxError.name(&[]), counters.tx_errors);
-        ledger.drop(port, &Reason::TooLong.name(&[]), counters.tx_too_long);
-        ledger.drop(port, &Reason::NotConnected.name(&[]), counters.tx_not_connected);
-        ledger.drop(port, &Reason::Stopped.name(&[]), counters.stopped);
+        ledger.add_drops(port, &Reason::TxFull.name(&[]), counters.tx_full);
+        ledger.add_drops(port, &Reason::TxError.name(&[]), counters.tx_errors);
+        ledger.add_drops(port, &Reason::TooLong.name(&[]), counters.tx_too_long);
+        ledger.add_drops(port, &Reason::NotConnected.name(&[]), counters.tx_not_connected);
+        ledger.add_drops(port, &Reason::Stopped.name(&[]), counters.dropped_at_stop);
     }
     ledger.balance();
     ledger
@@ -368,11 +368,11 @@ fn add_counters(sum: &mut LaneCounters, other: &LaneCounters, combine: fn(u64, u
         tx_errors,
         tx_too_long,
         tx_not_connected,
-        stopped,
-        stale,
+        dropped_at_stop: stopped,
+        unmatched_completions: stale,
         recoveries,
         rebuilds,
-        abandoned,
+        timed_out: abandoned,
         first_error,
     } = other;
     sum.rx = combine(sum.rx, *rx);
@@ -384,11 +384,11 @@ fn add_counters(sum: &mut LaneCounters, other: &LaneCounters, combine: fn(u64, u
     sum.tx_errors = combine(sum.tx_errors, *tx_errors);
     sum.tx_too_long = combine(sum.tx_too_long, *tx_too_long);
     sum.tx_not_connected = combine(sum.tx_not_connected, *tx_not_connected);
-    sum.stopped = combine(sum.stopped, *stopped);
-    sum.stale = combine(sum.stale, *stale);
+    sum.dropped_at_stop = combine(sum.dropped_at_stop, *stopped);
+    sum.unmatched_completions = combine(sum.unmatched_completions, *stale);
     sum.recoveries = combine(sum.recoveries, *recoveries);
     sum.rebuilds = combine(sum.rebuilds, *rebuilds);
-    sum.abandoned = combine(sum.abandoned, *abandoned);
+    sum.timed_out = combine(sum.timed_out, *abandoned);
     sum.first_error = sum.first_error.or(*first_error);
 }
 
@@ -400,12 +400,12 @@ fn add_lane(port: &mut PortReport, lane: &LaneCounters) {
     port.rx_errors += lane.rx_errors;
     port.tx_full += lane.tx_full;
     port.tx_errors += lane.tx_errors;
-    port.stale += lane.stale;
+    port.stale += lane.unmatched_completions;
     port.tx_too_long += lane.tx_too_long;
     port.tx_not_connected += lane.tx_not_connected;
     port.recoveries += lane.recoveries;
     port.rebuilds += lane.rebuilds;
-    port.abandoned += lane.abandoned;
+    port.abandoned += lane.timed_out;
     if let Some(status) = lane.first_error {
         let text = || format!("{status} ({}): {}", status.description(), status.likely_cause());
         port.first_error.get_or_insert_with(text);

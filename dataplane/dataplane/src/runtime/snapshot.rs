@@ -695,7 +695,7 @@ mod tests {
     /// Returns the buffers of a closed lane: three receives, and two sends that the device did not complete.
     fn closed(name: &str, memory: &BatchMemory) -> Box<ReturnedSlots> {
         let before = LaneCounters { rx: 9, tx: 7, ..LaneCounters::default() };
-        let last = LaneCounters { stopped: 2, ..before.clone() };
+        let last = LaneCounters { dropped_at_stop: 2, ..before.clone() };
         Box::new(ReturnedSlots { name: name.into(), pool: Pool::detached(memory), receives: 3, sends: 2, before, last })
     }
 

@@ -67,7 +67,7 @@ pub(super) fn spec(
         spec.wall_ahead = clock.wall_ahead.0;
         spec.counter = Some(counter(clock));
     }
-    spec.refuse = config.refuse.to_vec();
+    spec.disabled_capabilities = config.disabled_capabilities.to_vec();
     spec.rss = rss(&config.rss);
     spec.stamped = stamped;
     Ok(spec)
@@ -180,7 +180,7 @@ mod tests {
             panic!("expected a generator")
         };
         assert_eq!((&spec.sizes[..], spec.flows, spec.kind), (&[(90, 1), (65_000, 9)][..], 3, FrameKind::Udp6));
-        assert_eq!((spec.rate, spec.count, spec.copy, spec.copy_out), (Some(5), Some(7), false, true));
+        assert_eq!((spec.rate, spec.count, spec.rewrite, spec.copy_out), (Some(5), Some(7), false, true));
         assert_eq!((spec.src_mac, spec.dst_mac), ([2, 0, 0, 0, 0, 10], [2, 0, 0, 0, 0, 11]));
         assert_eq!((spec.src_ip, spec.dst_ip), ("fd00::1".parse().ok(), "fd00::2".parse().ok()));
         assert_eq!((spec.src_port, spec.dst_port, spec.vlan, spec.seed), (11, 12, Some(13), 14));

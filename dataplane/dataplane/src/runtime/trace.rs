@@ -12,7 +12,7 @@ use dataplane_core::error::{Error, Result};
 use dataplane_core::mem::{Batch, Packet, PageKind, Pool, Reason, Region, RegionSpec, SlotLayout};
 #[cfg(any(test, fuzzing))]
 use dataplane_core::pipeline::NodeCounters;
-use dataplane_core::pipeline::{Ctx, Graph, Observer, Stage, StageMarker, Step, Target, panic_message};
+use dataplane_core::pipeline::{Ctx, Graph, Observer, PacketFate, Stage, StageMarker, Target, panic_message};
 use dataplane_core::units::Nanos;
 
 /// One stage on the path of a packet.
@@ -135,7 +135,7 @@ impl Tracer {
     /// If a stage panics, the trace ends with [`End::Panicked`]. Do not use the tracer any more after a panic.
     pub fn trace(&mut self, port: usize, time: Nanos, packet: &[u8]) -> Vec<Trace> {
         let start = *self.start.get_or_insert(time);
-        let ctx = Ctx { start, epoch: start, now: time, worker: 0 };
+        let ctx = Ctx { start, start_wallclock: start, now: time, worker: 0 };
         let stamp = Stamp::new(time, ClockSource::Virtual);
         if !self.graph.entry(port as u8).push_bytes(packet, stamp, &mut self.pool) {
             let end = End::TooLong(self.pool.layout().room());
@@ -181,7 +181,7 @@ impl Tracer {
     pub(crate) fn run_bursts(&mut self, packets: &[(usize, bool, &[u8])]) {
         use dataplane_core::pipeline::NoObserver;
 
-        let mut ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+        let mut ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
         let (mut received, mut sent) = (0, 0);
         let mut send = |graph: &mut Graph, pool: &mut Pool| {
             for port in 0..self.ports.len() {
@@ -207,7 +207,7 @@ impl Tracer {
                 send(graph, pool);
                 ctx.now.0 += 50_000_000;
                 graph.tick(&ctx);
-                while graph.release(&ctx, pool, &mut NoObserver) {
+                while graph.process_held_or_generate(&ctx, pool, &mut NoObserver) {
                     send(graph, pool);
                 }
             }
@@ -314,22 +314,22 @@ impl PathRecorder {
     }
 
     /// Records what happens to a packet after a stage.
-    pub(crate) fn after(&mut self, names: PipelineNames<'_>, node: usize, packet: &Packet<'_>, fate: &Step) {
+    pub(crate) fn after(&mut self, names: PipelineNames<'_>, node: usize, packet: &Packet<'_>, fate: &PacketFate) {
         let Some(&trace) = self.known.get(&packet.slot()) else { return };
         let (output, end) = match *fate {
-            Step::Next(target) => (None, names.end(node, target, &Reason::Requested.name(&[]))),
-            Step::Output(output, target) => {
+            PacketFate::Next(target) => (None, names.end(node, target, &Reason::Requested.name(&[]))),
+            PacketFate::Output(output, target) => {
                 let name = names.output(node, output);
                 let end = names.end(node, target, &name);
                 (Some(name), end)
             }
-            Step::Dropped(reason) => {
+            PacketFate::Dropped(reason) => {
                 let own = names.stages.get(node).map_or(&[][..], |stage| &stage.reasons);
                 (None, names.end(node, Target::Drop, &reason.name(own)))
             }
-            Step::Consumed => (None, Some(End::Consumed)),
-            Step::Held => (None, Some(End::Held)),
-            Step::Copied(output, target, slot) => {
+            PacketFate::Consumed => (None, Some(End::Consumed)),
+            PacketFate::Held => (None, Some(End::Held)),
+            PacketFate::Copied(output, target, slot) => {
                 let name = names.output(node, output);
                 let end = names.end(node, target, &name);
                 let hop = Hop { stage: names.stage(node), hit: None, output: Some(name) };
@@ -429,7 +429,7 @@ impl Observer for TraceObserver<'_> {
         self.recorder.before(self.names, node, stage, batch, |_| true);
     }
 
-    fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &Step) {
+    fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &PacketFate) {
         self.recorder.after(self.names, node, packet, fate);
     }
 }
@@ -504,7 +504,7 @@ mod tests {
 
     /// Passes packets with the UDP source ports 1000, 2000 and 3000 through the graph in one burst.
     fn walk(tracer: &mut Tracer, observer: &mut PacketObserver, info: &Arc<WorkerInfo>) {
-        let ctx = Ctx { start: Nanos(5), epoch: Nanos(1_000_000), now: Nanos(7), worker: 0 };
+        let ctx = Ctx { start: Nanos(5), start_wallclock: Nanos(1_000_000), now: Nanos(7), worker: 0 };
         for source in [1000, 2000, 3000] {
             let stamp = Stamp::new(Nanos(6), ClockSource::Virtual);
             assert!(tracer.graph.entry(0).push_bytes(&packet(source), stamp, &mut tracer.pool));

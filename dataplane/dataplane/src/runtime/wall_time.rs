@@ -10,5 +10,5 @@ pub(crate) fn wall_time(ctx: &Ctx, stamp: Stamp) -> u64 {
         ClockSource::None => ctx.now.0.saturating_sub(ctx.start.0),
         _ => ctx.nanos(stamp),
     };
-    ctx.epoch.0.saturating_add(nanos)
+    ctx.start_wallclock.0.saturating_add(nanos)
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::runtime::follow::ClockFollower;
 use dataplane_core::clock::{ClockReport, Clocks, HostClock};
 use dataplane_core::error::{Error, Result};
-use dataplane_core::lane::{Alarms, Stamping};
+use dataplane_core::lane::{PendingEvents, Stamping};
 use dataplane_core::pipeline::{RunStop, panic_message};
 use dataplane_core::verbs::{AsyncEvent, Device, EventKind, EventSubject};
 
@@ -52,7 +52,7 @@ pub(crate) struct Watch {
 struct Shared {
     stop: AtomicBool,
     lines: Mutex<VecDeque<String>>,
-    alarms: Arc<Alarms>,
+    pending_events: Arc<PendingEvents>,
     on_port: Mutex<Vec<OnPort>>,
     recurring: Mutex<Vec<Recurring>>,
     follow: Mutex<ClockFollower>,
@@ -127,7 +127,7 @@ impl Watch {
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
             lines: Mutex::default(),
-            alarms: Arc::default(),
+            pending_events: Arc::default(),
             on_port: Mutex::default(),
             recurring: Mutex::default(),
             follow: Mutex::new(follow),
@@ -169,9 +169,9 @@ impl Watch {
         self.shared.recurring.lock().unwrap_or_else(PoisonError::into_inner).push(recurring);
     }
 
-    /// Returns the alarms that the lanes of the device check.
-    pub(crate) fn alarms(&self) -> Arc<Alarms> {
-        self.shared.alarms.clone()
+    /// Returns the pending events that the lanes of the device check.
+    pub(crate) fn pending_events(&self) -> Arc<PendingEvents> {
+        self.shared.pending_events.clone()
     }
 
     /// Returns the clocks that the lanes of the device use for timestamps.
@@ -221,7 +221,7 @@ fn listen<D: Device>(device: &D, shared: &Shared) {
                     shared.guard("the handler of port changes", || act(event.kind)).unwrap_or_default()
                 })
             }
-            _ => shared.alarms.raise(event),
+            _ => shared.pending_events.push(event),
         }
         if counts.len() >= MAX_COUNTED && !counts.contains_key(&(event.kind, event.element)) {
             counts.clear();
@@ -275,7 +275,7 @@ mod tests {
         device.set_link(false);
         assert_eq!(receiver.recv_timeout(Duration::from_secs(30)), Ok(EventKind::PortErr));
         device.remove();
-        while !watch.alarms().is_gone() {
+        while !watch.pending_events().is_device_lost() {
             thread::yield_now();
         }
         let thread = watch.thread.as_ref().unwrap();

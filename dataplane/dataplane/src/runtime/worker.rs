@@ -120,7 +120,7 @@ impl Worker {
     pub(crate) fn run(&mut self, clock: &HostClock) {
         self.counts.started = clock.now();
         let start = clock.nanos();
-        let mut ctx = Ctx { start, epoch: epoch(clock, start), now: start, worker: self.number };
+        let mut ctx = Ctx { start, start_wallclock: epoch(clock, start), now: start, worker: self.number };
         let mut sampled = start;
         let result = loop {
             let ended = catch_unwind(AssertUnwindSafe(|| match self.recorder {
@@ -260,8 +260,8 @@ impl Worker {
             lane.refill(&mut self.pool).map_err(|error| (port, error))?;
         }
         loop {
-            // Step 1: poll, process and send. The stopwatch measures about one iteration in a thousand. An observer
-            // observes every iteration.
+            // Step 1: poll, process and send. The stopwatch measures about one iteration in a thousand. An
+            // observer observes every iteration.
             let received = match self.counts.loops < self.timed {
                 true => self.iterate::<_, RECORDS>(ctx, &mut NoObserver)?,
                 false => self.observed_iterate::<RECORDS>(ctx)?,
@@ -272,7 +272,8 @@ impl Worker {
             // Step 3: idle if the poll received nothing. The key `idle` of the config selects the action.
             let (lanes, sleeps) = (&mut self.lanes, &mut self.counts.sleeps);
             let slept = self.idle.after(received, lanes, &self.inputs, &self.graph, sleeps);
-            // Step 4: housekeeping. A sleep may be much longer than 256 iterations, so housekeeping follows each sleep.
+            // Step 4: housekeeping. A sleep may be much longer than 256 iterations, so housekeeping follows each
+            // sleep.
             if slept || self.counts.loops.is_multiple_of(HOUSEKEEPING) {
                 self.housekeep(clock, ctx, sampled)?;
                 // Step 5: check for the end of the run last, so that all work is complete when the loop returns.
@@ -332,7 +333,7 @@ impl Worker {
         ctx.now = clock.nanos();
         // NTP adjusts the wall clock relative to the TSC, so the offset is sampled again every second.
         if ctx.now.0.saturating_sub(sampled.0) > WALL_CLOCK_INTERVAL {
-            (ctx.epoch, *sampled) = (epoch(clock, ctx.start), ctx.now);
+            (ctx.start_wallclock, *sampled) = (epoch(clock, ctx.start), ctx.now);
         }
         // Let stages do their own housekeeping. `tick` also selects the held packets that the loop below processes
         // again.
@@ -357,10 +358,10 @@ impl Worker {
     /// Processes some of the held or generated packets. Returns `false` if there are no such packets.
     fn release(&mut self, ctx: &Ctx) -> bool {
         let Some(observer) = self.observer.as_mut().filter(|observer| !observer.is_over()) else {
-            return self.graph.release(ctx, &mut self.pool, &mut NoObserver);
+            return self.graph.process_held_or_generate(ctx, &mut self.pool, &mut NoObserver);
         };
         observer.begin_release(ctx, self.info.as_ref());
-        let is_released = self.graph.release(ctx, &mut self.pool, &mut **observer);
+        let is_released = self.graph.process_held_or_generate(ctx, &mut self.pool, &mut **observer);
         observer.end_batch();
         is_released
     }
@@ -447,7 +448,7 @@ impl Worker {
             lanes.iter_mut().fold(true, |done, lane| done & lane.drain(pool).map_or(true, |left| left == 0))
         });
         // Destroy the queues, and reclaim the buffers that the devices did not return before the deadline.
-        lanes.iter_mut().for_each(|lane| lane.abandon(pool));
+        lanes.iter_mut().for_each(|lane| lane.reset_and_reclaim(pool));
         // Wait for the closing lanes last, because the lanes of this worker must not wait for a control thread. If a
         // lane is closed after the deadline, the requester counts its buffers.
         before_deadline(&mut || {

@@ -585,7 +585,7 @@ fn observed_drops_make_a_stage_reachable_and_form_no_loop() {
     assert_eq!(diagnostics.render(false), "");
     let plan = plan.unwrap();
     let late = plan.node("late");
-    assert_eq!(plan.nodes.iter().map(|node| node.drops).collect::<Vec<_>>(), [None, None, late, None, late]);
+    assert_eq!(plan.nodes.iter().map(|node| node.drop_observer).collect::<Vec<_>>(), [None, None, late, None, late]);
     assert!(plan.to_string().contains("drops observed by late"));
     let records = check(&text.replace("drops = \"late\"\n\n", "\n"), &[]).1.records();
     let unreached = "no packet can reach the stage `late`";

@@ -144,7 +144,12 @@ fn impossible_placement_causes_an_error() {
 #[test]
 fn config_overrides_the_node_that_the_kernel_reports() {
     use dataplane::topology::{Device, DeviceKind};
-    let device = Device { name: "mlx5_0".into(), kind: DeviceKind::Verbs, on: Vec::new(), node: Some(NumaNode(0)) };
+    let device = Device {
+        name: "mlx5_0".into(),
+        kind: DeviceKind::Verbs,
+        lower_interfaces: Vec::new(),
+        node: Some(NumaNode(0)),
+    };
     let known = machine();
     let topology = Topology::from_parts(known.cores().to_vec(), Vec::new(), known.nodes().to_vec(), vec![device]);
     let text = TWO_PORTS.replacen("\"soft\"", "\"mlx5_0\"", 1);

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use dataplane::connect::{
-    ConnectError, EndpointParameters, Fault, Listener, MAX_QUEUES, Offer, QueuePairEndpoint, Refusal, WaitLimits,
-    connect,
+    ConnectError, EndpointParameters, ExchangeError, Listener, MAX_QUEUES, Offer, QueuePairEndpoint, Refusal,
+    WaitLimits, connect,
 };
 use dataplane::verbs::{QpState, QpType, QueuePair};
 use dataplane_testing::skip;
@@ -90,11 +90,11 @@ fn queue_pairs_are_connected_over_tcp() {
             None => connect(address, &offer(&own), &wait_limits()),
         };
         let exchange = exchange.unwrap();
-        let connected = qp.handshake(&exchange.remotes[0]).unwrap();
+        let connected = qp.connect(&exchange.remotes[0]).unwrap();
         exchange.confirm(&wait_limits()).unwrap();
         assert_eq!(connected.queue_pair().state(), QpState::Rts);
         drop(cq);
-        (own[0], connected.agreed().remote)
+        (own[0], connected.negotiated().remote)
     };
     let [one, two] = &devices;
     let (passive, active) = thread::scope(|scope| {
@@ -166,7 +166,7 @@ fn active_side_gets_the_reason_of_a_refused_offer() {
                 listener.accept(&offer(&[endpoint(5)]), &wait_limits).map(|_| ())
             });
             match connect(address, &offer(there), &wait_limits()) {
-                Err(ConnectError::Peer(Fault::Refused(reason))) => assert_eq!(reason, refusal),
+                Err(ConnectError::Peer(ExchangeError::Refused(reason))) => assert_eq!(reason, refusal),
                 other => panic!("{other:?}"),
             }
             over.store(true, Ordering::SeqCst);
@@ -235,7 +235,7 @@ fn own_endpoint_is_rejected_over_tcp() {
         });
         let active = connect(address, &offer(&own), &wait_limits()).map(|_| ());
         over.store(true, Ordering::SeqCst);
-        assert!(matches!(active, Err(ConnectError::Peer(Fault::Refused(Refusal::Endpoint)))), "{active:?}");
+        assert!(matches!(active, Err(ConnectError::Peer(ExchangeError::Refused(Refusal::Endpoint)))), "{active:?}");
         assert!(matches!(passive.join().unwrap(), Err(ConnectError::Cancelled)));
     });
 }

@@ -69,7 +69,7 @@ fn attack_then_connect(step: Duration, attack: impl FnOnce(SocketAddr)) -> u64 {
             let (qp, _pd, _cq) = prepared(&devices[0], QpType::Ud, EndpointParameters::default()).unwrap();
             let own = [qp.endpoint()];
             let exchange = listener.accept(&offer(&own), &WaitLimits::new(4 * LONG, step)).unwrap();
-            let connected = qp.handshake(&exchange.remotes[0]).unwrap();
+            let connected = qp.connect(&exchange.remotes[0]).unwrap();
             assert_eq!(connected.queue_pair().state(), QpState::Rts);
             assert_eq!(devices[0].queue_counters().len(), 1, "rejected peers left queue pairs");
             let refused = exchange.refused;
@@ -81,7 +81,7 @@ fn attack_then_connect(step: Duration, attack: impl FnOnce(SocketAddr)) -> u64 {
         loop {
             let own = [qp.endpoint()];
             let exchange = connect(address, &offer(&own), &wait_limits()).unwrap();
-            let connected = qp.handshake(&exchange.remotes[0]).unwrap();
+            let connected = qp.connect(&exchange.remotes[0]).unwrap();
             match exchange.confirm(&wait_limits()) {
                 Ok(_) => break,
                 // On a busy machine the good peer itself may miss a short deadline.

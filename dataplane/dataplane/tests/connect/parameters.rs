@@ -341,15 +341,15 @@ fn infiniband_has_other_ranges_than_ethernet() {
     // Without a GRH, the path uses the LID.
     let own = infiniband(20);
     let peer = infiniband(21);
-    let agreed = connector.agree(&own, &peer).unwrap();
+    let agreed = connector.negotiate(&own, &peer).unwrap();
     assert_eq!((agreed.path.global, agreed.path.dlid, agreed.path.source_path_bits), (false, 9, 3));
     let lost = QueuePairEndpoint { lid: 0, ..peer };
-    assert_eq!(connector.agree(&own, &lost), Err(EndpointError::NoRoute));
+    assert_eq!(connector.negotiate(&own, &lost), Err(EndpointError::NoRoute));
     // By default the path is global if the peer has a GID.
     let usual = Connector::new(&device, QpType::Rc, EndpointParameters { grh: None, ..parameters }).unwrap();
-    assert!(usual.agree(&own, &peer).unwrap().path.global);
+    assert!(usual.negotiate(&own, &peer).unwrap().path.global);
     let bare = QueuePairEndpoint { gid: Default::default(), ..peer };
-    assert!(!usual.agree(&own, &bare).unwrap().path.global);
+    assert!(!usual.negotiate(&own, &bare).unwrap().path.global);
 }
 
 const ALTERNATE_PATH: AlternatePath = AlternatePath {
@@ -387,7 +387,7 @@ fn alternate_path_is_set_in_the_state_changes() {
         let connector = Connector::new(&migrating_adapter(), kind, parameters).unwrap();
         let (own, peer) = (infiniband(20), infiniband(21));
         let described = |end| QueuePairEndpoint { transport: kind, ..end };
-        let agreed = connector.agree(&described(own), &described(peer)).unwrap();
+        let agreed = connector.negotiate(&described(own), &described(peer)).unwrap();
         (connector.rtr(&agreed), connector.rts(&agreed))
     };
     for kind in [QpType::Rc, QpType::Uc] {
@@ -465,7 +465,7 @@ fn agreed(kind: QpType, parameters: EndpointParameters) -> (Connector, Negotiate
     let connector = Connector::new(&adapter(), kind, parameters).unwrap();
     let described = |number| QueuePairEndpoint { transport: kind, ..endpoint(number) };
     let peer = QueuePairEndpoint { psn: 0x12_3456, gid: gid("fe80::2"), ..described(0x99) };
-    let agreed = connector.agree(&described(0x98), &peer).unwrap();
+    let agreed = connector.negotiate(&described(0x98), &peer).unwrap();
     (connector, agreed)
 }
 
@@ -547,17 +547,17 @@ fn every_parameter_is_set_in_its_state_change() {
     assert_eq!((rts.sq_psn, rts.timeout, rts.retry_count, rts.rnr_retry), (0xab_cdef, 18, 5, 4));
     assert_eq!(rts.max_rd_atomic, 1, "the peer offers only one outstanding read");
     let other = QueuePairEndpoint { psn: 1, ..endpoint(0x99) };
-    let expected = EndpointError::Expected { own: 0x12_3456, peer: 1 };
-    assert_eq!(connector.agree(&endpoint(0x98), &other), Err(expected));
+    let expected = EndpointError::UnexpectedPsn { own: 0x12_3456, peer: 1 };
+    assert_eq!(connector.negotiate(&endpoint(0x98), &other), Err(expected));
     // After a reset, the peer has another first packet number. `rq_psn` also determines the first packet number that is
     // expected for each later generation.
     let peer = EndpointParameters { sq_psn: 0x12_3456, ..EndpointParameters::default() };
     for generation in [1, 7] {
         let again = QueuePairEndpoint { psn: peer.psn(generation), generation, ..endpoint(0x99) };
-        assert!(connector.agree(&endpoint(0x98), &again).is_ok(), "{generation}");
+        assert!(connector.negotiate(&endpoint(0x98), &again).is_ok(), "{generation}");
         let old = QueuePairEndpoint { psn: 0x12_3456, ..again };
-        let expected = EndpointError::Expected { own: peer.psn(generation), peer: 0x12_3456 };
-        assert_eq!(connector.agree(&endpoint(0x98), &old), Err(expected));
+        let expected = EndpointError::UnexpectedPsn { own: peer.psn(generation), peer: 0x12_3456 };
+        assert_eq!(connector.negotiate(&endpoint(0x98), &old), Err(expected));
     }
     let ud = Connector::new(&adapter(), QpType::Ud, EndpointParameters { pkey_index: 0, ..parameters }).unwrap();
     assert_eq!(ud.init().0.qkey, 5);
@@ -576,7 +576,7 @@ fn smaller_path_mtu_of_the_two_sides_applies() {
         let parameters = EndpointParameters { path_mtu: own, ..EndpointParameters::default() };
         let connector = Connector::new(&adapter(), kind, parameters).unwrap();
         let described = |number| QueuePairEndpoint { transport: kind, path_mtu: peer, ..endpoint(number) };
-        let agreed = connector.agree(&described(5), &described(6)).unwrap();
+        let agreed = connector.negotiate(&described(5), &described(6)).unwrap();
         assert_eq!((agreed.path_mtu, agreed.max_message), (code, message), "{kind}");
     }
 }

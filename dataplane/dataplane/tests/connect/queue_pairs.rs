@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use dataplane::connect::{
-    Change, ConnectError, Connector, EndpointError, EndpointParameters, NegotiatedParameters, QueuePairEndpoint,
-    RemoteBuffer, join,
+    ConnectError, Connector, EndpointError, EndpointParameters, NegotiatedParameters, QpModification,
+    QueuePairEndpoint, RemoteBuffer, connect_pair,
 };
 use dataplane::lane::message::{Buffer, MessageDomain, MessageQueuePair, poll};
 use dataplane::soft::{SoftCq, SoftDevice};
@@ -30,14 +30,14 @@ fn handshake_takes_both_sides_to_rts() {
         assert_eq!(first.gid, devices[0].gid());
         assert_eq!((first.transport, first.path_mtu, first.generation, first.receive_depth), (kind, 3, 0, 16));
         one.initialise().unwrap();
-        assert_eq!(one.queue_pair().state(), QpState::Init);
+        assert_eq!(one.queue_pair_mut().state(), QpState::Init);
         one.initialise().unwrap();
         assert_eq!(QueuePairEndpoint::from_bytes(&second.to_bytes()), Ok(second));
-        let one = one.handshake(&second).unwrap();
-        let two = two.handshake(&first).unwrap();
+        let one = one.connect(&second).unwrap();
+        let two = two.connect(&first).unwrap();
         for (side, remote) in [(&one, second), (&two, first)] {
             assert_eq!(side.queue_pair().state(), QpState::Rts);
-            assert_eq!(side.agreed().remote, remote);
+            assert_eq!(side.negotiated().remote, remote);
             assert_eq!(side.destination().map(|to| to.qp), (kind == QpType::Ud).then_some(remote.qpn));
         }
     }
@@ -49,15 +49,15 @@ fn reset_queue_pair_reconnects_with_new_packet_numbers() {
         let devices = cabled();
         let side = |at: usize| prepared(&devices[at], kind, EndpointParameters::default()).unwrap();
         let ((one, _pd1, _cq1), (two, _pd2, _cq2)) = (side(0), side(1));
-        let (mut first, mut second) = join(one, two).unwrap();
+        let (mut first, mut second) = connect_pair(one, two).unwrap();
         for generation in 1..4 {
-            let before = first.agreed().remote;
+            let before = first.negotiated().remote;
             let (one, two) = (first.reset().unwrap(), second.reset().unwrap());
             let endpoint = two.endpoint();
             assert_eq!((endpoint.generation, endpoint.qpn), (generation, before.qpn));
             assert_ne!(endpoint.psn, before.psn);
-            (first, second) = join(one, two).unwrap();
-            assert_eq!(first.agreed().remote, endpoint);
+            (first, second) = connect_pair(one, two).unwrap();
+            assert_eq!(first.negotiated().remote, endpoint);
             assert_eq!(second.queue_pair().state(), QpState::Rts);
         }
     }
@@ -68,7 +68,7 @@ fn rejected_peer_leaves_no_queue_pair() {
     let devices = cabled();
     type Change = fn(&mut QueuePairEndpoint);
     let cases: [(Change, EndpointError); 4] = [
-        (|it| it.qpn = QpNum(1 << 24), EndpointError::Number(1 << 24)),
+        (|it| it.qpn = QpNum(1 << 24), EndpointError::QpNumber(1 << 24)),
         (|it| it.version = 7, EndpointError::Version(7)),
         (|it| it.queue = 5, EndpointError::Queue { own: 0, peer: 5 }),
         (|it| it.transport = QpType::Rc, EndpointError::Transport { own: QpType::Ud, peer: QpType::Rc }),
@@ -77,7 +77,7 @@ fn rejected_peer_leaves_no_queue_pair() {
         let (one, _pd, _cq) = prepared(&devices[0], QpType::Ud, EndpointParameters::default()).unwrap();
         let mut remote = prepared(&devices[1], QpType::Ud, EndpointParameters::default()).unwrap().0.endpoint();
         change(&mut remote);
-        match one.handshake(&remote) {
+        match one.connect(&remote) {
             Err(ConnectError::Endpoint(error)) => assert_eq!(error, expected),
             other => panic!("{other:?}"),
         }
@@ -85,11 +85,11 @@ fn rejected_peer_leaves_no_queue_pair() {
     assert_eq!(devices[0].queue_counters(), [], "the rejected peer left queue pairs");
     let (own, _pd, _cq) = prepared(&devices[0], QpType::Ud, EndpointParameters::default()).unwrap();
     let itself = own.endpoint();
-    assert!(matches!(own.handshake(&itself), Err(ConnectError::Endpoint(EndpointError::PeerIsSelf))));
+    assert!(matches!(own.connect(&itself), Err(ConnectError::Endpoint(EndpointError::PeerIsSelf))));
     let allowed = EndpointParameters { allow_self: true, ..EndpointParameters::default() };
     let (own, _pd, _cq) = prepared(&devices[0], QpType::Ud, allowed).unwrap();
     let itself = own.endpoint();
-    assert_eq!(own.handshake(&itself).unwrap().queue_pair().state(), QpState::Rts);
+    assert_eq!(own.connect(&itself).unwrap().queue_pair().state(), QpState::Rts);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn device_error_names_the_device_and_the_state_change() {
     let (one, _pd, _cq) = prepared(&devices[0], QpType::Ud, EndpointParameters::default()).unwrap();
     let remote = prepared(&devices[1], QpType::Ud, EndpointParameters::default()).unwrap().0.endpoint();
     devices[0].remove();
-    let error = one.handshake(&remote).unwrap_err().to_string();
+    let error = one.connect(&remote).unwrap_err().to_string();
     assert!(error.starts_with("one: ibv_modify_qp (RESET to INIT) failed: "), "{error}");
 }
 
@@ -132,10 +132,10 @@ impl Side {
     }
 
     fn local_endpoint(&self) -> QueuePairEndpoint {
-        self.connector.describe(self.qp.number(), self.qp.caps().recv_depth)
+        self.connector.endpoint_for(self.qp.number(), self.qp.caps().recv_depth)
     }
 
-    fn modify(&mut self, (attributes, mask): Change) {
+    fn modify(&mut self, (attributes, mask): QpModification) {
         self.qp.modify(&attributes, mask).unwrap();
     }
 
@@ -146,7 +146,7 @@ impl Side {
     }
 
     fn connect(&mut self, remote: &QueuePairEndpoint) -> NegotiatedParameters {
-        let agreed = self.connector.agree(&self.local_endpoint(), remote).unwrap();
+        let agreed = self.connector.negotiate(&self.local_endpoint(), remote).unwrap();
         self.modify(self.connector.rtr(&agreed));
         self.modify(self.connector.rts(&agreed));
         agreed
@@ -195,7 +195,7 @@ fn messages_arrive_in_every_generation() {
                 let start = if kind == QpType::Ud { 40 } else { 0 };
                 assert_eq!(side.buffer.to_vec(start..start + 300), text, "{kind} {generation}");
                 side.modify(QpAttributes::to(QpState::Reset));
-                side.connector.renew();
+                side.connector.start_next_generation();
             }
         }
     }
@@ -224,13 +224,13 @@ fn queried_attributes_equal_the_parameters() {
     let side = |at: usize| prepared(&devices[at], QpType::Rc, parameters.clone()).unwrap();
     let ((one, _pd1, _cq1), (two, _pd2, _cq2)) = (side(0), side(1));
     let (_, remote) = (one.endpoint(), two.endpoint());
-    let (one, _two) = join(one, two).unwrap();
+    let (one, _two) = connect_pair(one, two).unwrap();
     let has = one.queue_pair().query().unwrap();
     assert_eq!((has.state, has.port, has.pkey_index, has.access), (QpState::Rts, 1, 0, Access::REMOTE_READ));
     assert_eq!((has.path_mtu, has.dest_qp, has.rq_psn, has.sq_psn), (2, remote.qpn, remote.psn, 4711));
     assert_eq!((has.max_rd_atomic, has.max_dest_rd_atomic, has.min_rnr_timer), (4, 5, 13));
     assert_eq!((has.timeout, has.retry_count, has.rnr_retry), (15, 3, 2));
-    assert_eq!(has.path, one.agreed().path);
+    assert_eq!(has.path, one.negotiated().path);
     let path = has.path;
     assert_eq!((path.gid, path.hop_limit, path.traffic_class), (remote.gid, 7, 9));
     assert_eq!((path.flow_label, path.service_level), (11, 3));

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dataplane::ibverbs::encode_flow_rule;
 use dataplane::verbs::{
-    Bits, CqSpec, EthernetMatch, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, PollFields,
+    CqSpec, EthernetMatch, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, MaskedValue, PollFields,
     PortsMatch, QpType, RawDevice, RawSpec, TransportMatch, TunnelMatch,
 };
 use libtest_mimic::{Completion, Failed};
@@ -189,13 +189,13 @@ fn frame(random: &mut Random) -> Frame {
 
 /// Returns a random match for a field. Most matches allow any value. The other matches compare all bits, a prefix or
 /// some bits of the field with one of `values`.
-fn bits<const N: usize>(random: &mut Random, values: &[[u8; N]]) -> Bits<N> {
+fn bits<const N: usize>(random: &mut Random, values: &[[u8; N]]) -> MaskedValue<N> {
     let value = random.of(values);
     match random.below(16) {
-        0 => Bits::exact(value),
-        1 => Bits::prefix(value, random.below(8 * N as u64) as u8),
-        2 => Bits::masked(value, [0x0f; N]),
-        _ => Bits::ANY,
+        0 => MaskedValue::exact(value),
+        1 => MaskedValue::prefix(value, random.below(8 * N as u64) as u8),
+        2 => MaskedValue::masked(value, [0x0f; N]),
+        _ => MaskedValue::ANY,
     }
 }
 

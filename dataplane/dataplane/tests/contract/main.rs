@@ -242,7 +242,9 @@ fn soft_unchecked(name: &'static str) -> TestBed<SoftDevice> {
 /// Returns a test bed with two software devices that lack some capabilities. The second device has a further GID before
 /// the GID of the endpoints.
 fn soft_fewer_capabilities(name: &'static str) -> TestBed<SoftDevice> {
-    let bed = soft_with(name, Profile::Spec, |spec| spec.refuse = vec![Capability::Atomic, Capability::FlowTag]);
+    let bed = soft_with(name, Profile::Spec, |spec| {
+        spec.disabled_capabilities = vec![Capability::Atomic, Capability::FlowTag]
+    });
     let own = bed.b.gid();
     let mut further = own;
     further.0[15] ^= 1;
@@ -254,8 +256,8 @@ fn soft_fewer_capabilities(name: &'static str) -> TestBed<SoftDevice> {
 /// not list them, and refuse every change of their state.
 fn soft_iwarp(name: &'static str) -> TestBed<SoftDevice> {
     soft_with(name, Profile::Spec, |spec| {
-        spec.refuse = vec![Capability::RawPacket, Capability::Datagram, Capability::Uc];
-        spec.unlisted = vec![Capability::Rc];
+        spec.disabled_capabilities = vec![Capability::RawPacket, Capability::Datagram, Capability::Uc];
+        spec.hidden_qp_types = vec![Capability::Rc];
         spec.refused_change = Some((QpState::Reset, QpState::Init));
     })
 }

@@ -108,7 +108,7 @@ impl Stage for Shares {
     fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
 
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
-        self.users = setup.common(|_| Arc::new(Mutex::new(Vec::new())));
+        self.users = setup.shared_by_stages(|_| Arc::new(Mutex::new(Vec::new())));
         self.users.lock().unwrap().push(setup.stage().to_owned());
         Ok(())
     }

@@ -14,7 +14,7 @@ pub(crate) const MLX5: FlowLimits = FlowLimits {
     driver: "mlx5",
     priorities: Some(16),
     rss_levels: LEVELS,
-    unmatched: &["ipv4 ttl", "ipv4 flags", "ipv6 hop_limit", "gre flags"],
+    unsupported_fields: &["ipv4 ttl", "ipv4 flags", "ipv6 hop_limit", "gre flags"],
 };
 
 /// Returns the limits of a driver.
@@ -22,9 +22,10 @@ pub(crate) fn limits(driver: &str) -> FlowLimits {
     if driver == MLX5.driver { MLX5 } else { UNKNOWN }
 }
 
-/// Returns whether a rule needs an empty Ethernet header as its first spec, so that the driver obeys the priority of the
-/// rule. mlx5 ignores the priority if the first spec selects multicast frames (`flow_is_multicast_only`), and applies
-/// the rule after all other rules. If a rule has two Ethernet specs, mlx5 uses the second spec (`parse_flow_attr`).
+/// Returns whether a rule needs an empty Ethernet header as its first spec, so that the driver obeys the priority of
+/// the rule. mlx5 ignores the priority if the first spec selects multicast frames (`flow_is_multicast_only`), and
+/// applies the rule after all other rules. If a rule has two Ethernet specs, mlx5 uses the second spec
+/// (`parse_flow_attr`).
 pub(super) fn needs_empty_ethernet(rule: &FlowRule, limits: &FlowLimits) -> bool {
     let FlowTraffic::Headers { outer, .. } = &rule.traffic else { return false };
     let is_multicast = match (&outer.ethernet, &outer.ip) {

@@ -8,8 +8,8 @@ use ibverbs_sys::*;
 use super::VerbsFlowCounters;
 use super::driver::needs_empty_ethernet;
 use dataplane_core::verbs::{
-    Bits, EthernetMatch, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match,
-    Ipv6Match, PortsMatch, TransportMatch, TunnelMatch,
+    EthernetMatch, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match,
+    Ipv6Match, MaskedValue, PortsMatch, TransportMatch, TunnelMatch,
 };
 
 /// The encoded specifications (specs) of a rule: one for each header that the rule matches, and one for each action.
@@ -55,7 +55,7 @@ impl Encoder {
 /// The value and the mask of a field.
 type Field<'a> = (&'a [u8], &'a [u8]);
 
-fn field<const N: usize>(bits: &Bits<N>) -> Field<'_> {
+fn field<const N: usize>(bits: &MaskedValue<N>) -> Field<'_> {
     (bits.value(), bits.mask())
 }
 
@@ -164,7 +164,7 @@ fn ethernet(encoder: &mut Encoder, spec: &EthernetMatch, inner: u32) {
 fn ipv4(encoder: &mut Encoder, spec: &Ipv4Match, inner: u32) {
     let addresses = [field(&spec.src), field(&spec.dst)];
     let others = [field(&spec.protocol), field(&spec.tos), field(&spec.ttl), field(&spec.flags)];
-    if [spec.protocol, spec.tos, spec.ttl, spec.flags].iter().all(Bits::is_any) {
+    if [spec.protocol, spec.tos, spec.ttl, spec.flags].iter().all(MaskedValue::is_any) {
         encoder.filter(IBV_FLOW_SPEC_IPV4 | inner, 4, &addresses);
     } else {
         encoder.filter(IBV_FLOW_SPEC_IPV4_EXT | inner, 4, &[&addresses[..], &others].concat());
@@ -174,7 +174,7 @@ fn ipv4(encoder: &mut Encoder, spec: &Ipv4Match, inner: u32) {
 fn ipv6(encoder: &mut Encoder, spec: &Ipv6Match, inner: u32) {
     // The flow label is in the low 20 bits. The kernel requires the other bits to be zero.
     let whole = [0, 0x0f, 0xff, 0xff];
-    let label = Bits::masked(*spec.flow_label.value(), and(*spec.flow_label.mask(), whole));
+    let label = MaskedValue::masked(*spec.flow_label.value(), and(*spec.flow_label.mask(), whole));
     encoder.filter(
         IBV_FLOW_SPEC_IPV6 | inner,
         4,
@@ -197,7 +197,7 @@ fn encode_tunnel(encoder: &mut Encoder, tunnel: &TunnelMatch) {
     match tunnel {
         TunnelMatch::Vxlan { vni } => {
             let whole = [0, 0xff, 0xff, 0xff];
-            let vni = Bits::masked(*vni.value(), and(*vni.mask(), whole));
+            let vni = MaskedValue::masked(*vni.value(), and(*vni.mask(), whole));
             encoder.filter(IBV_FLOW_SPEC_VXLAN_TUNNEL, 4, &[field(&vni)]);
         }
         TunnelMatch::Gre { flags, protocol, key } => {

@@ -17,8 +17,8 @@ use super::super::tests::strategies::{bits, header_match};
 use super::object::Flow;
 use super::*;
 use dataplane_core::verbs::{
-    Bits, EthernetMatch, FlowCount, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
-    PortsMatch, TransportMatch, TunnelMatch,
+    EthernetMatch, FlowCount, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
+    MaskedValue, PortsMatch, TransportMatch, TunnelMatch,
 };
 
 /// Parses hexadecimal digits and ignores all other characters.
@@ -32,7 +32,7 @@ fn headers(outer: HeaderMatch) -> FlowTraffic {
     FlowTraffic::Headers { outer, tunnel: None }
 }
 
-fn tcp(src: Bits<2>, dst: Bits<2>) -> Option<TransportMatch> {
+fn tcp(src: MaskedValue<2>, dst: MaskedValue<2>) -> Option<TransportMatch> {
     Some(TransportMatch::Tcp(PortsMatch { src, dst }))
 }
 
@@ -55,7 +55,7 @@ fn rule_with_all_layers_is_encoded() {
                 ..EthernetMatch::default()
             }),
             ip: Some(IpMatch::V4(Ipv4Match { src: Ipv4Addr::new(11, 134, 200, 6).into(), ..Ipv4Match::default() })),
-            transport: tcp(Bits::ANY, 443.into()),
+            transport: tcp(MaskedValue::ANY, 443.into()),
         }))
     };
     let expected = hex(
@@ -82,7 +82,7 @@ fn ipv6_and_extended_ipv4_headers_are_encoded() {
             hop_limit: 64.into(),
             ..Ipv6Match::default()
         })),
-        transport: Some(TransportMatch::Udp(PortsMatch { src: 53.into(), dst: Bits::ANY })),
+        transport: Some(TransportMatch::Udp(PortsMatch { src: 53.into(), dst: MaskedValue::ANY })),
         ..HeaderMatch::default()
     }));
     let expected = hex("00000000 00000000 7c00 0000 02 01 0000 00000000
@@ -115,7 +115,7 @@ fn tunnels_and_inner_headers_are_encoded() {
     let inner = HeaderMatch {
         ethernet: Some(EthernetMatch { src: [2, 0, 0, 0, 0, 1].into(), ..EthernetMatch::default() }),
         ip: ip4(),
-        transport: tcp(1.into(), Bits::ANY),
+        transport: tcp(1.into(), MaskedValue::ANY),
     };
     let inner_bytes = "
         20010000 2800 000000000000 020000000001 0000 0000 000000000000 ffffffffffff 0000 0000 0000
@@ -129,7 +129,7 @@ fn tunnels_and_inner_headers_are_encoded() {
             "51000000 1800 0000 2000 6558 00000007 ffff ffff ffffffff",
         ),
         (
-            TunnelMatch::Mpls { label: Bits::masked([0, 1, 0, 0], [0xff, 0xff, 0xf0, 0]) },
+            TunnelMatch::Mpls { label: MaskedValue::masked([0, 1, 0, 0], [0xff, 0xff, 0xf0, 0]) },
             "7400",
             "60000000 1000 0000 00010000 fffff000",
         ),
@@ -250,11 +250,11 @@ fn counters_are_destroyed_when_attaching_fails() {
 /// If the device refuses a rule with partial masks, the error names the partially matched fields.
 #[test]
 fn refused_partial_mask_is_named_in_the_error() {
-    let subnet = Bits::prefix([10, 1, 2, 3], 12);
-    assert_eq!(subnet, Bits::masked([10, 0, 0, 0], [255, 240, 0, 0]));
+    let subnet = MaskedValue::prefix([10, 1, 2, 3], 12);
+    assert_eq!(subnet, MaskedValue::masked([10, 0, 0, 0], [255, 240, 0, 0]));
     let rule = FlowRule::new(headers(HeaderMatch {
         ip: Some(IpMatch::V4(Ipv4Match { src: subnet, ..Ipv4Match::default() })),
-        transport: tcp(Bits::ANY, Bits::masked([0, 0x50], [0xff, 0xf0])),
+        transport: tcp(MaskedValue::ANY, MaskedValue::masked([0, 0x50], [0xff, 0xf0])),
         ..HeaderMatch::default()
     }));
     assert_eq!(rule.partial_masks(), vec!["ipv4 src", "dst port"]);

@@ -132,7 +132,7 @@ fn rate_with_burst_is_set_by_the_rate_limit_verb() {
         let qp = ffi::ibv_create_qp(fake.pd().as_ptr(), &mut attr).unwrap().as_ptr();
         fake.calls();
         set_rate_limit(&RateLimit { kbps: 5000, ..RateLimit::default() }, qp, &caps()).unwrap();
-        set_rate_limit(&RateLimit { kbps: 5000, burst: 64_000, packet: 1500 }, qp, &caps()).unwrap();
+        set_rate_limit(&RateLimit { kbps: 5000, burst: 64_000, typical_packet_size: 1500 }, qp, &caps()).unwrap();
         set_rate_limit(&RateLimit::default(), qp, &caps()).unwrap();
         assert_eq!(
             fake.calls(),
@@ -149,7 +149,7 @@ fn rate_with_burst_is_set_by_the_rate_limit_verb() {
         assert!(error.contains("does not support pacing"), "{error}");
         assert_eq!(fake.calls(), []);
         fake.refuse("ibv_modify_qp_rate_limit", libc::EINVAL);
-        let error = set_rate_limit(&RateLimit { kbps: 1, burst: 1, packet: 0 }, qp, &caps()).unwrap_err();
+        let error = set_rate_limit(&RateLimit { kbps: 1, burst: 1, typical_packet_size: 0 }, qp, &caps()).unwrap_err();
         // mlx5 returns this error if the device has no burst control. No verb reports this capability.
         let text = error.to_string();
         assert!(text.contains("burst") && text.contains("remove `burst` and `packet`"), "{text}");
@@ -157,7 +157,10 @@ fn rate_with_burst_is_set_by_the_rate_limit_verb() {
         // Without a rate, mlx5 refuses a burst and a packet size.
         fake.refuse("ibv_modify_qp_rate_limit", 0);
         fake.calls();
-        for limit in [RateLimit { kbps: 0, burst: 1, packet: 0 }, RateLimit { kbps: 0, burst: 0, packet: 1 }] {
+        for limit in [
+            RateLimit { kbps: 0, burst: 1, typical_packet_size: 0 },
+            RateLimit { kbps: 0, burst: 0, typical_packet_size: 1 },
+        ] {
             let error = set_rate_limit(&limit, qp, &caps()).unwrap_err().to_string();
             assert_eq!(error, "rate in kbit/s: 0 is not in the range 1 to 100000000");
         }
@@ -167,7 +170,7 @@ fn rate_with_burst_is_set_by_the_rate_limit_verb() {
     let bare = Fake::new(|verbs| verbs.modify_qp_rate_limit = None);
     let mut qp = ibv_qp { context: bare.context(), ..Default::default() };
     // SAFETY: only the context of the queue pair is accessed.
-    let error = unsafe { set_rate_limit(&RateLimit { kbps: 1, burst: 1, packet: 0 }, &mut qp, &caps()) };
+    let error = unsafe { set_rate_limit(&RateLimit { kbps: 1, burst: 1, typical_packet_size: 0 }, &mut qp, &caps()) };
     let unsupported = VerbError::new("ibv_modify_qp_rate_limit", libc::EOPNOTSUPP);
     assert_eq!(error, Err(RawError::Burst(unsupported)));
 }

@@ -153,7 +153,7 @@ fn narrow_rule_is_split_only_into_matching_classes() {
     };
     let classes =
         |rule: &FlowRule| -> Vec<TrafficClass> { parts(rule).unwrap().into_iter().map(|(class, _)| class).collect() };
-    let v4 = IpMatch::V4(Ipv4Match { dst: Bits::exact([10, 0, 0, 1]), ..Ipv4Match::default() });
+    let v4 = IpMatch::V4(Ipv4Match { dst: MaskedValue::exact([10, 0, 0, 1]), ..Ipv4Match::default() });
     let udp = TransportMatch::Udp(PortsMatch { dst: 53.into(), ..PortsMatch::default() });
     assert_eq!(classes(&outer(None, None)), TrafficClass::ALL);
     assert_eq!(classes(&outer(Some(v4), None)), [TrafficClass::Ipv4Tcp, TrafficClass::Ipv4Udp, TrafficClass::Ipv4]);
@@ -230,21 +230,21 @@ fn classes_that_contradict_the_rule_get_no_part() {
         ip: Some(IpMatch::V4(Ipv4Match { protocol, ..Ipv4Match::default() })),
         ..HeaderMatch::default()
     };
-    let gre = Some(TunnelMatch::Gre { flags: Bits::ANY, protocol: 0x0800.into(), key: Bits::ANY });
-    let mpls = Some(TunnelMatch::Mpls { label: Bits::ANY });
+    let gre = Some(TunnelMatch::Gre { flags: MaskedValue::ANY, protocol: 0x0800.into(), key: MaskedValue::ANY });
+    let mpls = Some(TunnelMatch::Mpls { label: MaskedValue::ANY });
     let udp = Some(TransportMatch::Udp(PortsMatch::default()));
     for (rule, expected) in [
         (of(kind(0x88cc.into()), None), &[Other][..]),
         (of(kind(0x0800.into()), None), &[Ipv4Tcp, Ipv4Udp, Ipv4, Other]),
         // A mask of the upper byte: IPv4, but also ARP.
-        (of(kind(Bits::masked([8, 0], [0xff, 0])), None), &[Ipv4Tcp, Ipv4Udp, Ipv4, Other]),
+        (of(kind(MaskedValue::masked([8, 0], [0xff, 0])), None), &[Ipv4Tcp, Ipv4Udp, Ipv4, Other]),
         (of(v4(89.into()), None), &[Ipv4]),
         (of(v4(17.into()), None), &[Ipv4Udp, Ipv4]),
-        (of(v4(Bits::masked([1], [1])), None), &[Ipv4Udp, Ipv4]),
-        (of(v4(Bits::ANY), gre), &[Ipv4]),
+        (of(v4(MaskedValue::masked([1], [1])), None), &[Ipv4Udp, Ipv4]),
+        (of(v4(MaskedValue::ANY), gre), &[Ipv4]),
         (of(HeaderMatch::default(), mpls), &[Other]),
-        (of(v4(Bits::ANY), mpls), &[Ipv4]),
-        (of(HeaderMatch { transport: udp, ..v4(Bits::ANY) }, mpls), &[Ipv4Udp]),
+        (of(v4(MaskedValue::ANY), mpls), &[Ipv4]),
+        (of(HeaderMatch { transport: udp, ..v4(MaskedValue::ANY) }, mpls), &[Ipv4Udp]),
     ] {
         let parts = parts(&rule).unwrap();
         let classes: Vec<TrafficClass> = parts.iter().map(|(class, _)| *class).collect();
@@ -264,9 +264,9 @@ proptest! {
     fn every_accepted_rule_has_accepted_parts(
         outer in header_match(), inner in header_match(),
         tunnel in prop::option::of(prop_oneof![
-            Just(TunnelMatch::Vxlan { vni: Bits::ANY }),
-            Just(TunnelMatch::Gre { flags: Bits::ANY, protocol: Bits::ANY, key: Bits::ANY }),
-            Just(TunnelMatch::Mpls { label: Bits::ANY }),
+            Just(TunnelMatch::Vxlan { vni: MaskedValue::ANY }),
+            Just(TunnelMatch::Gre { flags: MaskedValue::ANY, protocol: MaskedValue::ANY, key: MaskedValue::ANY }),
+            Just(TunnelMatch::Mpls { label: MaskedValue::ANY }),
         ]),
     ) {
         let traffic = FlowTraffic::Headers { outer, tunnel: tunnel.map(|tunnel| (tunnel, inner)) };

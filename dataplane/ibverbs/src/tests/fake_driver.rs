@@ -299,7 +299,7 @@ fn polled_run_contains_the_requested_receive_information() {
     assert_eq!((cq.poll_run(&mut run, 9), run.has_info), (Ok(1), false));
 }
 
-/// A limit of 0 takes no completion. A limit above the number of entries of a run (`RUN`) counts as `RUN`.
+/// A limit of 0 takes no completion. A limit above the number of entries of a run (`MAX_RUN`) counts as `MAX_RUN`.
 #[test]
 fn polled_run_has_at_most_its_limit_of_completions() {
     for fields in [PollFields::STANDARD, PollFields::STANDARD | PollFields::CHECKSUM] {
@@ -311,7 +311,7 @@ fn polled_run_has_at_most_its_limit_of_completions() {
         fake.polls(1, [Poll::Wc(full(1)), Poll::Wc(full(2))]);
         assert_eq!((cq.poll_run(&mut run, 0), run.len), (Ok(0), 0));
         assert_eq!((cq.poll_run(&mut run, 1), run.len, run.wr_id[0]), (Ok(1), 1, 1));
-        assert_eq!((cq.poll_run(&mut run, RUN + 1), run.len, run.wr_id[0]), (Ok(1), 1, 2));
+        assert_eq!((cq.poll_run(&mut run, MAX_RUN + 1), run.len, run.wr_id[0]), (Ok(1), 1, 2));
     }
 }
 

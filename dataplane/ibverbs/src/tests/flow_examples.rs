@@ -7,8 +7,8 @@ use toml::{Table, Value};
 
 use super::raw::{TestDevice, test_device, try_start};
 use dataplane_core::verbs::{
-    Bits, EthernetMatch, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, PortsMatch, RawDevice,
-    RawSpec, SendApi, TransportMatch, TunnelMatch,
+    EthernetMatch, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, MaskedValue, PortsMatch,
+    RawDevice, RawSpec, SendApi, TransportMatch, TunnelMatch,
 };
 
 const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config/flow.md"));
@@ -34,13 +34,13 @@ fn section<T>(table: &mut Table, key: &str, convert: impl FnOnce(&mut Table) -> 
 }
 
 /// Removes a number, a MAC address, an IP address or a prefix and converts it.
-fn bits<const N: usize>(table: &mut Table, key: &str) -> Bits<N> {
+fn bits<const N: usize>(table: &mut Table, key: &str) -> MaskedValue<N> {
     match table.remove(key) {
-        None => Bits::ANY,
-        Some(Value::Integer(number)) => Bits::exact(number.to_be_bytes()[8 - N..].try_into().unwrap()),
+        None => MaskedValue::ANY,
+        Some(Value::Integer(number)) => MaskedValue::exact(number.to_be_bytes()[8 - N..].try_into().unwrap()),
         Some(Value::String(text)) if N == 6 => {
             let bytes: Vec<u8> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
-            Bits::exact(bytes.try_into().unwrap())
+            MaskedValue::exact(bytes.try_into().unwrap())
         }
         Some(Value::String(text)) => {
             let (address, length) = text.split_once('/').map_or((&*text, "128"), |(address, length)| (address, length));
@@ -48,7 +48,7 @@ fn bits<const N: usize>(table: &mut Table, key: &str) -> Bits<N> {
                 IpAddr::V4(address) => address.octets().into(),
                 IpAddr::V6(address) => address.octets().into(),
             };
-            Bits::prefix(octets.try_into().unwrap(), length.parse().unwrap())
+            MaskedValue::prefix(octets.try_into().unwrap(), length.parse().unwrap())
         }
         Some(other) => panic!("`{key}` = {other:?}"),
     }
@@ -63,7 +63,7 @@ fn headers(table: &mut Table) -> HeaderMatch {
         dst: bits(it, "dst"),
         src: bits(it, "src"),
         ether_type: bits(it, "type"),
-        vlan_tag: it.remove("vlan").map_or(Bits::ANY, |id| EthernetMatch::vlan(id.as_integer().unwrap() as u16)),
+        vlan_tag: it.remove("vlan").map_or(MaskedValue::ANY, |id| EthernetMatch::vlan(id.as_integer().unwrap() as u16)),
     });
     let v4 = section(table, "ipv4", |it| {
         IpMatch::V4(Ipv4Match {
@@ -72,7 +72,7 @@ fn headers(table: &mut Table) -> HeaderMatch {
             protocol: bits(it, "protocol"),
             tos: bits(it, "tos"),
             ttl: bits(it, "ttl"),
-            flags: Bits::ANY,
+            flags: MaskedValue::ANY,
         })
     });
     let v6 = section(table, "ipv6", |it| {
@@ -93,13 +93,13 @@ fn headers(table: &mut Table) -> HeaderMatch {
 fn traffic(table: &mut Table) -> FlowTraffic {
     let vxlan = section(table, "vxlan", |it| TunnelMatch::Vxlan { vni: bits(it, "vni") });
     let gre = section(table, "gre", |it| TunnelMatch::Gre {
-        flags: Bits::ANY,
+        flags: MaskedValue::ANY,
         protocol: bits(it, "protocol"),
         key: bits(it, "key"),
     });
     let mpls = section(table, "mpls", |it| {
         let label = it.remove("label").unwrap().as_integer().unwrap() as u32;
-        TunnelMatch::Mpls { label: Bits::prefix((label << 12).to_be_bytes(), 20) }
+        TunnelMatch::Mpls { label: MaskedValue::prefix((label << 12).to_be_bytes(), 20) }
     });
     let inner = section(table, "inner", headers).unwrap_or_default();
     let tunnel = vxlan.or(gre).or(mpls).map(|tunnel| (tunnel, inner));

@@ -29,7 +29,7 @@ impl Subscriber for PollingLogger {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, _: &Event<'_>) {
-        self.0.lock().unwrap().release();
+        self.0.lock().unwrap().release_claim();
         let queue = self.0.clone();
         thread::spawn(move || queue.lock().unwrap().start_poll().map(drop)).join().unwrap().unwrap();
     }

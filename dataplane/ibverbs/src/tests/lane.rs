@@ -12,7 +12,7 @@ use crate::ffi::Wc;
 use crate::{VerbsAh, VerbsDevice, VerbsPd, encode_flow_rule};
 use dataplane_core::clock::{ClockSource, Clocks, Stamp};
 use dataplane_core::error::VerbError;
-use dataplane_core::lane::{self, Alarms, Lane, LaneQueuePair, LaneSpec, NoSink, RawWiring, Stamping, Wiring};
+use dataplane_core::lane::{self, Lane, LaneQueuePair, LaneSpec, NoSink, PendingEvents, RawWiring, Stamping, Wiring};
 use dataplane_core::mem::{Batch, PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
 use dataplane_core::units::QpNum;
 use dataplane_core::verbs::{
@@ -32,7 +32,7 @@ fn pool() -> Pool {
 struct TestLane {
     lane: Box<dyn Lane>,
     pool: Pool,
-    alarms: Arc<Alarms>,
+    pending_events: Arc<PendingEvents>,
     send_cq: u32,
     recv_cq: u32,
     qp: u32,
@@ -88,7 +88,7 @@ impl TestLane {
 
     /// Opens a lane whose packets get timestamps.
     fn open_stamped(test: &TestDevice, kind: QpType, queue: (u16, u16), stamps: Stamping) -> Self {
-        let (mut pool, alarms) = (pool(), Arc::new(Alarms::default()));
+        let (mut pool, pending_events) = (pool(), Arc::new(PendingEvents::default()));
         let pd = test.device.alloc_pd().unwrap();
         let spec = LaneSpec {
             kind,
@@ -96,7 +96,7 @@ impl TestLane {
             recv_depth: 16,
             send_depth: 8,
             stamps,
-            received: RecvFields::empty(),
+            recv_fields: RecvFields::empty(),
             sleeps: false,
         };
         let wiring: Box<dyn Wiring<VerbsDevice>> = match kind {
@@ -105,10 +105,10 @@ impl TestLane {
         };
         let clocks = Clocks::default();
         let [cq, qp, wq] = ["cq", "qp", "wq"].map(|kind| test.fake.last(kind) + 1);
-        let lane = lane::open(&test.device, &pd, &mut pool, spec, wiring, alarms.clone(), &clocks).unwrap();
+        let lane = lane::open(&test.device, &pd, &mut pool, spec, wiring, pending_events.clone(), &clocks).unwrap();
         assert_eq!(lane.posted(), 16);
         // The completion queue for sends is created before the completion queue for receives.
-        Self { lane, pool, alarms, send_cq: cq, recv_cq: cq + 1, qp, wq: (queue.1 > 1).then_some(wq) }
+        Self { lane, pool, pending_events, send_cq: cq, recv_cq: cq + 1, qp, wq: (queue.1 > 1).then_some(wq) }
     }
 
     /// Returns the kind and the number of the object that receives.
@@ -187,7 +187,7 @@ fn slots_of_an_undestroyed_queue_pair_are_not_reused() {
         let received = lane.receive(&mut pool, &mut batch, 8);
         assert!(test.fake.calls().iter().any(|call| matches!(call, Call::DestroyQp(_))));
         if refused == 0 {
-            assert_eq!((received, lane.counters().rebuilds, lane.counters().abandoned), (Ok(0), 1, 16));
+            assert_eq!((received, lane.counters().rebuilds, lane.counters().timed_out), (Ok(0), 1, 16));
             continue;
         }
         assert_eq!(received.map_err(|error| (error.verb, error.errno)), Err(("ibv_destroy_qp", refused)));
@@ -197,9 +197,9 @@ fn slots_of_an_undestroyed_queue_pair_are_not_reused() {
         // The new queue pair may still be in RESET, so `stop` may fail.
         let _ = lane.stop();
         assert_eq!(lane.drain(&mut pool), Ok(0), "no completion is outstanding");
-        lane.abandon(&mut pool);
+        lane.reset_and_reclaim(&mut pool);
         assert_eq!((pool.available(), lane.posted()), (SLOTS - 16, 16), "the posted slots do not return to the pool");
-        assert_eq!((lane.counters().rebuilds, lane.counters().abandoned), (0, 0));
+        assert_eq!((lane.counters().rebuilds, lane.counters().timed_out), (0, 0));
     }
 }
 
@@ -226,7 +226,7 @@ fn slots_of_an_undestroyed_work_queue_are_not_reused() {
         let qp = calls.iter().rposition(|call| matches!(call, Call::DestroyQp(_))).unwrap();
         assert!(wq < qp, "the work queue is destroyed before the queue pair: {calls:?}");
         let abandoned = if expected.is_ok() { 16 } else { 0 };
-        assert_eq!((received, lane.counters().abandoned), (expected, abandoned), "{refused:?}");
+        assert_eq!((received, lane.counters().timed_out), (expected, abandoned), "{refused:?}");
         refused.iter().for_each(|verb| test.fake.refuse(verb, 0));
         assert_eq!(lane.refill(pool).map(|()| 0).map_err(|error| error.verb), expected);
         assert_eq!((pool.available(), lane.posted()), (SLOTS - 16, 16));
@@ -269,9 +269,9 @@ fn lane_stays_lost_after_its_queue_pair_could_not_be_destroyed() {
     assert_eq!(t.lane.receive(&mut t.pool, &mut batch, 32), Err(refused));
     assert_eq!(t.lane.stop(), Err(refused));
     assert_eq!(t.lane.drain(&mut t.pool), Ok(0));
-    t.lane.abandon(&mut t.pool);
+    t.lane.reset_and_reclaim(&mut t.pool);
     assert_eq!(state(&t), owned);
-    assert_eq!((t.lane.counters().recoveries, t.lane.counters().rebuilds, t.lane.counters().abandoned), (0, 0, 0));
+    assert_eq!((t.lane.counters().recoveries, t.lane.counters().rebuilds, t.lane.counters().timed_out), (0, 0, 0));
 }
 
 /// A lane registers packet memory with the flag `IBV_ACCESS_RELAXED_ORDERING`, so that the device may reorder its
@@ -403,7 +403,7 @@ fn raw_lane_recovers_without_a_query_of_its_queue_pair() {
             Flush => lane.fail_receive(&test, IBV_WC_WR_FLUSH_ERR),
             Send => lane.fail_send(&test),
             Event => {
-                lane.alarms.raise(AsyncEvent { kind: EventKind::WqFatal, element: lane.wq.unwrap() });
+                lane.pending_events.push(AsyncEvent { kind: EventKind::WqFatal, element: lane.wq.unwrap() });
                 lane.lane.housekeep(&mut lane.pool).unwrap();
             }
         }
@@ -412,7 +412,7 @@ fn raw_lane_recovers_without_a_query_of_its_queue_pair() {
         let context = format!("{queues} queues, {failure:?}: {calls:?}");
         assert!(!calls.iter().any(|call| matches!(call, Call::Misuse(_))), "{context}");
         let counters = lane.lane.counters().clone();
-        assert_eq!((counters.recoveries, counters.rebuilds, counters.abandoned), (1, 0, 0), "{context}");
+        assert_eq!((counters.recoveries, counters.rebuilds, counters.timed_out), (1, 0, 0), "{context}");
         let state_of = |qp: u32| {
             let to = |call: &Call| match *call {
                 Call::ModifyQp { qp: number, state, mask, .. } if number == qp && mask & 1 != 0 => Some(state),
@@ -504,7 +504,7 @@ fn raw_lane_creates_its_queues_again_if_a_reset_is_refused() {
         test.fake.refuse_qp_state(lane.qp, QpState::Reset.raw());
         lane.lane.refill(&mut lane.pool).unwrap();
         let counters = lane.lane.counters().clone();
-        assert_eq!((counters.recoveries, counters.rebuilds, counters.abandoned), (0, 1, 0), "{queues} queues");
+        assert_eq!((counters.recoveries, counters.rebuilds, counters.timed_out), (0, 1, 0), "{queues} queues");
         assert_eq!((lane.lane.posted(), lane.lane.is_connected()), (16, true));
         lane.turn();
     }
@@ -521,7 +521,7 @@ fn lane_creates_its_queues_again_if_a_reset_queue_pair_cannot_be_initialised() {
         test.fake.calls();
         (0..4).for_each(|_| lane.turn());
         let counters = lane.lane.counters();
-        assert_eq!((counters.rebuilds, counters.recoveries, counters.abandoned), (failures, 0, 0));
+        assert_eq!((counters.rebuilds, counters.recoveries, counters.timed_out), (failures, 0, 0));
         assert_eq!(lane.pool.available() + 16, SLOTS);
         // The new objects have the last numbers.
         (lane.qp, lane.send_cq, lane.recv_cq) = (test.fake.last("qp"), lane.send_cq + 2, test.fake.last("cq"));
@@ -597,14 +597,18 @@ fn lane_on_efa_signals_every_send() {
             test.fake.polls(t.send_cq, ids.map(|id| Poll::wc(id, 0)));
             t.turn();
             let counters = t.lane.counters();
-            assert_eq!((counters.tx, counters.tx_errors, counters.stale), (3 * (round as u64 + 1), 0, 0), "{driver}");
+            assert_eq!(
+                (counters.tx, counters.tx_errors, counters.unmatched_completions),
+                (3 * (round as u64 + 1), 0, 0),
+                "{driver}"
+            );
             assert_eq!(t.lane.sending(), 0);
         }
     }
 }
 
-/// If the driver accepts only a part of a batch on efa, the accepted sends complete. Nothing is then outstanding, so the
-/// lane is not restarted at the flush deadline.
+/// If the driver accepts only a part of a batch on efa, the accepted sends complete. Nothing is then outstanding, so
+/// the lane is not restarted at the flush deadline.
 #[test]
 fn completed_sends_of_a_partly_accepted_batch_need_no_restart() {
     let test = test_device_of("efa", 0, |fake| fake.refuses_unsignalled_sends());

@@ -343,7 +343,7 @@ fn failed_raw_receive_stops_its_queue_pair_without_a_query() {
 fn unsupported_send_offloads_are_refused() {
     for api in [SendApi::Classic, SendApi::Extended] {
         let mut test = test_device();
-        test.set_raw(RawSpec { tso_header: 64, ..RawSpec::default() });
+        test.set_raw(RawSpec { max_tso_header: 64, ..RawSpec::default() });
         let (_cq, mut qp) = started(&test, (0, 1), api);
         let spec = RegionSpec { bytes: 4096, pages: PageKind::Normal, strict: false, node: None };
         let region = Arc::new(Region::allocate(spec).unwrap().0);
@@ -373,7 +373,7 @@ fn unsupported_send_offloads_are_refused() {
                 assert!(matches!(&calls[..], [Call::PostSend(list)] if list[0].opcode == 10), "{calls:?}");
             }
         }
-        let limit = RateLimit { kbps: 500, burst: 9000, packet: 0 };
+        let limit = RateLimit { kbps: 500, burst: 9000, typical_packet_size: 0 };
         qp.set_rate_limit(limit).unwrap();
         let number = test.fake.last("qp");
         let set = Call::RateLimit { qp: number, rate_limit: 500, burst: 9000, packet: 0, comp_mask: 0 };
@@ -426,7 +426,7 @@ fn send_runs_use_checksum_offload_and_rate_limit() {
     const SIGNALED: u32 = 1 << 1;
     for api in [SendApi::Classic, SendApi::Extended] {
         let mut test = test_device_with(4);
-        let rate = RateLimit { kbps: 500, burst: 9000, packet: 64 };
+        let rate = RateLimit { kbps: 500, burst: 9000, typical_packet_size: 64 };
         let spec = RawSpec { checksum: true, rate: Some(rate), ..RawSpec::default() };
         test.device.check_raw(&spec, 1).unwrap();
         test.set_raw(spec);

@@ -3,14 +3,14 @@
 use proptest::prelude::*;
 
 use dataplane_core::verbs::{
-    Bits, EthernetMatch, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, PortsMatch, TransportMatch,
+    EthernetMatch, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, MaskedValue, PortsMatch, TransportMatch,
 };
 
-pub(crate) fn bits<const N: usize>() -> impl Strategy<Value = Bits<N>> {
+pub(crate) fn bits<const N: usize>() -> impl Strategy<Value = MaskedValue<N>> {
     prop_oneof![
-        Just(Bits::ANY),
-        any::<[u8; N]>().prop_map(Bits::exact),
-        any::<([u8; N], [u8; N])>().prop_map(|(value, mask)| Bits::masked(value, mask)),
+        Just(MaskedValue::ANY),
+        any::<[u8; N]>().prop_map(MaskedValue::exact),
+        any::<([u8; N], [u8; N])>().prop_map(|(value, mask)| MaskedValue::masked(value, mask)),
     ]
 }
 

@@ -199,7 +199,7 @@ impl Qp {
         ctx: &mut FabricContext<'_>,
     ) -> bool {
         let (qp, Outcome { status, fields, values }) = (self.shared.number, outcome);
-        if status == WcStatus::WrFlushErr && self.shared.device.faults.mute {
+        if status == WcStatus::WrFlushErr && self.shared.device.faults.no_flush {
             return true;
         }
         let vendor_err = if self.is_rxe() { 0 } else { syndrome(status) };
@@ -234,7 +234,7 @@ impl Qp {
             self.complete_receive(&receive, Outcome::failure(WcStatus::WrFlushErr), false, ctx);
         }
         self.flush_receives(ctx);
-        if self.srq.is_some() && !self.shared.device.faults.mute {
+        if self.srq.is_some() && !self.shared.device.faults.no_flush {
             self.raise(EventKind::QpLastWqeReached);
         }
     }

@@ -7,8 +7,8 @@ use super::headers::{Headers, Ip, Transport, TransportKind, Tunnel, parse};
 use crate::numbers::Identity;
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{
-    Bits, EthernetMatch, FlowCount, FlowCounters, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
-    PortsMatch, TransportMatch, TunnelMatch,
+    EthernetMatch, FlowCount, FlowCounters, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
+    MaskedValue, PortsMatch, TransportMatch, TunnelMatch,
 };
 
 /// The counters of flow rules.
@@ -87,7 +87,8 @@ impl FlowTable {
         }
         let (outer, tunnel) = parse(frame);
         let mut matched = false;
-        // The priority of a matched rule with `dont_trap`. The other rules with `dont_trap` of this priority do not apply.
+        // The priority of a matched rule with `dont_trap`. The other rules with `dont_trap` of this priority do not
+        // apply.
         let mut passed = None;
         for rule in &self.rules {
             let is_second = rule.dont_trap && passed == Some(rule.priority);
@@ -129,7 +130,7 @@ fn matches(traffic: &FlowTraffic, outer: &Headers<'_>, inside: Option<&(Tunnel<'
         }
 }
 
-fn same<const N: usize>(wanted: &Bits<N>, found: &[u8]) -> bool {
+fn same<const N: usize>(wanted: &MaskedValue<N>, found: &[u8]) -> bool {
     let masked = found.iter().zip(wanted.mask()).map(|(byte, mask)| byte & mask);
     found.len() == N && masked.eq(wanted.value().iter().copied())
 }
@@ -177,7 +178,7 @@ fn ipv4(wanted: &Ipv4Match, found: &[u8; 20]) -> bool {
 fn ipv6(wanted: &Ipv6Match, found: &[u8; 40]) -> bool {
     let first = u32::from_be_bytes([found[0], found[1], found[2], found[3]]);
     // Ignore the bits of the mask above the 20 bits of the flow label.
-    let label = Bits::masked(*wanted.flow_label.value(), low(*wanted.flow_label.mask(), 20));
+    let label = MaskedValue::masked(*wanted.flow_label.value(), low(*wanted.flow_label.mask(), 20));
     same(&wanted.src, &found[8..24])
         && same(&wanted.dst, &found[24..40])
         && same(&label, &first.to_be_bytes())
@@ -193,7 +194,7 @@ fn ports(wanted: &PortsMatch, found: Transport) -> bool {
 fn tunnel_header(wanted: &TunnelMatch, found: &Tunnel<'_>) -> bool {
     match (wanted, found) {
         (TunnelMatch::Vxlan { vni: wanted }, Tunnel::Vxlan { vni }) => {
-            same(&Bits::masked(*wanted.value(), low(*wanted.mask(), 24)), &vni.to_be_bytes())
+            same(&MaskedValue::masked(*wanted.value(), low(*wanted.mask(), 24)), &vni.to_be_bytes())
         }
         (
             TunnelMatch::Gre { flags: wanted_flags, protocol: wanted_protocol, key: wanted_key },

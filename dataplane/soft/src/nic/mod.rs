@@ -201,7 +201,7 @@ impl Sending {
     pub(super) fn new(spec: &RawSpec, clock: &HostClock) -> Option<Box<Self>> {
         let sending = Self {
             checksums_of_runs: spec.checksum,
-            tso_header: usize::from(spec.tso_header),
+            tso_header: usize::from(spec.max_tso_header),
             pacer: spec.rate.filter(|rate| rate.kbps > 0).map(|rate| Pacer::new(clock, rate)),
         };
         let used = sending.checksums_of_runs || sending.tso_header > 0 || sending.pacer.is_some();

@@ -55,7 +55,7 @@ mod tests {
     fn bucket_refills_at_the_rate_up_to_the_burst() {
         let clock = HostClock::manual();
         // 8 Mbit/s is one byte per microsecond.
-        let mut pacer = Pacer::new(&clock, RateLimit { kbps: 8000, burst: 1000, packet: 0 });
+        let mut pacer = Pacer::new(&clock, RateLimit { kbps: 8000, burst: 1000, typical_packet_size: 0 });
         let mut sent = |bytes| pacer.admits(bytes);
         assert_eq!([sent(600), sent(400), sent(1)], [true, true, false]);
         clock.advance(Nanos(1_000));

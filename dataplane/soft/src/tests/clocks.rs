@@ -100,7 +100,7 @@ fn simulated_counter_reports_its_nominal_frequency() {
     assert_eq!(silent.device.timebase().source, ClockSource::None);
     rig.device.remove();
     assert_eq!(rig.device.raw_clock().unwrap_err().errno, libc::EIO);
-    let refused = SoftSpec { refuse: vec![Capability::Timestamps], ..spec(true) };
+    let refused = SoftSpec { disabled_capabilities: vec![Capability::Timestamps], ..spec(true) };
     assert_eq!(Rig::new(refused).device.raw_clock().unwrap_err().errno, libc::EOPNOTSUPP);
 }
 

@@ -218,7 +218,7 @@ fn reset_frees_all_receives_while_another_thread_polls() {
         });
         let mut run = Completions::new();
         while !resets.is_finished() {
-            cq.poll_run(&mut run, RUN).unwrap();
+            cq.poll_run(&mut run, MAX_RUN).unwrap();
             End::completions(&mut cq);
         }
         resets.join().unwrap();

@@ -288,7 +288,7 @@ impl End {
 
 pub(super) fn polled(cq: &mut SoftCq) -> Vec<Done> {
     let mut run = Completions::new();
-    cq.poll_run(&mut run, RUN).unwrap();
+    cq.poll_run(&mut run, MAX_RUN).unwrap();
     completions_of(&run)
 }
 

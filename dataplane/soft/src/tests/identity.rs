@@ -101,7 +101,7 @@ fn key_in_use_is_not_given_to_another_registration_or_window() {
 fn queue_pair_is_not_destroyed_if_another_thread_polled_its_completion_queue() {
     let polled = |elsewhere: bool| {
         let Rig { qp, mut recv, .. } = Rig::new(reflecting()).ready();
-        let poll = move || recv.poll_run(&mut Completions::new(), RUN).map(|_| recv);
+        let poll = move || recv.poll_run(&mut Completions::new(), MAX_RUN).map(|_| recv);
         let _recv = match elsewhere {
             true => std::thread::spawn(poll).join().unwrap().unwrap(),
             false => poll().unwrap(),

@@ -126,7 +126,8 @@ fn generating(spec: GeneratorSpec) -> SoftSpec {
 #[test]
 fn generator_stops_after_its_count() {
     for copy in [false, true] {
-        let mut rig = Rig::new(generating(GeneratorSpec { count: Some(10), copy, ..GeneratorSpec::default() })).ready();
+        let mut rig =
+            Rig::new(generating(GeneratorSpec { count: Some(10), rewrite: copy, ..GeneratorSpec::default() })).ready();
         rig.post_recv_run(&[3, 4, 5, 6]).unwrap();
         assert_eq!(rig.received().len(), 4);
         assert!(!rig.qp.source_ended());
@@ -143,7 +144,8 @@ fn generator_stops_after_its_count() {
 #[test]
 fn frame_sizes_follow_their_weights_with_both_poll_functions() {
     for copy in [false, true] {
-        let spec = GeneratorSpec { sizes: vec![(64, 3), (1500, 1)], flows: 2, copy, ..GeneratorSpec::default() };
+        let spec =
+            GeneratorSpec { sizes: vec![(64, 3), (1500, 1)], flows: 2, rewrite: copy, ..GeneratorSpec::default() };
         let mut rig = Rig::new(generating(spec.clone())).ready();
         rig.post_recv_run(&(0..16).collect::<Vec<_>>()).unwrap();
         let got = rig.received();

@@ -202,7 +202,7 @@ impl Rig {
 
     /// Polls the receive queue. Returns the `wr_id`, the status and the length of each completion.
     fn received(&mut self) -> Vec<(u64, WcStatus, u32)> {
-        self.receive(RUN)
+        self.receive(MAX_RUN)
     }
 
     fn receive(&mut self, limit: usize) -> Vec<(u64, WcStatus, u32)> {
@@ -227,7 +227,7 @@ impl Rig {
 
     /// Polls the send queue. Returns the `wr_id` and the status of each completion.
     fn sent(&mut self) -> Vec<(u64, WcStatus)> {
-        self.send.poll_run(&mut self.run, RUN).unwrap();
+        self.send.poll_run(&mut self.run, MAX_RUN).unwrap();
         completions_of(&self.run).into_iter().map(|(wr_id, status, _)| (wr_id, status)).collect()
     }
 

@@ -18,7 +18,9 @@ fn plan() -> Plan {
 /// Returns a rig in RTS whose port receives the frames that it sends.
 fn rig(refuse: &[Capability], raw: RawSpec) -> Rig {
     let clock = HostClock::manual();
-    let device = SoftDevice::new(SoftSpec { refuse: refuse.to_vec(), clock: clock.clone(), ..reflecting() }).unwrap();
+    let device =
+        SoftDevice::new(SoftSpec { disabled_capabilities: refuse.to_vec(), clock: clock.clone(), ..reflecting() })
+            .unwrap();
     let mut rig = Rig::on(device.with_raw(raw), clock, plan()).ready();
     rig.post_recv_run(&(32..64).collect::<Vec<_>>()).unwrap();
     rig
@@ -66,7 +68,7 @@ impl Rig {
 }
 
 fn ipv4_source(source: u8) -> FlowTraffic {
-    let ip = Ipv4Match { src: Bits::exact([10, 0, 0, source]), ..Ipv4Match::default() };
+    let ip = Ipv4Match { src: MaskedValue::exact([10, 0, 0, source]), ..Ipv4Match::default() };
     FlowTraffic::Headers { outer: HeaderMatch { ip: Some(IpMatch::V4(ip)), ..HeaderMatch::default() }, tunnel: None }
 }
 
@@ -247,7 +249,7 @@ fn device_splits_a_tcp_stream_into_segments() {
     let packet = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 9], 9).tcp(1, 2, 100, 4).fin();
     packet.write(&mut header, &[]).unwrap();
     let payload: Vec<u8> = (0..250).collect();
-    let mut rig = rig(&[], RawSpec { tso_header: 64, ..RawSpec::default() });
+    let mut rig = rig(&[], RawSpec { max_tso_header: 64, ..RawSpec::default() });
     rig.put(1, &payload);
     let sges = [rig.sge(1, 250)];
     let request = |header, mss| SendRequest {
@@ -274,7 +276,7 @@ fn device_splits_a_tcp_stream_into_segments() {
 #[test]
 fn paced_sends_leave_at_the_rate() {
     // 8 Mbit/s is one byte per microsecond.
-    let rate = Some(RateLimit { kbps: 8000, burst: 200, packet: 0 });
+    let rate = Some(RateLimit { kbps: 8000, burst: 200, typical_packet_size: 0 });
     let mut rig = rig(&[], RawSpec { rate, ..RawSpec::default() });
     assert!(!rig.qp.sends_complete_immediately());
     let run: Vec<Desc> = (0..5).map(|slot| rig.put(slot, &[slot as u8; 100])).collect();
@@ -307,12 +309,12 @@ fn error_names_the_config_key_of_a_refused_offload() {
         (Capability::VlanStrip, RawSpec { receive: receive(true, false), ..RawSpec::default() }, "vlan_strip"),
         (Capability::Fcs, RawSpec { receive: receive(false, true), ..RawSpec::default() }, "fcs"),
         (Capability::TxChecksum, RawSpec { checksum: true, ..RawSpec::default() }, "checksum"),
-        (Capability::Tso, RawSpec { tso_header: 60, ..RawSpec::default() }, "segmentation"),
+        (Capability::Tso, RawSpec { max_tso_header: 60, ..RawSpec::default() }, "segmentation"),
         (Capability::Pacing, RawSpec { rate, ..RawSpec::default() }, "pacing"),
     ] {
         let granting = rig(&[], spec.clone());
         assert!(granting.device.check_raw(&spec, 1).is_ok());
-        let refusing = SoftDevice::new(SoftSpec { refuse: vec![capability], ..reflecting() }).unwrap();
+        let refusing = SoftDevice::new(SoftSpec { disabled_capabilities: vec![capability], ..reflecting() }).unwrap();
         let why = refusing.check_raw(&spec, 1).unwrap_err().to_string();
         assert!(why.contains(key), "{capability}: {why}");
         let device = refusing.with_raw(spec);
@@ -320,7 +322,8 @@ fn error_names_the_config_key_of_a_refused_offload() {
         let qp = device.alloc_pd().unwrap().create_qp(&QpSpec::new(QpType::RawPacket, plan().caps), &cq, &cq, None);
         assert_eq!(qp.unwrap_err().errno, libc::EOPNOTSUPP, "{capability}");
     }
-    let refusing = SoftDevice::new(SoftSpec { refuse: vec![Capability::FlowRules], ..reflecting() }).unwrap();
+    let refusing =
+        SoftDevice::new(SoftSpec { disabled_capabilities: vec![Capability::FlowRules], ..reflecting() }).unwrap();
     assert_eq!(refusing.create_flow_counters().unwrap_err().errno, libc::EOPNOTSUPP);
 }
 
@@ -332,7 +335,7 @@ fn refused_receive_information_is_absent() {
         (Capability::FlowTag, PollFields::FLOW_TAG),
         (Capability::Cvlan, PollFields::CVLAN),
     ] {
-        let device = SoftDevice::new(SoftSpec { refuse: vec![capability], ..reflecting() }).unwrap();
+        let device = SoftDevice::new(SoftSpec { disabled_capabilities: vec![capability], ..reflecting() }).unwrap();
         let spec = CqSpec { depth: 8, fields: INFO, ..CqSpec::default() };
         let (_, granted) = device.create_cq(&spec, None).unwrap();
         assert_eq!((granted.fields, granted.refused), (INFO - field, vec![capability]));

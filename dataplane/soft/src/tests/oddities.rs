@@ -36,7 +36,7 @@ fn post_is_refused_at_the_configured_request() {
 
 #[test]
 fn invalid_completions_are_injected_between_real_completions() {
-    let faults = FaultSpec { garbage: 0.5, seed: 5, ..FaultSpec::default() };
+    let faults = FaultSpec { bogus_completion: 0.5, seed: 5, ..FaultSpec::default() };
     let (mut a, b) = with(faults).connected();
     let sge = [a.sge(0, 8)];
     let mut strange = Vec::new();
@@ -72,7 +72,7 @@ fn injected_poll_errors_are_returned() {
 
 #[test]
 fn mute_device_does_not_flush_requests() {
-    let faults = FaultSpec { mute: true, ..FaultSpec::default() };
+    let faults = FaultSpec { no_flush: true, ..FaultSpec::default() };
     let (mut a, mut b) = Ends { srq: Some(4), ..with(faults) }.connected();
     let sge = [a.sge(0, 8)];
     a.post(1, SendOp::Send, &sge).unwrap();

@@ -393,7 +393,7 @@ fn overrun_queue_is_unusable_and_its_queue_pair_fails() {
 fn refused_capabilities_are_listed_and_the_rest_granted() {
     let has = SoftDevice::new(reflecting()).unwrap().capabilities().has.clone();
     for refused in has {
-        let device = SoftDevice::new(SoftSpec { refuse: vec![refused], ..reflecting() }).unwrap();
+        let device = SoftDevice::new(SoftSpec { disabled_capabilities: vec![refused], ..reflecting() }).unwrap();
         assert!(!device.capabilities().has.contains(&refused));
         let (fields, flags) = (PollFields::STANDARD | PollFields::TIMESTAMP | PollFields::WALLCLOCK, CqFlags::all());
         let (cq, granted) = device.create_cq(&CqSpec { depth: 8, fields, flags, ..CqSpec::default() }, None).unwrap();

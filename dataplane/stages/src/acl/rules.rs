@@ -376,7 +376,7 @@ impl Rules {
         let compiled: Vec<Rule> = rules.iter().map(RuleSpec::compile).collect();
         let mut classifier = before.map_or_else(|| Classifier::new(&[]), |before| before.classifier.clone());
         classifier.update(&compiled);
-        let mut verdicts = vec![(0, Action::Deny); classifier.numbers()];
+        let mut verdicts = vec![(0, Action::Deny); classifier.number_bound()];
         for ((number, _), (place, rule)) in classifier.rules().zip((0..).zip(&rules)) {
             verdicts[number as usize] = (place, rule.action);
         }

@@ -32,7 +32,7 @@ fn burst() -> u64 {
 }
 
 /// The drop reason of each kind of flooded frames: broadcast, multicast, and unknown unicast.
-const REASONS: [Reason; 3] = [Reason::own(5), Reason::own(6), Reason::own(7)];
+const REASONS: [Reason; 3] = [Reason::of_stage(5), Reason::of_stage(6), Reason::of_stage(7)];
 
 /// The meters of one worker.
 #[derive(Debug)]

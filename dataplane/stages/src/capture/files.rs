@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::writer::{Record, Writer, last_complete_block};
 use dataplane_core::file::{self, LockedFile, Readers};
-use dataplane_core::pcapng::STATISTICS;
+use dataplane_core::pcapng::STATISTICS_BLOCK_LEN;
 
 /// The parameters of a capture.
 #[derive(Clone)]
@@ -94,13 +94,13 @@ impl<'a> Files<'a> {
         if let (Some(Open { writer, since, .. }), Some(rotation)) = (&mut self.open, self.spec.rotation) {
             let is_old = record.nanos.saturating_sub(*since) >= rotation.nanos;
             // If the first packet of a file alone exceeds the size limit, the file is complete after this packet.
-            if is_old || writer.written() + writer.cost(record) + STATISTICS > rotation.bytes {
+            if is_old || writer.written() + writer.cost(record) + STATISTICS_BLOCK_LEN > rotation.bytes {
                 self.complete(missed)?;
             }
         }
         let (bytes, max_bytes) = (self.bytes, self.spec.max_bytes);
         let writer = self.open(record.nanos)?;
-        if bytes + writer.written() + writer.cost(record) + STATISTICS > max_bytes {
+        if bytes + writer.written() + writer.cost(record) + STATISTICS_BLOCK_LEN > max_bytes {
             return Ok(false);
         }
         writer.packet(record)?;
@@ -174,7 +174,7 @@ impl<'a> Files<'a> {
             self.path = spec.rotation.map_or_else(|| spec.path.clone(), |_| numbered(&spec.path, number, since));
             file::create_folders(&self.path)?;
             let file = LockedFile::output(&self.path, spec.readers)?;
-            file.empty()?;
+            file.truncate()?;
             let file = BufWriter::with_capacity(1 << 16, file);
             self.started = number;
             self.names.push_back(self.path.clone());

@@ -9,7 +9,7 @@ use super::*;
 use dataplane_core::clock::{ClockSource, Stamp};
 use dataplane_core::harness::{Fate, Harness, frame};
 use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
-use dataplane_core::pcapng::STATISTICS;
+use dataplane_core::pcapng::STATISTICS_BLOCK_LEN;
 use dataplane_core::pipeline::{
     Graph, NoObserver, NodeSpec, OnPanic, Program, Resources, RunStop, StageInfo, Target, Tasks,
 };
@@ -298,7 +298,7 @@ fn each_clock_has_its_own_interface_description() {
     }
     let headers = writer.written() - expected;
     writer.finish(3, 3, 0).unwrap();
-    assert_eq!(writer.written() - expected - headers, STATISTICS);
+    assert_eq!(writer.written() - expected - headers, STATISTICS_BLOCK_LEN);
     let contents = Contents::of(&file);
     assert_eq!(contents.clocks, ["time stamps: software", "time stamps: device_ticks"]);
     let clocks: Vec<&str> = contents.packets.iter().map(|packet| packet.clock.as_str()).collect();
@@ -379,7 +379,7 @@ fn graph(resources: &mut Resources, worker: usize, pool: &Pool) -> Graph {
         reasons: Vec::new(),
         info: StageInfo::new(),
         on_panic: OnPanic::Stop,
-        drops,
+        drop_observer: drops,
     };
     let odd = node("odd", Box::new(DropOdd), Target::Node(1), Some(1));
     let drops = node("drops", Box::new(capture), Target::Port(0), None);
@@ -393,7 +393,7 @@ fn two_workers(folder: &Path) {
     let mut graphs = [0, 1].map(|worker| graph(&mut resources, worker, &pools[worker]));
     let _tasks = Tasks::start(std::mem::take(&mut resources.services.tasks), &RunStop::default()).unwrap();
     for (worker, (graph, pool)) in graphs.iter_mut().zip(&mut pools).enumerate() {
-        let ctx = Ctx { start: Nanos(0), epoch: Nanos(1_700_000_000_000_000_000), now: Nanos(0), worker };
+        let ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(1_700_000_000_000_000_000), now: Nanos(0), worker };
         for byte in 0..10u8 {
             let stamp = Stamp::new(Nanos(u64::from(byte) * 1000 + worker as u64), ClockSource::Virtual);
             assert!(graph.entry(0).push_bytes(&[byte; 60], stamp, pool));
@@ -440,13 +440,13 @@ fn stop_of_the_run_ends_the_wait_for_a_free_buffer() {
         reasons: Vec::new(),
         info: StageInfo::new(),
         on_panic: OnPanic::Stop,
-        drops: None,
+        drop_observer: None,
     };
     let mut graph = Graph::new(Program::new(vec![node]), 1, &pool);
     for _ in 0..3 {
         assert!(graph.entry(0).push_bytes(&[0; 60], Stamp::NONE, &mut pool));
     }
-    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| graph.walk(&ctx, &mut pool, &mut NoObserver));
         resources.services.stop.set();

@@ -29,7 +29,7 @@ use dataplane_tables::lpm::{View4, View6};
 
 pub use groups::{Path, RouteKind};
 pub use listing::{ListedRoute, RouteHop, RouteTarget};
-pub use neighbors::{MAX_NEIGHBORS, Mark, Resolved};
+pub use neighbors::{MAX_NEIGHBORS, ReportEvent, Resolved};
 pub use refused::Refused;
 pub use rows::{ConfigNeighbors, NeighborRow, NeighborState, NeighborTable};
 pub use writer::{MAX_ROUTES, Writer};
@@ -88,7 +88,7 @@ pub enum Count {
     /// Neighbours that the mirror asked the kernel to resolve.
     Asked,
     /// Neighbour requests of workers that were lost because the queue was full.
-    Unasked,
+    LostRequests,
 }
 
 impl Count {
@@ -100,7 +100,7 @@ impl Count {
         (Self::Refused, "refused"),
         (Self::Resyncs, "resyncs"),
         (Self::Asked, "asked"),
-        (Self::Unasked, "unasked"),
+        (Self::LostRequests, "requests_lost"),
     ];
 }
 
@@ -125,7 +125,7 @@ impl Forwarding {
     }
 
     /// Adds a reader.
-    pub fn join(self: &Arc<Self>) -> Reader {
+    pub fn register_reader(self: &Arc<Self>) -> Reader {
         Reader { reader: self.readers.join(), requests: RefCell::new(self.requests.join()), shared: self.clone() }
     }
 
@@ -163,9 +163,9 @@ impl Forwarding {
         count.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns the neighbour in the slot `place`. The number of a slot is the number of its next hop minus 1.
-    pub fn hop(&self, place: usize) -> Option<NextHop> {
-        self.neighbors.hop(place)
+    /// Returns the neighbour in a slot. The number of a slot is the number of its next hop minus 1.
+    pub fn next_hop_at(&self, slot: usize) -> Option<NextHop> {
+        self.neighbors.hop(slot)
     }
 
     /// Returns up to `limit` routes after a position (table and prefix), in the order of table and prefix.
@@ -192,7 +192,7 @@ impl Forwarding {
     /// Returns the state of a neighbour, and whether an answer from the neighbour is awaited. If the calling thread has
     /// no [`Reader`], the writer may give the slot to another neighbour during this call. The result is then only a
     /// hint.
-    pub fn hint(&self, hop: NextHop) -> Option<(Resolved, bool)> {
+    pub fn neighbor_state(&self, hop: NextHop) -> Option<(Resolved, bool)> {
         let place = self.neighbors.find(hop)?;
         Some((self.neighbors.at(place).0, self.neighbors.is_asked(place)))
     }
@@ -230,7 +230,7 @@ impl Reader {
     /// Marks a quiescent state: the stage keeps no result of an earlier lookup. The stage calls this function between
     /// batches.
     #[inline]
-    pub fn pass(&self) {
+    pub fn mark_quiescent(&self) {
         self.shared.readers.pass(&self.reader);
     }
 
@@ -254,7 +254,7 @@ impl Reader {
     }
 
     /// Returns the state of a next hop, given its number. Also requests the neighbour if its entry is watched (see
-    /// [`Mark::Watched`]).
+    /// [`ReportEvent::NextUse`]).
     #[inline]
     pub fn next_hop_state(&self, next_hop: u32) -> Resolved {
         let Some(place) = next_hop.checked_sub(1) else { return Resolved::Unknown };
@@ -266,7 +266,7 @@ impl Reader {
     }
 
     /// Returns the state of a neighbour, or `None` if the neighbour has no entry. Also requests the neighbour if its
-    /// entry is watched (see [`Mark::Watched`]), but requests no neighbour without an entry.
+    /// entry is watched (see [`ReportEvent::NextUse`]), but requests no neighbour without an entry.
     #[inline]
     pub fn neighbor(&self, hop: NextHop) -> Option<Resolved> {
         let place = self.shared.neighbors.find(hop)?;
@@ -279,11 +279,11 @@ impl Reader {
 
     /// Requests the resolution of a neighbour.
     #[cold]
-    pub fn ask(&self, hop: NextHop) {
+    pub fn request_resolution(&self, hop: NextHop) {
         // Nothing else borrows the queue during this call.
         let pushed = self.requests.try_borrow_mut().is_ok_and(|mut requests| requests.push(hop).is_ok());
         if !pushed {
-            self.shared.add(Count::Unasked, 1);
+            self.shared.add(Count::LostRequests, 1);
         }
     }
 
@@ -296,7 +296,7 @@ impl Reader {
             && self.shared.neighbors.unwatch(place)
             && let Some(hop) = self.shared.neighbors.hop(place)
         {
-            self.ask(hop);
+            self.request_resolution(hop);
         }
     }
 

@@ -67,13 +67,13 @@ pub enum Resolved {
 
 /// The events that workers report to the writer for a neighbour entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
+pub enum ReportEvent {
     /// No events.
-    Quiet,
+    None,
     /// The next packet that uses the entry.
-    Watched,
+    NextUse,
     /// An answer from the neighbour.
-    Asked,
+    Answer,
 }
 
 /// The entries that workers read.
@@ -306,27 +306,27 @@ impl Writer {
     }
 
     /// Sets the state of a neighbour.
-    pub(super) fn set(&mut self, hop: NextHop, resolved: Resolved, mark: Mark) -> Result<(), Refused> {
+    pub(super) fn set(&mut self, hop: NextHop, resolved: Resolved, event: ReportEvent) -> Result<(), Refused> {
         let entry = self.find_or_insert(hop)?;
         entry.listed = true;
         let slot = entry.slot;
-        self.write(hop, slot, resolved, mark);
+        self.write(hop, slot, resolved, event);
         Ok(())
     }
 
-    fn write(&self, hop: NextHop, slot: usize, resolved: Resolved, mark: Mark) {
+    fn write(&self, hop: NextHop, slot: usize, resolved: Resolved, event: ReportEvent) {
         let (_, v6) = bits(hop.address);
         let state = match resolved {
             Resolved::At(MacAddr([a, b, c, d, e, f])) => KNOWN | u64::from_le_bytes([a, b, c, d, e, f, 0, 0]),
             Resolved::Failed => FAILED,
             Resolved::Unknown => 0,
         };
-        let mark = match mark {
-            Mark::Quiet => 0,
-            Mark::Watched => WATCHED,
-            Mark::Asked => ASKED,
+        let event = match event {
+            ReportEvent::None => 0,
+            ReportEvent::NextUse => WATCHED,
+            ReportEvent::Answer => ASKED,
         };
-        let word = USED | v6 | u64::from(hop.port) << PORT | state | mark;
+        let word = USED | v6 | u64::from(hop.port) << PORT | state | event;
         self.cells.slots[slot].word.store(word, Ordering::Release);
     }
 
@@ -335,7 +335,7 @@ impl Writer {
         let Some(entry) = self.entries.get_mut(&hop) else { return };
         entry.listed = false;
         let slot = entry.slot;
-        self.write(hop, slot, Resolved::Unknown, Mark::Watched);
+        self.write(hop, slot, Resolved::Unknown, ReportEvent::NextUse);
         self.remove_if_unused(hop, now);
     }
 
@@ -420,7 +420,7 @@ mod tests {
         let mac = MacAddr([2, 0, 0, 0, 0, 1]);
         let mut slots = Vec::new();
         for change in 0..40 {
-            assert_eq!(writer.set(hop(1), Resolved::At(mac), Mark::Quiet), Ok(()), "change {change}");
+            assert_eq!(writer.set(hop(1), Resolved::At(mac), ReportEvent::None), Ok(()), "change {change}");
             let slot = writer.cells.find(hop(1)).unwrap();
             assert_eq!(writer.cells.at(slot).0, Resolved::At(mac));
             slots.push(slot);
@@ -451,9 +451,9 @@ mod tests {
         for (number, slot) in (100..).zip(window(&writer, hop(1))) {
             writer.retire(hop(number), slot, 1);
         }
-        assert_eq!(writer.set(hop(1), Resolved::Unknown, Mark::Quiet), Err(Refused::Retired));
+        assert_eq!(writer.set(hop(1), Resolved::Unknown, ReportEvent::None), Err(Refused::Retired));
         writer.reclaim(2, Instant::now() + REUSE_MARGIN);
-        assert_eq!(writer.set(hop(1), Resolved::Unknown, Mark::Quiet), Ok(()));
+        assert_eq!(writer.set(hop(1), Resolved::Unknown, ReportEvent::None), Ok(()));
         let refused = (1000..40_000).find_map(|number| writer.hold(hop(number)).err());
         assert_eq!(refused, Some(Refused::Full));
     }

@@ -77,7 +77,7 @@ proptest! {
     #[test]
     fn tables_agree_with_a_simple_model(changes in prop::collection::vec(change(), 1..80)) {
         let (shared, mut writer) = tables();
-        let reader = shared.join();
+        let reader = shared.register_reader();
         let mut routes: BTreeMap<IpNet, Option<Vec<(u8, u8)>>> = BTreeMap::new();
         let mut macs: HashMap<(u8, u8), u8> = HashMap::new();
         for change in changes {
@@ -95,7 +95,7 @@ proptest! {
                 }
                 Change::Resolve(port, last, mac) => {
                     let hop = NextHop { address: gateway(last), port };
-                    writer.set_neighbor(hop, Resolved::At(MacAddr([2, 0, 0, 0, 0, mac])), Mark::Quiet).unwrap();
+                    writer.set_neighbor(hop, Resolved::At(MacAddr([2, 0, 0, 0, 0, mac])), ReportEvent::None).unwrap();
                     macs.insert((port, last), mac);
                 }
                 Change::Forget(port, last) => {
@@ -103,7 +103,7 @@ proptest! {
                     macs.remove(&(port, last));
                 }
                 Change::Publish => {
-                    reader.pass();
+                    reader.mark_quiescent();
                     writer.publish(&shared);
                 }
             }
@@ -174,7 +174,7 @@ fn unchanged_routes_are_always_found_while_other_routes_change() {
     let (shared, mut writer) = tables();
     for last in 1..=2 {
         let hop = NextHop { address: gateway(last), port: last - 1 };
-        writer.set_neighbor(hop, Resolved::At(MacAddr([2, 0, 0, 0, 0, last])), Mark::Quiet).unwrap();
+        writer.set_neighbor(hop, Resolved::At(MacAddr([2, 0, 0, 0, 0, last])), ReportEvent::None).unwrap();
     }
     writer.set_route(0, "0.0.0.0/0".parse().unwrap(), &to(&[(0, 1)])).unwrap();
     writer.set_route(0, "20.1.2.128/25".parse().unwrap(), &to(&[(1, 2)])).unwrap();
@@ -183,7 +183,7 @@ fn unchanged_routes_are_always_found_while_other_routes_change() {
     let (seen, changes) = thread::scope(|scope| {
         let ended = StopOnDrop(&done);
         let look = || {
-            let reader = shared.join();
+            let reader = shared.register_reader();
             let mut seen = 0u64;
             while !done.load(Ordering::Relaxed) {
                 for (address, mac) in [("20.1.2.200", 2), ("99.9.9.9", 1), ("2001:db8:0:1::1", 2), ("20.1.3.1", 1)] {
@@ -195,7 +195,7 @@ fn unchanged_routes_are_always_found_while_other_routes_change() {
                     );
                     seen += 1;
                 }
-                reader.pass();
+                reader.mark_quiescent();
             }
             seen
         };
@@ -240,10 +240,10 @@ fn routes_and_neighbours_beyond_the_limit_are_refused() {
     let mut neighbors = 0usize;
     for at in 0..40_000u32 {
         let hop = NextHop { address: Ipv4Addr::from(20 << 24 | at).into(), port: 0 };
-        neighbors += usize::from(writer.set_neighbor(hop, Resolved::Failed, Mark::Quiet).is_ok());
+        neighbors += usize::from(writer.set_neighbor(hop, Resolved::Failed, ReportEvent::None).is_ok());
     }
     assert!(neighbors > 16_000 && neighbors <= 1 << 14, "{neighbors}");
-    let reader = shared.join();
+    let reader = shared.register_reader();
     let find = |at: u32| find(&reader, 0, Ipv4Addr::from((32 << 24) + (at << 8)).into(), 0).map(|path| path.kind);
     assert_eq!(find(5), Some(RouteKind::Blackhole));
     assert_eq!(
@@ -258,13 +258,14 @@ fn refused_change_of_a_route_keeps_the_old_route() {
     let prefix = "32.0.0.0/8".parse().unwrap();
     writer.set_route(0, prefix, &to(&[(1, 2)])).unwrap();
     let hop = |at: u32| NextHop { address: Ipv4Addr::from(20 << 24 | at).into(), port: 0 };
-    let refused = (0..40_000).map(hop).find(|hop| writer.set_neighbor(*hop, Resolved::Failed, Mark::Quiet).is_err());
+    let refused =
+        (0..40_000).map(hop).find(|hop| writer.set_neighbor(*hop, Resolved::Failed, ReportEvent::None).is_err());
     // All slots that the hash of this gateway selects are taken. Other gateways may still find a free slot.
     let NextHop { address, port } = refused.expect("the table holds fewer neighbours than were added");
     let target = RouteTarget::Paths(vec![RouteHop { port, via: Some(address), weight: 1 }]);
     writer.set_route(0, prefix, &target).unwrap_err();
     writer.publish_before_readers(&shared);
-    let reader = shared.join();
+    let reader = shared.register_reader();
     let path = find(&reader, 0, "32.1.1.1".parse().unwrap(), 0).unwrap();
     assert_eq!((path.kind, path.egress), (RouteKind::Forward, 1));
     assert_eq!(writer.routes(), 1);
@@ -276,7 +277,7 @@ fn retired_cache_lines_are_reused_before_readers_run_and_while_a_reader_runs() {
     let prefix = "32.0.0.1/32".parse().unwrap();
     for is_read in [false, true] {
         let (shared, mut writer) = tables();
-        let reader = shared.join();
+        let reader = shared.register_reader();
         for at in 0..300_000 {
             let set = writer.set_route(0, prefix, &RouteTarget::Special(RouteKind::Blackhole));
             set.unwrap_or_else(|refused| panic!("change {at}, read: {is_read}: {refused}"));
@@ -285,7 +286,7 @@ fn retired_cache_lines_are_reused_before_readers_run_and_while_a_reader_runs() {
                 _ if at % 1024 > 0 => {}
                 false => writer.publish_before_readers(&shared),
                 true => {
-                    reader.pass();
+                    reader.mark_quiescent();
                     writer.publish(&shared);
                 }
             }
@@ -302,7 +303,7 @@ fn each_port_looks_up_its_own_table() {
     writer.set_route(1, prefix, &to(&[(1, 1)])).unwrap();
     shared.set_table(2, 1);
     shared.set_table(1, MAX_TABLES);
-    let reader = shared.join();
+    let reader = shared.register_reader();
     let egress = |ingress| find(&reader, ingress, [20, 0, 0, 1].into(), 0).map(|path| path.egress);
     assert_eq!((egress(0), egress(1), egress(2)), (Some(0), None, Some(1)));
 }
@@ -310,7 +311,7 @@ fn each_port_looks_up_its_own_table() {
 #[test]
 fn multicast_and_link_local_destinations_stay_local_despite_routes() {
     let (shared, mut writer) = tables();
-    let reader = shared.join();
+    let reader = shared.register_reader();
     for prefix in ["224.0.0.0/24", "fe80::/64", "ff02::/16", "255.255.255.255/32"] {
         let prefix: IpNet = prefix.parse().unwrap();
         writer.set_route(0, prefix, &to(&[(0, 1)])).unwrap();
@@ -323,7 +324,7 @@ fn multicast_and_link_local_destinations_stay_local_despite_routes() {
 #[test]
 fn neighbour_is_requested_once_until_requests_are_allowed_again() {
     let (shared, mut writer) = tables();
-    let reader = shared.join();
+    let reader = shared.register_reader();
     writer.set_route(0, "20.0.0.0/8".parse().unwrap(), &to(&[(0, 1)])).unwrap();
     let path = find(&reader, 0, [20, 0, 0, 1].into(), 0).unwrap();
     let hop = NextHop { address: gateway(1), port: 0 };
@@ -331,37 +332,37 @@ fn neighbour_is_requested_once_until_requests_are_allowed_again() {
         assert_eq!(reader.next_hop_state(path.next_hop), Resolved::Unknown);
     }
     assert_eq!((shared.next_request(), shared.next_request()), (Some(hop), None));
-    writer.watch_unresolved();
+    writer.allow_requests_again();
     assert_eq!(reader.next_hop_state(path.next_hop), Resolved::Unknown);
     assert_eq!(shared.next_request(), Some(hop));
-    writer.set_neighbor(hop, Resolved::At(MacAddr([2; 6])), Mark::Quiet).unwrap();
-    writer.watch_unresolved();
+    writer.set_neighbor(hop, Resolved::At(MacAddr([2; 6])), ReportEvent::None).unwrap();
+    writer.allow_requests_again();
     assert_eq!((reader.next_hop_state(path.next_hop), shared.next_request()), (Resolved::At(MacAddr([2; 6])), None));
     // Packets still use a stale neighbour, and the table requests a check of the neighbour.
-    writer.set_neighbor(hop, Resolved::At(MacAddr([2; 6])), Mark::Watched).unwrap();
+    writer.set_neighbor(hop, Resolved::At(MacAddr([2; 6])), ReportEvent::NextUse).unwrap();
     assert_eq!(
         (reader.next_hop_state(path.next_hop), shared.next_request()),
         (Resolved::At(MacAddr([2; 6])), Some(hop))
     );
     for _ in 0..2 * MAX_REQUESTS {
-        reader.ask(hop);
+        reader.request_resolution(hop);
     }
-    assert_eq!(shared.count(Count::Unasked), MAX_REQUESTS as u64);
+    assert_eq!(shared.count(Count::LostRequests), MAX_REQUESTS as u64);
 }
 
 #[test]
 fn use_of_a_neighbour_is_reported_later_if_the_queue_of_requests_was_full() {
     let (shared, mut writer) = tables();
-    let reader = shared.join();
+    let reader = shared.register_reader();
     writer.set_route(0, "20.0.0.0/8".parse().unwrap(), &to(&[(0, 1)])).unwrap();
     let path = find(&reader, 0, [20, 0, 0, 1].into(), 0).unwrap();
     let hop = NextHop { address: gateway(1), port: 0 };
     for resolved in [Resolved::Unknown, Resolved::At(MacAddr([2; 6]))] {
-        writer.set_neighbor(hop, resolved, Mark::Watched).unwrap();
+        writer.set_neighbor(hop, resolved, ReportEvent::NextUse).unwrap();
         let other = NextHop { address: gateway(2), port: 0 };
-        (0..MAX_REQUESTS).for_each(|_| reader.ask(other));
+        (0..MAX_REQUESTS).for_each(|_| reader.request_resolution(other));
         assert!((0..100).all(|_| reader.next_hop_state(path.next_hop) == resolved));
-        assert_eq!(shared.count(Count::Unasked), 0);
+        assert_eq!(shared.count(Count::LostRequests), 0);
         assert_eq!(std::iter::from_fn(|| shared.next_request()).filter(|request| *request == hop).count(), 0);
         assert_eq!(reader.next_hop_state(path.next_hop), resolved);
         assert_eq!((shared.next_request(), shared.next_request()), (Some(hop), None));

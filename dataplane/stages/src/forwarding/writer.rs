@@ -9,7 +9,7 @@ use super::groups::{self, GroupKey, GroupPath, HeldHop, RouteKind};
 use super::listing::{Listing, RouteTarget};
 use super::neighbors;
 use super::refused::Refused;
-use super::{Count, Forwarding, MAX_TABLES, Mark, Resolved, TableViews};
+use super::{Count, Forwarding, MAX_TABLES, ReportEvent, Resolved, TableViews};
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{HoldTime, NextHop, PortInfo};
 use dataplane_tables::TableError;
@@ -219,24 +219,24 @@ impl Writer {
         }
     }
 
-    /// Sets the state of a neighbour, and the events that workers report for this neighbour. If `mark` is
-    /// [`Mark::Watched`], [`Forwarding::next_request`] returns the neighbour after a packet uses its entry.
+    /// Sets the state of a neighbour, and the events that workers report for this neighbour. If `event` is
+    /// [`ReportEvent::NextUse`], [`Forwarding::next_request`] returns the neighbour after a packet uses its entry.
     ///
     /// # Errors
     /// There are too many neighbours, or the slots for the neighbour are not free yet.
-    pub fn set_neighbor(&mut self, hop: NextHop, resolved: Resolved, mark: Mark) -> Result<(), Refused> {
-        self.neighbors.set(hop, resolved, mark)
+    pub fn set_neighbor(&mut self, hop: NextHop, resolved: Resolved, event: ReportEvent) -> Result<(), Refused> {
+        self.neighbors.set(hop, resolved, event)
     }
 
     /// Returns the number of a next hop that a route of the config uses, and reserves its entry.
     ///
     /// # Errors
     /// There are too many neighbours, or the slots for the neighbour are not free yet.
-    pub fn number(&mut self, hop: NextHop) -> Result<u32, Refused> {
+    pub fn reserve_next_hop(&mut self, hop: NextHop) -> Result<u32, Refused> {
         self.neighbors.hold(hop)
     }
 
-    /// Releases the entry of a next hop that [`Writer::number`] has reserved.
+    /// Releases the entry of a next hop that [`Writer::reserve_next_hop`] has reserved.
     pub fn release(&mut self, hop: NextHop) {
         self.neighbors.release(hop, self.epoch);
     }
@@ -245,8 +245,8 @@ impl Writer {
     ///
     /// # Errors
     /// There are too many neighbours, or the slots for the neighbour are not free yet.
-    pub fn note_neighbor(&mut self, hop: NextHop) -> Result<(), Refused> {
-        if self.neighbors.contains(hop) { Ok(()) } else { self.set_neighbor(hop, Resolved::Unknown, Mark::Quiet) }
+    pub fn add_neighbor(&mut self, hop: NextHop) -> Result<(), Refused> {
+        if self.neighbors.contains(hop) { Ok(()) } else { self.set_neighbor(hop, Resolved::Unknown, ReportEvent::None) }
     }
 
     /// Clears the state of a neighbour.
@@ -275,7 +275,7 @@ impl Writer {
     }
 
     /// Lets workers request unresolved neighbours again. Call this function about once a second.
-    pub fn watch_unresolved(&self) {
+    pub fn allow_requests_again(&self) {
         self.neighbors.watch_unresolved();
     }
 

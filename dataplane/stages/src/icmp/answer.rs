@@ -6,9 +6,9 @@ use dataplane_core::header::Header;
 use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::mem::{Packet, Reason};
 
-pub(super) const BAD_SOLICITATION: Reason = Reason::own(0);
-pub(super) const NO_TAILROOM: Reason = Reason::own(1);
-pub(super) const BAD_ADVERTISEMENT: Reason = Reason::own(2);
+pub(super) const BAD_SOLICITATION: Reason = Reason::of_stage(0);
+pub(super) const NO_TAILROOM: Reason = Reason::of_stage(1);
+pub(super) const BAD_ADVERTISEMENT: Reason = Reason::of_stage(2);
 
 /// How the stage handles a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::answer::{NO_TAILROOM, Verdict, layers};
-use crate::resolution::{Claim, NeighborInfo};
+use crate::resolution::{NeighborInfo, NeighborMessageKind};
 use crate::responder::is_host;
 use dataplane_core::header::checksum::Sum;
 use dataplane_core::header::ipv6::Ipv6;
@@ -66,7 +66,8 @@ pub(super) fn solicitation(ip: &Ipv6, message: &[u8]) -> Option<Option<NeighborI
         && (is_unspecified || is_host(ip.source_addr().into()))
         && !(is_unspecified && (source.is_some() || ip.destination != solicited_node(&front.target)));
     let address = IpAddr::V6(ip.source.into());
-    let observation = source.map(|mac| NeighborInfo { address, mac: Some(mac), claim: Claim::Asks, overrides: true });
+    let observation =
+        source.map(|mac| NeighborInfo { address, mac: Some(mac), kind: NeighborMessageKind::Request, overrides: true });
     valid.then_some(observation)
 }
 
@@ -79,6 +80,6 @@ pub(super) fn advertisement(ip: &Ipv6, message: &[u8]) -> Option<NeighborInfo> {
     let solicited = flags & SOLICITED != 0;
     let target = std::net::Ipv6Addr::from(front.target);
     let valid = front.code == 0 && ip.hop_limit == HOP_LIMIT && !target.is_multicast() && !(to_all && solicited);
-    let claim = if solicited { Claim::Answer } else { Claim::Announces };
-    valid.then_some(NeighborInfo { address: target.into(), mac, claim, overrides: flags & OVERRIDE != 0 })
+    let kind = if solicited { NeighborMessageKind::Reply } else { NeighborMessageKind::Announcement };
+    valid.then_some(NeighborInfo { address: target.into(), mac, kind, overrides: flags & OVERRIDE != 0 })
 }

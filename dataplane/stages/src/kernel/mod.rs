@@ -42,12 +42,12 @@ const FAILURE_DELAY: Duration = Duration::from_secs(1);
 /// Returns the tables that mirror the kernel. All stages of a run share the tables. The first call registers the
 /// background task that mirrors the kernel's state.
 pub fn tables(setup: &mut Setup<'_>) -> Arc<Forwarding> {
-    setup.common(|setup| {
+    setup.shared_by_stages(|setup| {
         let (tables, writer) = Writer::for_ports(setup.ports(), setup.hold_time());
         let mirror = Mirror::new(tables.clone(), writer, setup.ports());
         setup.task("kernel-mirror", mirror);
         // The mirror asks the kernel to resolve neighbours.
-        setup.keeps(CapabilitySet::NET_ADMIN);
+        setup.needs_capabilities(CapabilitySet::NET_ADMIN);
         tables
     })
 }
@@ -159,7 +159,7 @@ pub(crate) fn fuzz(input: &[u8]) {
         .map(|(name, interface)| PortInfo { interface: Some(interface.to_owned()), ..port(name) });
     let (tables, writer) = Writer::for_ports(&ports, dataplane_core::pipeline::HoldTime::default());
     let mut state = State::new(tables.clone(), writer, &ports).expect("memory for the tables");
-    let reader = tables.join();
+    let reader = tables.register_reader();
     socket::fuzz(input, |message| state.apply(message));
     state.publish();
     state.retry_unresolved();

@@ -16,7 +16,7 @@ use super::messages::{self, Address, KernelTarget, Link, Neighbor, Update};
 use super::rib::{LOCAL, MAIN, Rib};
 use super::socket::{Message, Requests};
 use crate::forwarding::{
-    Count, Forwarding, MAX_TABLES, Mark, Refused, Resolved, RouteHop, RouteKind, RouteTarget, Writer,
+    Count, Forwarding, MAX_TABLES, Refused, ReportEvent, Resolved, RouteHop, RouteKind, RouteTarget, Writer,
 };
 use crate::parameter::MEMORY_HELP;
 use dataplane_core::header::MacAddr;
@@ -124,7 +124,7 @@ impl State {
 
     /// Lets workers request unresolved neighbours again.
     pub(super) fn retry_unresolved(&self) {
-        self.writer.watch_unresolved();
+        self.writer.allow_requests_again();
     }
 
     /// Applies a change.
@@ -274,8 +274,8 @@ impl State {
 
     fn set_neighbor(&mut self, neighbor: &Neighbor) {
         let Some(hop) = self.hop(neighbor) else { return };
-        let mark = if neighbor.stale { Mark::Watched } else { Mark::Quiet };
-        if let (Some((Resolved::At(old), _)), Resolved::At(new)) = (self.tables.hint(hop), neighbor.resolved)
+        let event = if neighbor.stale { ReportEvent::NextUse } else { ReportEvent::None };
+        if let (Some((Resolved::At(old), _)), Resolved::At(new)) = (self.tables.neighbor_state(hop), neighbor.resolved)
             && old != new
         {
             self.warn(
@@ -288,7 +288,7 @@ impl State {
                 ),
             );
         }
-        match self.writer.set_neighbor(hop, neighbor.resolved, mark) {
+        match self.writer.set_neighbor(hop, neighbor.resolved, event) {
             Ok(()) => self.tables.add(Count::Changes, 1),
             Err(refused) => {
                 self.at_refusal = Some((self.writer.neighbors_known(), self.writer.neighbor_slots_freed()));
@@ -458,7 +458,7 @@ impl State {
             }
             // The new entry stops workers from requesting the neighbour again before the kernel had time for the
             // resolution.
-            if let Err(refused) = self.writer.note_neighbor(hop) {
+            if let Err(refused) = self.writer.add_neighbor(hop) {
                 self.refuse_neighbor(hop, refused);
                 continue;
             }

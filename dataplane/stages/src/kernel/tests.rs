@@ -70,7 +70,7 @@ fn outcome(reader: &Reader, ingress: u8, destination: &str) -> String {
     match find(reader, ingress, destination) {
         None => "none".to_owned(),
         Some(Path { kind: RouteKind::Forward, egress, next_hop }) => {
-            let hop = next_hop.checked_sub(1).and_then(|place| reader.shared().hop(place as usize));
+            let hop = next_hop.checked_sub(1).and_then(|place| reader.shared().next_hop_at(place as usize));
             match hop {
                 Some(hop) => format!("{egress} {}", hop.address),
                 None => format!("{egress}"),
@@ -104,7 +104,7 @@ fn routes_of_every_kind_are_mirrored() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
         ip("route add 20.0.0.0/8 via 10.1.0.9\n");
-        let reader = tables.join();
+        let reader = tables.register_reader();
         let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
         // Routes that existed before the mirror started are present when `start` returns.
         assert_eq!(outcome(&reader, 0, "20.1.1.1"), "0 10.1.0.9");
@@ -215,7 +215,7 @@ fn neighbours_are_mirrored_and_resolved() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
         set("ipv4/neigh/a0/retrans_time_ms", "50");
-        let reader = tables.join();
+        let reader = tables.register_reader();
         let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
         let hop = |address: &str, port| NextHop { address: address.parse().unwrap(), port };
         let known = |address: &str, port| reader.neighbor(hop(address, port));
@@ -235,7 +235,7 @@ fn neighbours_are_mirrored_and_resolved() {
         becomes("10.1.0.9", 0, at(4));
         becomes("10.1.0.10", 0, None);
         // No host has this address. The kernel tries to resolve the address, and reports the failure.
-        reader.ask(hop("10.1.0.66", 0));
+        reader.request_resolution(hop("10.1.0.66", 0));
         becomes("10.1.0.66", 0, Some(Resolved::Failed));
         assert!(tables.count(Count::Asked) >= 1);
     });
@@ -248,11 +248,11 @@ fn neighbours_are_requested_only_while_the_link_is_up() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
         ip("link set a1 down\n");
-        let reader = tables.join();
+        let reader = tables.register_reader();
         let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
         let hop = |address: &str, port| NextHop { address: address.parse().unwrap(), port };
-        reader.ask(hop("10.1.0.66", 0));
-        reader.ask(hop("10.2.0.66", 1));
+        reader.request_resolution(hop("10.1.0.66", 0));
+        reader.request_resolution(hop("10.2.0.66", 1));
         let known = |address: &str, port| reader.neighbor(hop(address, port));
         // The mirror handles requests in order, so the first request is handled before the second request. Wait for the
         // neighbour and for the count, because the kernel can report the neighbour before the mirror counts the
@@ -263,7 +263,7 @@ fn neighbours_are_requested_only_while_the_link_is_up() {
         assert_eq!((known("10.1.0.66", 0), tables.count(Count::Asked)), (None, 1));
         ip("link set a1 up\n");
         until("a request after the link came up", || {
-            reader.ask(hop("10.1.0.66", 0));
+            reader.request_resolution(hop("10.1.0.66", 0));
             (known("10.1.0.66", 0).is_some(), String::new)
         });
     });
@@ -274,7 +274,7 @@ fn routes_through_a_renamed_interface_are_local_until_it_is_renamed_back() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
         ip("route add 20.0.0.0/8 via 10.2.0.9\n");
-        let reader = tables.join();
+        let reader = tables.register_reader();
         let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
         expect(&reader, 0, "20.1.1.1", "1 10.2.0.9");
         // Linux before 6.2 renames only interfaces that are down.
@@ -293,7 +293,7 @@ fn routes_through_a_renamed_interface_are_local_until_it_is_renamed_back() {
 fn route_behind_a_prepended_route_is_used_again() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
-        let reader = tables.join();
+        let reader = tables.register_reader();
         // Without a periodic resync, the mirror must know both routes from the messages.
         let mirror = Mirror { resync_interval: Duration::MAX, ..Mirror::new(tables.clone(), writer, &ports) };
         let _mirror = start(mirror).unwrap();
@@ -316,7 +316,7 @@ fn local_prefix_hides_longer_prefixes_until_it_is_removed() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
         ip("route add 20.0.0.0/16 via 10.2.0.9\n");
-        let reader = tables.join();
+        let reader = tables.register_reader();
         let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
         expect(&reader, 0, "20.0.1.1", "1 10.2.0.9");
         ip("route add local 20.0.0.0/8 dev lo\n");
@@ -335,7 +335,7 @@ fn a_vrf_has_its_own_table() {
         if !try_ip("link add red type vrf table 10\n") {
             return report_skip("no VRF devices");
         }
-        let reader = tables.join();
+        let reader = tables.register_reader();
         let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
         ip("link set red up
             link set b0 master red
@@ -356,7 +356,7 @@ fn routes_are_mirrored_although_the_socket_loses_messages() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
         ip("route add 20.0.0.0/8 via 10.1.0.9\n");
-        let reader = tables.join();
+        let reader = tables.register_reader();
         // The mirror must detect the lost messages itself, because the periodic resync is an hour away.
         let hour = Duration::from_secs(3600);
         let mirror = Mirror::new(tables.clone(), writer, &ports);
@@ -375,12 +375,12 @@ fn routes_are_mirrored_although_the_socket_loses_messages() {
             let ended = StopOnDrop(&done);
             let (tables, done) = (&tables, &done);
             let watch = scope.spawn(move || {
-                let watcher = tables.join();
+                let watcher = tables.register_reader();
                 let mut lookups = 0u64;
                 while !done.load(Ordering::Relaxed) {
                     assert_eq!(find(&watcher, 0, "20.1.1.1").map(|path| path.egress), Some(0));
-                    watcher.pass();
-                    reader.pass();
+                    watcher.mark_quiescent();
+                    reader.mark_quiescent();
                     lookups += 1;
                     thread::yield_now();
                 }
@@ -447,7 +447,7 @@ fn apply(state: &mut State, inner: RouteNetlinkMessage) {
 #[test]
 fn packets_of_routes_with_an_encapsulation_go_to_the_host() {
     let (tables, mut state) = port_without_kernel();
-    let reader = tables.join();
+    let reader = tables.register_reader();
     let gateway = || RouteAttribute::Gateway(RouteAddress::Inet([10, 1, 0, 9].into()));
     let label = || {
         RouteAttribute::NewDestination(vec![MplsLabel { label: 100, traffic_class: 0, bottom_of_stack: true, ttl: 0 }])
@@ -489,7 +489,7 @@ fn packets_of_routes_with_an_encapsulation_go_to_the_host() {
 #[test]
 fn refused_neighbours_are_read_again_when_there_is_room() {
     let (tables, mut state) = port_without_kernel();
-    let reader = tables.join();
+    let reader = tables.register_reader();
     let address = |number: u32| std::net::Ipv4Addr::from(0x0a01_0000 + number);
     let message = |number: u32| {
         let mut message = NeighbourMessage::default();

@@ -20,7 +20,7 @@ const PROTOCOL: u8 = 200;
 const SECOND: u64 = 1_000_000_000;
 
 fn bench(parameters: &str) -> Harness {
-    Harness::builder().wanting(Facts::FLOW_HASH).after(Parse::default()).build::<Reassemble>(parameters).unwrap()
+    Harness::builder().needed_facts(Facts::FLOW_HASH).after(Parse::default()).build::<Reassemble>(parameters).unwrap()
 }
 
 /// A fragment of an IPv4 or IPv6 datagram.
@@ -214,7 +214,7 @@ proptest! {
 
 /// Returns the outcome of `parse` for a frame.
 fn known(frame: &[u8]) -> Outcome {
-    Harness::builder().wanting(Facts::FLOW_HASH).build::<Parse>("").unwrap().run_one(frame)
+    Harness::builder().needed_facts(Facts::FLOW_HASH).build::<Parse>("").unwrap().run_one(frame)
 }
 
 /// Returns the metadata that `parse` sets.
@@ -277,7 +277,7 @@ fn incomplete_datagram_goes_to_output_expired_after_the_timeout() {
 fn expired_fragment_that_is_too_long_for_a_new_packet_does_not_delay_others() {
     let tag: Vlan = toml::from_str("op = \"push\"\nid = 1").unwrap();
     let mut bench = Harness::builder()
-        .wanting(Facts::FLOW_HASH)
+        .needed_facts(Facts::FLOW_HASH)
         .after(tag.clone())
         .after(tag)
         .after(Parse::default())

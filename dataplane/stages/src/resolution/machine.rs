@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::forwarding::{Mark, Resolved};
+use crate::forwarding::{ReportEvent, Resolved};
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::NextHop;
 use dataplane_tables::bucket::TokenBucket;
@@ -70,13 +70,13 @@ pub(super) struct Settings {
 
 /// The kind of a message from a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum NeighborMessageKind {
     /// An answer to a request of this host.
-    Answer,
+    Reply,
     /// An announcement, or a message that was overheard.
-    Announces,
+    Announcement,
     /// A request for an address of this host. Packets for the neighbour will follow.
-    Asks,
+    Request,
 }
 
 /// A received message about a neighbour.
@@ -85,7 +85,7 @@ pub(super) struct Received {
     pub(super) hop: NextHop,
     /// MAC address in the message. `None` means the known MAC address.
     pub(super) mac: Option<MacAddr>,
-    pub(super) claim: Claim,
+    pub(super) kind: NeighborMessageKind,
     /// Whether the message overrides the known MAC address.
     pub(super) overrides: bool,
 }
@@ -94,7 +94,7 @@ pub(super) struct Received {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Write this state of a neighbour to the table.
-    Set(NextHop, Resolved, Mark),
+    Set(NextHop, Resolved, ReportEvent),
     /// Remove a neighbour from the table.
     Forget(NextHop),
     /// Send a request: by unicast if a MAC address is given, and by multicast or broadcast otherwise.
@@ -206,7 +206,7 @@ impl StateMachine {
     /// The message only starts a verification of the known MAC address. In the states stale, delay and probe, RFC 4861
     /// (sections 7.2.3 and 7.2.5) accepts the different MAC address immediately.
     pub(super) fn receive(&mut self, heard: &Received, now: Millis, actions: &mut Vec<Action>) {
-        let Received { hop, claim, overrides, .. } = *heard;
+        let Received { hop, kind, overrides, .. } = *heard;
         let known = self.entries.get(&hop).map(|entry| entry.state);
         let known_mac = match known {
             Some(State::Reachable(mac) | State::Stale(mac) | State::Delay(mac)) => Some(mac),
@@ -214,13 +214,13 @@ impl StateMachine {
             Some(State::Incomplete(_) | State::Failed) | None => None,
         };
         let Some(mac) = heard.mac.or(known_mac) else { return };
-        let asks = claim == Claim::Asks;
+        let asks = kind == NeighborMessageKind::Request;
         match (known, known_mac == Some(mac)) {
-            // An answer that was not requested creates no entry. A request for an address of this host creates an entry,
-            // because packets to the sender of the request will follow.
+            // An answer that was not requested creates no entry. A request for an address of this host creates an
+            // entry, because packets to the sender of the request will follow.
             (None, _) if asks && self.make_room(true, actions) => self.stale(hop, mac, now, actions),
             (None, _) => self.refused += u64::from(asks),
-            (Some(State::Incomplete(_) | State::Failed), _) if claim == Claim::Answer => {
+            (Some(State::Incomplete(_) | State::Failed), _) if kind == NeighborMessageKind::Reply => {
                 self.confirm(hop, mac, now, actions);
             }
             // Packets use the MAC address from now on, so verify the MAC address immediately.
@@ -229,7 +229,7 @@ impl StateMachine {
                     self.stale(hop, mac, now, actions);
                 }
             }
-            (Some(State::Probe(..) | State::Doubted(..)), true) if claim == Claim::Answer => {
+            (Some(State::Probe(..) | State::Doubted(..)), true) if kind == NeighborMessageKind::Reply => {
                 self.confirm(hop, mac, now, actions);
             }
             (Some(_), true) => {}
@@ -376,14 +376,14 @@ impl StateMachine {
         let new = NeighborEntry { state, until, since: now, confirmed: false, is_gateway: false };
         let entry = self.entries.entry(hop).or_insert(new);
         (entry.state, entry.until) = (state, until);
-        let (resolved, mark) = match state {
-            State::Incomplete(_) => (Resolved::Unknown, Mark::Asked),
-            State::Failed => (Resolved::Failed, Mark::Asked),
-            State::Reachable(mac) | State::Delay(mac) => (Resolved::At(mac), Mark::Quiet),
-            State::Stale(mac) => (Resolved::At(mac), Mark::Watched),
-            State::Probe(mac, _) | State::Doubted(mac, _) => (Resolved::At(mac), Mark::Asked),
+        let (resolved, event) = match state {
+            State::Incomplete(_) => (Resolved::Unknown, ReportEvent::Answer),
+            State::Failed => (Resolved::Failed, ReportEvent::Answer),
+            State::Reachable(mac) | State::Delay(mac) => (Resolved::At(mac), ReportEvent::None),
+            State::Stale(mac) => (Resolved::At(mac), ReportEvent::NextUse),
+            State::Probe(mac, _) | State::Doubted(mac, _) => (Resolved::At(mac), ReportEvent::Answer),
         };
-        actions.push(Action::Set(hop, resolved, mark));
+        actions.push(Action::Set(hop, resolved, event));
     }
 
     /// Makes room for one more neighbour. Returns `false` if there is no room. Evicts neither neighbours in use

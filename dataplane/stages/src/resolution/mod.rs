@@ -25,13 +25,13 @@ use dataplane_core::error::Result;
 use dataplane_core::header::MacAddr;
 use dataplane_core::header::ndp::is_link_local;
 use dataplane_core::mem::{Batch, MetaFlags};
-use dataplane_core::pipeline::{Ctx, NextHop, PortInfo, Problem, Setup, StopSignal, Task, renumbered};
+use dataplane_core::pipeline::{Ctx, NextHop, PortInfo, Problem, Setup, StopSignal, Task, new_port_numbers};
 use dataplane_core::units::Period;
 use dataplane_tables::bucket::TokenBucket;
 use frames::Frame;
 use machine::{Action, Received, Settings, StateMachine};
 
-pub use machine::Claim;
+pub use machine::NeighborMessageKind;
 
 /// Longest time that a request of a worker waits for the background thread.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -45,8 +45,8 @@ const QUEUE: usize = 1024;
 /// Largest number of neighbour requests that the background thread handles in one step. On average, each
 /// worker requests at most 1,000 neighbours per second that have no entry.
 const MAX_REQUESTS_PER_STEP: usize = 512;
-/// Interval at which the writer sets the mark [`forwarding::Mark::Watched`] of all unresolved neighbours again, in
-/// milliseconds. The next packet to a marked neighbour causes a new request, so a refused or lost request is repeated.
+/// Interval at which the writer sets the event [`forwarding::ReportEvent::NextUse`] of all unresolved neighbours again,
+/// in milliseconds. The next packet to such a neighbour causes a new request, so a refused or lost request is repeated.
 const RETRY_INTERVAL: u64 = 1000;
 /// Limit of unsolicited messages that a stage of a worker passes on: messages per second, and burst size.
 const HINT_LIMIT: (u64, u64) = (100, 64);
@@ -57,7 +57,7 @@ const FRAMES: usize = 32;
 #[derive(Clone, Copy, Debug)]
 pub struct ResolveParameters {
     /// Largest number of neighbours of each port.
-    pub most: u16,
+    pub max_neighbors: u16,
     /// The time for which an answer is valid.
     pub reachable: Period,
     /// The time after which an unused neighbour is removed.
@@ -73,7 +73,7 @@ pub struct NeighborInfo {
     /// address.
     pub mac: Option<MacAddr>,
     /// The kind of the message.
-    pub claim: Claim,
+    pub kind: NeighborMessageKind,
     /// Whether the message overrides the known MAC address.
     pub overrides: bool,
 }
@@ -143,7 +143,7 @@ impl OpenResolution {
 impl Resolution {
     /// Returns the shared state of the run.
     fn of(setup: &mut Setup<'_>) -> Arc<Self> {
-        setup.common(|setup| {
+        setup.shared_by_stages(|setup| {
             Arc::new(Self {
                 ports: setup.ports().to_vec(),
                 listens: Default::default(),
@@ -151,7 +151,9 @@ impl Resolution {
                 answers: FromWorkers::new(QUEUE),
                 hints: FromWorkers::new(QUEUE),
                 open: OnceLock::new(),
-                earlier: Mutex::new(setup.earlier_common::<Self>().filter(|earlier| earlier.open.get().is_some())),
+                earlier: Mutex::new(
+                    setup.earlier_shared_by_stages::<Self>().filter(|earlier| earlier.open.get().is_some()),
+                ),
             })
         })
     }
@@ -173,7 +175,7 @@ impl Resolution {
         let settings = Settings {
             // The neighbours of all ports are in one table. Each port gets an equal share of the entries, so that no
             // port takes the share of another port.
-            most: usize::from(parameters.most).min(MAX_NEIGHBORS / resolution.ports.len()),
+            most: usize::from(parameters.max_neighbors).min(MAX_NEIGHBORS / resolution.ports.len()),
             reachable: millis(parameters.reachable),
             ageing: millis(parameters.ageing),
         };
@@ -205,13 +207,13 @@ impl Resolution {
             // If the existing resolver belongs to the running pipeline, this call is part of a change of the settings.
             // The program then prepares all stages again with a new resolver. Otherwise, two stages of one config have
             // different settings, and the program reports the problem.
-            setup.renew_common::<Self>();
+            setup.renew_shared_by_stages::<Self>();
             let problem =
                 Problem::at("source", format!("stage `{}` resolves neighbours with other parameters", open.stage));
             return Err(problem.help("set the same most, reachable and ageing in both stages"));
         }
         let reports_counters = setup.worker().0 == 0 && open.stage == setup.stage();
-        let (reader, frames) = (open.tables.join(), open.frames.join());
+        let (reader, frames) = (open.tables.register_reader(), open.frames.join());
         let (hops, numbers) = (Vec::new(), Vec::new());
         let mut client =
             ResolutionClient { resolution: resolution.clone(), reader, hops, numbers, frames, reports_counters };
@@ -269,7 +271,7 @@ impl OpenResolution {
             return Some(*number);
         }
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = writer.number(hop).ok()?;
+        let number = writer.reserve_next_hop(hop).ok()?;
         numbers.insert(hop, (number, 1));
         Some(number)
     }
@@ -332,7 +334,7 @@ impl ResolutionClient {
             for (count, name) in Count::ALL {
                 report(name, open.counts[count as usize].load(Ordering::Relaxed));
             }
-            report("unasked", open.tables.count(forwarding::Count::Unasked));
+            report("requests_lost", open.tables.count(forwarding::Count::LostRequests));
         }
     }
 }
@@ -362,7 +364,7 @@ impl NeighborListener {
     }
 
     /// Sets whether the stage advertises this host as a router.
-    pub fn of_router(self, setup: &mut Setup<'_>, router: bool) -> Self {
+    pub fn with_router_flag(self, setup: &mut Setup<'_>, router: bool) -> Self {
         if let Some(OpenListener { resolution, .. }) = &self.0 {
             let resolution = resolution.clone();
             setup.on_start(move || resolution.host.store(!router, Ordering::Relaxed));
@@ -380,21 +382,21 @@ impl NeighborListener {
     /// MAC address. Awaited answers are always passed on. All other messages are rate-limited. Messages with a VLAN tag
     /// are ignored, because they belong to another link.
     #[cold]
-    pub fn hear(&mut self, port: u8, flags: MetaFlags, info: NeighborInfo, ctx: &Ctx) {
+    pub fn receive(&mut self, port: u8, flags: MetaFlags, info: NeighborInfo, ctx: &Ctx) {
         let Some(OpenListener { resolution, hint_limit, answers, hints }) = &mut self.0 else { return };
         let Some(open) = resolution.open.get().filter(|_| !flags.contains(MetaFlags::VLAN)) else { return };
-        let NeighborInfo { address, mac, mut claim, overrides } = info;
+        let NeighborInfo { address, mac, mut kind, overrides } = info;
         let is_own_address = resolution.ports.iter().flat_map(|port| &port.addresses).any(|own| own.addr() == address);
         let is_own_mac = |mac: MacAddr| resolution.ports.iter().any(|port| MacAddr(port.mac) == mac);
         let is_unicast_of_other_host =
             mac.is_none_or(|mac| !mac.is_multicast() && mac != MacAddr::ZERO && !is_own_mac(mac));
         let hop = NextHop { address, port };
-        let hint = open.tables.hint(hop);
+        let hint = open.tables.neighbor_state(hop);
         let passed = match hint {
             _ if is_own_address || !is_unicast_of_other_host || !is_host(address) => false,
-            None => claim == Claim::Asks && resolution.is_on_link(hop),
-            Some((_, true)) if claim == Claim::Answer => {
-                let heard = Received { hop, mac, claim, overrides };
+            None => kind == NeighborMessageKind::Request && resolution.is_on_link(hop),
+            Some((_, true)) if kind == NeighborMessageKind::Reply => {
+                let heard = Received { hop, mac, kind, overrides };
                 if answers.push(heard).is_ok() {
                     return;
                 }
@@ -404,13 +406,13 @@ impl NeighborListener {
             Some((Resolved::At(known), _)) if mac.is_none_or(|mac| mac == known) => return,
             Some(_) => {
                 // An answer that is not awaited counts as an announcement.
-                claim = if claim == Claim::Answer { Claim::Announces } else { claim };
+                kind = if kind == NeighborMessageKind::Reply { NeighborMessageKind::Announcement } else { kind };
                 true
             }
         };
         let now = ctx.now.0.saturating_sub(ctx.start.0);
         let passed = passed && hint_limit.take(now, 1);
-        if !passed || hints.push(Received { hop, mac, claim, overrides }).is_err() {
+        if !passed || hints.push(Received { hop, mac, kind, overrides }).is_err() {
             open.counts[Count::Ignored as usize].fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -433,7 +435,7 @@ struct ResolverState {
     actions: Vec<Action>,
     /// Time of the last timeout check.
     last_timeout_check: u64,
-    /// The time at which all unresolved neighbours were last marked again (see [`RETRY_INTERVAL`]).
+    /// The time at which all unresolved neighbours got this event again most recently (see [`RETRY_INTERVAL`]).
     last_retry: u64,
     /// For each port: when its link last changed, and how many announcements were sent since.
     announced: Vec<(u64, usize)>,
@@ -462,7 +464,7 @@ impl ResolverState {
         let earlier = resolution.earlier(open.settings);
         *resolution.earlier.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let Some(earlier) = earlier else { return };
-        let numbers = renumbered(&earlier.ports, &resolution.ports);
+        let numbers = new_port_numbers(&earlier.ports, &resolution.ports);
         let Some(before) = earlier.open.get() else { return };
         let mut writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner);
         for slot in 0..before.tables.neighbor_slots() {
@@ -474,8 +476,8 @@ impl ResolverState {
             }
         }
         for action in actions.drain(..) {
-            if let Action::Set(hop, resolved, mark) = action
-                && writer.set_neighbor(hop, resolved, mark).is_err()
+            if let Action::Set(hop, resolved, event) = action
+                && writer.set_neighbor(hop, resolved, event).is_err()
                 && let Some(machine) = machines.get_mut(usize::from(hop.port))
             {
                 machine.refuse(hop);
@@ -513,14 +515,14 @@ impl ResolverState {
         }
         if now >= *last_retry + RETRY_INTERVAL {
             *last_retry = now;
-            writer.watch_unresolved();
+            writer.allow_requests_again();
         }
         // The queues are only full if no worker empties them. Lost requests are sent again.
         let send = |frame: Frame| _ = open.frames.push(frame);
         for action in actions.drain(..) {
             match action {
-                Action::Set(hop, resolved, mark) => {
-                    let written = writer.set_neighbor(hop, resolved, mark);
+                Action::Set(hop, resolved, event) => {
+                    let written = writer.set_neighbor(hop, resolved, event);
                     if let (Err(_), Some(machine)) = (written, machines.get_mut(usize::from(hop.port))) {
                         machine.refuse(hop);
                     }

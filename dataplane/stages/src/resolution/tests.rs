@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::machine::{FAILED_TIME, FIRST_PROBE_DELAY, MAX_SOLICITS, RETRANS_TIMER, VERIFY_INTERVAL};
 use super::*;
 use crate::arp::Arp;
-use crate::forwarding::Mark;
+use crate::forwarding::ReportEvent;
 use crate::icmp::Icmp;
 use crate::neighbor::Neighbor;
 use crate::parse::Parse;
@@ -35,14 +35,14 @@ fn mac(last: u8) -> MacAddr {
 
 /// Returns a message from the next hop with the number `last`. The message contains the MAC address with the number
 /// `at`, or no MAC address.
-fn heard(last: u8, at: Option<u8>, claim: Claim, overrides: bool) -> Received {
-    Received { hop: hop(last), mac: at.map(mac), claim, overrides }
+fn heard(last: u8, at: Option<u8>, claim: NeighborMessageKind, overrides: bool) -> Received {
+    Received { hop: hop(last), mac: at.map(mac), kind: claim, overrides }
 }
 
 /// The entries that workers see after all actions until now, and the requests that the last actions sent.
 #[derive(Default)]
 struct View {
-    known: BTreeMap<NextHop, (Resolved, Mark)>,
+    known: BTreeMap<NextHop, (Resolved, ReportEvent)>,
     asked: Vec<(NextHop, Option<MacAddr>)>,
 }
 
@@ -104,14 +104,14 @@ impl Model {
     }
 
     /// Returns the entry that workers must see in this state.
-    fn seen(self) -> Option<(Resolved, Mark)> {
+    fn seen(self) -> Option<(Resolved, ReportEvent)> {
         Some(match self {
             Self::None => return None,
-            Self::Incomplete { .. } => (Resolved::Unknown, Mark::Asked),
-            Self::Failed { .. } => (Resolved::Failed, Mark::Asked),
-            Self::Reachable { mac, .. } | Self::Delay { mac, .. } => (Resolved::At(mac), Mark::Quiet),
-            Self::Stale { mac, .. } => (Resolved::At(mac), Mark::Watched),
-            Self::Probe { mac, .. } => (Resolved::At(mac), Mark::Asked),
+            Self::Incomplete { .. } => (Resolved::Unknown, ReportEvent::Answer),
+            Self::Failed { .. } => (Resolved::Failed, ReportEvent::Answer),
+            Self::Reachable { mac, .. } | Self::Delay { mac, .. } => (Resolved::At(mac), ReportEvent::None),
+            Self::Stale { mac, .. } => (Resolved::At(mac), ReportEvent::NextUse),
+            Self::Probe { mac, .. } => (Resolved::At(mac), ReportEvent::Answer),
         })
     }
 
@@ -172,7 +172,7 @@ impl Model {
 
     /// Returns the state at the time `now`. `seen` is the state that the state machine reports. If a random timeout may
     /// have ended the state of the model, the model follows `seen`.
-    fn passed(self, seen: Option<&(Resolved, Mark)>, now: u64) -> Self {
+    fn passed(self, seen: Option<&(Resolved, ReportEvent)>, now: u64) -> Self {
         match self {
             Self::Incomplete { asked: 3, due } if due <= now => Self::Failed { until: now + FAILED_TIME },
             Self::Incomplete { asked, due } if due <= now => {
@@ -180,7 +180,7 @@ impl Model {
             }
             Self::Failed { until } | Self::Stale { until, .. } if until <= now => Self::None,
             Self::Reachable { mac, from, to } if from <= now => match seen {
-                Some((_, Mark::Quiet)) if now < to => self,
+                Some((_, ReportEvent::None)) if now < to => self,
                 _ => Self::stale(mac, true, now),
             },
             Self::Delay { mac, until } if until <= now => {
@@ -199,18 +199,22 @@ impl Model {
 #[derive(Clone, Debug)]
 enum Event {
     Wanted(u8),
-    Received(u8, Option<u8>, Claim, bool),
+    Received(u8, Option<u8>, NeighborMessageKind, bool),
     Passes(u64),
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let claim = prop_oneof![Just(Claim::Answer), Just(Claim::Announces), Just(Claim::Asks)];
+    let claim = prop_oneof![
+        Just(NeighborMessageKind::Reply),
+        Just(NeighborMessageKind::Announcement),
+        Just(NeighborMessageKind::Request)
+    ];
     let at = prop_oneof![4 => (0..3u8).prop_map(Some), 1 => Just(None)];
     prop_oneof![
         (0..3u8).prop_map(Event::Wanted),
         (0..3u8, at, claim, any::<bool>()).prop_map(|(hop, at, claim, over)| {
             // A request always has the MAC address of its sender, and always overrides the known MAC address.
-            let asks = claim == Claim::Asks;
+            let asks = claim == NeighborMessageKind::Request;
             Event::Received(hop, if asks { at.or(Some(0)) } else { at }, claim, over || asks)
         }),
         prop_oneof![Just(50u64), Just(RETRANS_TIMER), Just(FIRST_PROBE_DELAY), Just(REACHABLE), Just(AGEING)]
@@ -243,9 +247,9 @@ proptest! {
                     let model = &mut models[usize::from(last)];
                     let before = *model;
                     *model = match claim {
-                        Claim::Answer => model.answered(at.map(mac), overrides, now),
-                        Claim::Announces => model.announced(at.map(mac), overrides, now),
-                        Claim::Asks => model.asks(mac(at.unwrap_or(0)), now),
+                        NeighborMessageKind::Reply => model.answered(at.map(mac), overrides, now),
+                        NeighborMessageKind::Announcement => model.announced(at.map(mac), overrides, now),
+                        NeighborMessageKind::Request => model.asks(mac(at.unwrap_or(0)), now),
                     };
                     if *model != before && matches!(model, Model::Probe { .. }) {
                         asked.push(hop(last));
@@ -293,7 +297,7 @@ proptest! {
         // Eight neighbours answer, and use half of the table's entries.
         for last in 0..8 {
             machine.request(hop(last), true, now, &mut actions);
-            machine.receive(&heard(last, Some(last), Claim::Answer, true), now, &mut actions);
+            machine.receive(&heard(last, Some(last), NeighborMessageKind::Reply, true), now, &mut actions);
         }
         now += idle;
         machine.check_timeouts(now, &mut actions);
@@ -302,11 +306,11 @@ proptest! {
             now += time;
             let [high, low] = address.to_be_bytes();
             let made_up = NextHop { address: IpAddr::from([10, 1, high, low]), port: 0 };
-            let claim = [Claim::Answer, Claim::Announces, Claim::Asks][usize::from(kind) % 3];
+            let claim = [NeighborMessageKind::Reply, NeighborMessageKind::Announcement, NeighborMessageKind::Request][usize::from(kind) % 3];
             match kind {
                 3 => machine.request(made_up, true, now, &mut actions),
                 _ => machine.receive(
-                    &Received { hop: made_up, mac: Some(mac(9)), claim, overrides: true }, now, &mut actions,
+                    &Received { hop: made_up, mac: Some(mac(9)), kind: claim, overrides: true }, now, &mut actions,
                 ),
             }
             // A forged message claims the address of a known neighbour.
@@ -324,7 +328,7 @@ proptest! {
                 if at.is_some() {
                     let IpAddr::V4(address) = hop.address else { continue };
                     let last = address.octets()[3];
-                    machine.receive(&heard(last, Some(last), Claim::Answer, true), now, &mut actions);
+                    machine.receive(&heard(last, Some(last), NeighborMessageKind::Reply, true), now, &mut actions);
                 }
             }
             let before = std::mem::take(&mut view.asked);
@@ -345,12 +349,12 @@ proptest! {
 #[test]
 fn unrequested_answer_creates_no_entry() {
     let (mut machine, mut actions) = (machine(16), Vec::new());
-    for claim in [Claim::Answer, Claim::Announces] {
+    for claim in [NeighborMessageKind::Reply, NeighborMessageKind::Announcement] {
         machine.receive(&heard(1, Some(1), claim, true), 0, &mut actions);
     }
     assert_eq!((machine.len(), actions.len()), (0, 0));
-    machine.receive(&heard(1, Some(1), Claim::Asks, true), 0, &mut actions);
-    assert_eq!(actions, [Action::Set(hop(1), Resolved::At(mac(1)), Mark::Watched)]);
+    machine.receive(&heard(1, Some(1), NeighborMessageKind::Request, true), 0, &mut actions);
+    assert_eq!(actions, [Action::Set(hop(1), Resolved::At(mac(1)), ReportEvent::NextUse)]);
 }
 
 /// Runs the timeout checks of a time span, and returns the requests, each with its time.
@@ -377,7 +381,7 @@ fn moved_neighbour_is_found_in_about_a_second_from_each_state() {
     for (start, used) in starts {
         let (mut machine, mut view, mut actions) = (machine(16), View::default(), Vec::new());
         machine.request(hop(1), true, 0, &mut actions);
-        machine.receive(&heard(1, Some(1), Claim::Answer, true), 0, &mut actions);
+        machine.receive(&heard(1, Some(1), NeighborMessageKind::Reply, true), 0, &mut actions);
         view.take(&mut actions);
         requests_between(&mut machine, &mut view, 0..used.unwrap_or(start));
         if let Some(used) = used {
@@ -385,7 +389,7 @@ fn moved_neighbour_is_found_in_about_a_second_from_each_state() {
             view.take(&mut actions);
             requests_between(&mut machine, &mut view, used..start);
         }
-        machine.receive(&heard(1, Some(2), Claim::Announces, true), start, &mut actions);
+        machine.receive(&heard(1, Some(2), NeighborMessageKind::Announcement, true), start, &mut actions);
         // The first requests go to the old MAC address, because the announcement may be forged.
         view.take(&mut actions);
         assert_eq!(view.asked, [(hop(1), Some(mac(1)))], "at {start} ms");
@@ -393,27 +397,27 @@ fn moved_neighbour_is_found_in_about_a_second_from_each_state() {
         let (broadcast, unicast) = requests.split_last().unwrap();
         assert_eq!(unicast.iter().map(|(_, _, at)| *at).collect::<Vec<_>>(), [Some(mac(1)), Some(mac(1))]);
         assert!(broadcast.2.is_none() && broadcast.0 <= start + RETRANS_TIMER + TIMEOUT_INTERVAL * 3, "{broadcast:?}");
-        machine.receive(&heard(1, Some(2), Claim::Answer, true), start + 1200, &mut actions);
+        machine.receive(&heard(1, Some(2), NeighborMessageKind::Reply, true), start + 1200, &mut actions);
         view.take(&mut actions);
-        assert_eq!(view.known[&hop(1)], (Resolved::At(mac(2)), Mark::Quiet));
+        assert_eq!(view.known[&hop(1)], (Resolved::At(mac(2)), ReportEvent::None));
     }
 }
 
 /// RFC 4861, section 7.2.5: an advertisement without the override flag does not change the MAC address.
 #[test]
 fn advertisement_without_override_flag_changes_no_mac_address() {
-    for claim in [Claim::Answer, Claim::Announces] {
+    for claim in [NeighborMessageKind::Reply, NeighborMessageKind::Announcement] {
         let (mut machine, mut view, mut actions) = (machine(16), View::default(), Vec::new());
         machine.request(hop(1), true, 0, &mut actions);
-        machine.receive(&heard(1, Some(1), Claim::Answer, true), 0, &mut actions);
+        machine.receive(&heard(1, Some(1), NeighborMessageKind::Reply, true), 0, &mut actions);
         let mut at = |machine: &mut StateMachine, now| {
             machine.receive(&heard(1, Some(2), claim, false), now, &mut actions);
             view.take(&mut actions);
             (view.known[&hop(1)], view.asked.iter().filter(|(_, at)| at.is_some()).count())
         };
         // A reachable neighbour becomes stale. In the other states, nothing changes.
-        assert_eq!(at(&mut machine, 100), ((Resolved::At(mac(1)), Mark::Watched), 0));
-        assert_eq!(at(&mut machine, 200), ((Resolved::At(mac(1)), Mark::Watched), 0));
+        assert_eq!(at(&mut machine, 100), ((Resolved::At(mac(1)), ReportEvent::NextUse), 0));
+        assert_eq!(at(&mut machine, 200), ((Resolved::At(mac(1)), ReportEvent::NextUse), 0));
         machine.request(hop(1), true, 300, &mut Vec::new());
         assert_eq!(at(&mut machine, 400).0.0, Resolved::At(mac(1)));
         machine.check_timeouts(300 + FIRST_PROBE_DELAY, &mut Vec::new());
@@ -425,23 +429,23 @@ fn advertisement_without_override_flag_changes_no_mac_address() {
 #[test]
 fn forged_mac_address_of_a_new_neighbour_is_replaced_in_about_a_second() {
     let (mut machine, mut view, mut actions) = (machine(16), View::default(), Vec::new());
-    machine.receive(&heard(1, Some(2), Claim::Asks, true), 0, &mut actions);
+    machine.receive(&heard(1, Some(2), NeighborMessageKind::Request, true), 0, &mut actions);
     view.take(&mut actions);
-    assert_eq!((view.known[&hop(1)], view.asked.len()), ((Resolved::At(mac(2)), Mark::Watched), 0));
+    assert_eq!((view.known[&hop(1)], view.asked.len()), ((Resolved::At(mac(2)), ReportEvent::NextUse), 0));
     machine.request(hop(1), true, 100, &mut actions);
     view.take(&mut actions);
     assert_eq!(view.asked, [(hop(1), Some(mac(2)))]);
     // Further forged requests do not extend the verification.
     for now in (100..1100).step_by(50) {
-        machine.receive(&heard(1, Some(3), Claim::Asks, true), now, &mut actions);
+        machine.receive(&heard(1, Some(3), NeighborMessageKind::Request, true), now, &mut actions);
         view.take(&mut actions);
         assert_eq!((view.known[&hop(1)].0, view.asked.len()), (Resolved::At(mac(2)), 0), "at {now} ms");
     }
     let requests = requests_between(&mut machine, &mut view, 101..1300);
     assert!(matches!(requests[..], [(.., Some(_)), (.., Some(_)), (_, _, None)]), "{requests:?}");
-    machine.receive(&heard(1, Some(1), Claim::Answer, true), 1300, &mut actions);
+    machine.receive(&heard(1, Some(1), NeighborMessageKind::Reply, true), 1300, &mut actions);
     view.take(&mut actions);
-    assert_eq!(view.known[&hop(1)], (Resolved::At(mac(1)), Mark::Quiet));
+    assert_eq!(view.known[&hop(1)], (Resolved::At(mac(1)), ReportEvent::None));
 }
 
 /// A stage that passes the shared state of the run to the test, and sets the second port as egress port of every
@@ -831,7 +835,7 @@ fn new_neighbour_is_asked_at_once_during_a_scan() {
         view.take(&mut actions);
         if view.asked.iter().any(|(hop, _)| *hop == peer) {
             probed += 1;
-            machine.receive(&heard(1, Some(1), Claim::Answer, true), now, &mut actions);
+            machine.receive(&heard(1, Some(1), NeighborMessageKind::Reply, true), now, &mut actions);
             let asked = std::mem::take(&mut view.asked);
             view.take(&mut actions);
             view.asked = asked;
@@ -908,7 +912,7 @@ fn new_neighbour_is_found_during_a_scan_while_the_table_is_full_of_stale_neighbo
         let [.., a, b, c] = number.to_be_bytes();
         NextHop { address: IpAddr::from([11, a, b, c]), port: 0 }
     };
-    let answer = |hop| Received { hop, mac: Some(mac(1)), claim: Claim::Answer, overrides: true };
+    let answer = |hop| Received { hop, mac: Some(mac(1)), kind: NeighborMessageKind::Reply, overrides: true };
     for number in 0..64 {
         machine.request(other(number), true, 0, &mut actions);
         machine.receive(&answer(other(number)), 0, &mut actions);
@@ -943,12 +947,12 @@ fn gateway_is_requested_although_the_table_is_full() {
     let open = state.resolution.open.get().unwrap();
     let gateway = NextHop { address: [10, 0, 0, 99].into(), port: 1 };
     open.number(gateway).unwrap();
-    let reader = open.tables.join();
+    let reader = open.tables.register_reader();
     let hosts = (2..=17).map(|last| NextHop { address: [10, 0, 0, last].into(), port: 1 });
     for (now, hop) in (1..).zip(hosts) {
         let machine = &mut state.machines[1];
         machine.request(hop, true, now, &mut state.actions);
-        let answer = Received { hop, mac: Some(mac(1)), claim: Claim::Answer, overrides: true };
+        let answer = Received { hop, mac: Some(mac(1)), kind: NeighborMessageKind::Reply, overrides: true };
         machine.receive(&answer, now, &mut state.actions);
         state.step(now);
     }
@@ -965,7 +969,7 @@ fn gateway_is_requested_although_the_table_is_full() {
 #[test]
 fn gateway_that_a_message_created_is_not_evicted() {
     let (mut machine, mut actions) = (machine(16), Vec::new());
-    machine.receive(&heard(1, Some(1), Claim::Asks, true), 0, &mut actions);
+    machine.receive(&heard(1, Some(1), NeighborMessageKind::Request, true), 0, &mut actions);
     machine.request_gateway(hop(1), true, 1, &mut actions);
     for last in 2..=200 {
         machine.request(hop(last), true, 2, &mut actions);
@@ -1000,7 +1004,7 @@ fn full_share_loses_only_its_oldest_neighbours() {
     let (mut machine, mut actions) = (machine(64), Vec::new());
     for last in 1..=64 {
         machine.request(hop(last), true, 0, &mut actions);
-        machine.receive(&heard(last, Some(last), Claim::Answer, true), 0, &mut actions);
+        machine.receive(&heard(last, Some(last), NeighborMessageKind::Reply, true), 0, &mut actions);
     }
     machine.check_timeouts(2 * REACHABLE, &mut actions);
     for last in 101..=104 {
@@ -1020,7 +1024,7 @@ fn lost_request_is_repeated_after_a_second() {
     let open = state.resolution.open.get().unwrap();
     let neighbor = NextHop { address: [10, 0, 0, 99].into(), port: 1 };
     open.number(neighbor).unwrap();
-    let reader = open.tables.join();
+    let reader = open.tables.register_reader();
     sent(&mut harness);
     let requests = || std::iter::from_fn(|| open.tables.next_request()).count();
     reader.neighbor(neighbor).unwrap();
@@ -1064,7 +1068,7 @@ fn neighbours_of_one_port_leave_room_for_the_neighbours_of_other_ports() {
     let resolve = |state: &mut ResolverState, hop: NextHop, now: u64| {
         let machine = &mut state.machines[usize::from(hop.port)];
         machine.request(hop, true, now, &mut state.actions);
-        let answer = Received { hop, mac: Some(mac(1)), claim: Claim::Answer, overrides: true };
+        let answer = Received { hop, mac: Some(mac(1)), kind: NeighborMessageKind::Reply, overrides: true };
         machine.receive(&answer, now, &mut state.actions);
         state.step(now);
     };
@@ -1072,6 +1076,6 @@ fn neighbours_of_one_port_leave_room_for_the_neighbours_of_other_ports() {
     resolve(&mut state, hop(1, 1), 40);
     assert_eq!([&state.machines[0], &state.machines[1]].map(StateMachine::len), [16, 1]);
     let open = state.resolution.open.get().unwrap();
-    assert_eq!(open.tables.hint(hop(1, 1)).map(|(resolved, _)| resolved), Some(Resolved::At(mac(1))));
+    assert_eq!(open.tables.neighbor_state(hop(1, 1)).map(|(resolved, _)| resolved), Some(Resolved::At(mac(1))));
     harness.tick();
 }

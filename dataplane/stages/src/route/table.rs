@@ -288,7 +288,7 @@ impl Loader<'_, '_> {
     /// Adds the routes of a file, and records the bad lines.
     fn read(&mut self, file: &FilePath, bad: &mut Vec<(u32, String)>) -> Result<(), Problem> {
         let path = self.setup.path(file);
-        self.setup.reads(&path, "file")?;
+        self.setup.declare_read_file(&path, "file")?;
         let bytes = parameter::file(&path, MAX_FILE_BYTES, "aggregate routes by prefix")?;
         for (line, bytes) in (1..).zip(bytes.split(|byte| *byte == b'\n')) {
             if bad.len() >= MAX_BAD {

@@ -15,7 +15,9 @@ use crate::lane::in_flight::InFlight;
 use crate::lane::posted::PostedReceives;
 use crate::lane::{LaneCounters, LatencySink};
 use crate::mem::{Batch, Pool, Region, SlotState, Stamps, vector};
-use crate::verbs::{CompletionQueue, Completions, Device, ProtectionDomain, QueuePair, RUN, WcStatus, WrId, WrKind};
+use crate::verbs::{
+    CompletionQueue, Completions, Device, MAX_RUN, ProtectionDomain, QueuePair, WcStatus, WrId, WrKind,
+};
 
 /// The memory region type of a device.
 pub(super) type MrOf<D> = <<D as Device>::Pd as ProtectionDomain>::Mr;
@@ -43,11 +45,11 @@ pub(super) struct DataPath<D: Device> {
     pub(super) longest: u16,
     pub(super) run: Box<Completions>,
     /// Stamps of the completions in `run`.
-    pub(super) stamps: Box<[Stamp; RUN]>,
+    pub(super) stamps: Box<[Stamp; MAX_RUN]>,
     pub(super) recv_stamper: Stamper,
     pub(super) send_stamper: Stamper,
     /// Buffer for a contiguous copy of slots that wrap around the end of the ring.
-    contiguous: Box<[u32; RUN]>,
+    contiguous: Box<[u32; MAX_RUN]>,
     /// While the lane posts new sends, it reaps only when at least this many sends are outstanding. 0 unless each send
     /// completes in the call that posts it ([`QueuePair::sends_complete_immediately`]).
     reap_at: usize,
@@ -117,10 +119,10 @@ impl<D: Device> DataPath<D> {
             prefix,
             longest,
             run: Completions::new(),
-            stamps: Box::new([Stamp::NONE; RUN]),
+            stamps: Box::new([Stamp::NONE; MAX_RUN]),
             recv_stamper: stamper.clone(),
             send_stamper: stamper,
-            contiguous: Box::new([0; RUN]),
+            contiguous: Box::new([0; MAX_RUN]),
             reap_at: 0,
             next_at_reap: 0,
             refill_at: (recv_depth / 4).min(MAX_DEFERRED),
@@ -165,7 +167,7 @@ impl<D: Device> DataPath<D> {
         batch: &mut Batch,
         limit: usize,
     ) -> Result<usize, VerbError> {
-        let n = self.queues.recv_cq.poll_run(&mut self.run, limit.min(batch.space()).min(RUN))?;
+        let n = self.queues.recv_cq.poll_run(&mut self.run, limit.min(batch.space()).min(MAX_RUN))?;
         if n == 0 {
             return Ok(0);
         }
@@ -253,7 +255,7 @@ impl<D: Device> DataPath<D> {
     /// completions.
     #[inline]
     pub(super) fn reap(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<usize, VerbError> {
-        let n = self.queues.send_cq.poll_run(&mut self.run, RUN)?;
+        let n = self.queues.send_cq.poll_run(&mut self.run, MAX_RUN)?;
         let tag = self.tag(WrKind::Send);
         if n == 0 {
             return Ok(0);
@@ -264,7 +266,7 @@ impl<D: Device> DataPath<D> {
             let id = WrId(self.run.wr_id[i]);
             let status = if self.run.failed { self.run.status[i] } else { WcStatus::Success };
             let Some(earlier) = self.in_flight.position(id.number()).filter(|_| id.tag() == tag) else {
-                self.counters.stale += u64::from(!self.handle_marker(id, pool));
+                self.counters.unmatched_completions += u64::from(!self.handle_marker(id, pool));
                 continue;
             };
             // Completions are in order, and a failed send always generates a completion. All sends before the send of
@@ -293,7 +295,7 @@ impl<D: Device> DataPath<D> {
     pub(super) fn refill(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
         self.check_pool(pool);
         loop {
-            let slots = pool.take(self.posted.space().min(RUN), SlotState::Posted);
+            let slots = pool.take(self.posted.space().min(MAX_RUN), SlotState::Posted);
             if slots.is_empty() {
                 return Ok(());
             }
@@ -308,7 +310,7 @@ impl<D: Device> DataPath<D> {
                 return Err(refused.error);
             }
             self.posted.extend(slots);
-            if slots.len() < RUN {
+            if slots.len() < MAX_RUN {
                 return Ok(());
             }
         }

@@ -24,12 +24,12 @@ use queues::Queues;
 use recovery::Recovery;
 
 use super::wiring::Wiring;
-use super::{ACCESS, Alarms, Lane, LaneCounters, LaneSpec, LatencySink, NoSink, Stamping};
+use super::{ACCESS, Lane, LaneCounters, LaneSpec, LatencySink, NoSink, PendingEvents, Stamping};
 use crate::clock::{Clocks, Stamper};
 use crate::error::{Error, Result, VerbError};
 use crate::mem::{Batch, Pool};
 use crate::verbs::{
-    CompletionChannel, CompletionQueue, CqGranted, Device, ProtectionDomain, QueuePair, RUN, check_registered,
+    CompletionChannel, CompletionQueue, CqGranted, Device, MAX_RUN, ProtectionDomain, QueuePair, check_registered,
     register_error,
 };
 
@@ -49,7 +49,7 @@ pub fn open<D: Device>(
     pool: &mut Pool,
     spec: LaneSpec,
     wiring: Box<dyn Wiring<D>>,
-    alarms: Arc<Alarms>,
+    pending_events: Arc<PendingEvents>,
     clocks: &Clocks,
 ) -> Result<Box<dyn Lane>> {
     let named = |error: VerbError| error.on(device.name());
@@ -71,7 +71,7 @@ pub fn open<D: Device>(
     };
     let (depths, lengths) = ((spec.recv_depth, spec.send_depth), (prefix, wiring.longest()));
     let mut data = DataPath::new(queues, mr, pool, depths, lengths, stamper);
-    let mut recovery = Recovery::new(device, pd, spec, wiring, alarms, granted);
+    let mut recovery = Recovery::new(device, pd, spec, wiring, pending_events, granted);
     recovery.start(&mut data, pool).map_err(named)?;
     Ok(match pool.keeps_received() {
         true => Box::new(QueueLane::<D, true> { data, recovery }),
@@ -173,7 +173,7 @@ impl<D: Device, const INFO: bool> Lane for QueueLane<D, INFO> {
             self.examine_error();
         }
         while self.data.posted.len() > 0 {
-            let n = self.data.queues.recv_cq.poll_run(&mut self.data.run, RUN)?;
+            let n = self.data.queues.recv_cq.poll_run(&mut self.data.run, MAX_RUN)?;
             if n == 0 {
                 break;
             }
@@ -182,13 +182,13 @@ impl<D: Device, const INFO: bool> Lane for QueueLane<D, INFO> {
         Ok(self.data.outstanding())
     }
 
-    fn abandon(&mut self, pool: &mut Pool) {
+    fn reset_and_reclaim(&mut self, pool: &mut Pool) {
         self.recovery.abandon(&mut self.data, pool);
     }
 
-    fn release(&mut self) {
-        self.data.queues.recv_cq.release();
-        self.data.queues.send_cq.release();
+    fn release_claim(&mut self) {
+        self.data.queues.recv_cq.release_claim();
+        self.data.queues.send_cq.release_claim();
     }
 
     fn arm(&mut self) -> bool {

@@ -23,8 +23,8 @@ pub(super) struct Queues<D: Device> {
 }
 
 impl<D: Device> Queues<D> {
-    /// Creates the queues. The new queue pair is in state RESET. If the device creates completion queues with timestamps
-    /// but refuses the queue pair, creates the queues without timestamps.
+    /// Creates the queues. The new queue pair is in state RESET. If the device creates completion queues with
+    /// timestamps but refuses the queue pair, creates the queues without timestamps.
     pub(super) fn create(device: &D, pd: &D::Pd, spec: &LaneSpec) -> Result<(Self, CqGranted), VerbError> {
         let stamps = spec.stamps.fields();
         let refused = match Self::create_with(device, pd, spec, stamps) {
@@ -56,7 +56,7 @@ impl<D: Device> Queues<D> {
         stamps: PollFields,
     ) -> Result<(Self, CqGranted), VerbError> {
         let send_fields = PollFields::BYTE_LEN | stamps;
-        let recv_fields = send_fields | PollFields::from(spec.received);
+        let recv_fields = send_fields | PollFields::from(spec.recv_fields);
         // The worker waits for several lanes at once, so the worker needs the file descriptor of each channel.
         let channel = match spec.sleeps && device.capabilities().has.contains(&Capability::Events) {
             true => Some(device.create_channel()?).filter(|channel| channel.descriptor().is_some()),

@@ -10,7 +10,7 @@ use super::data_path::DataPath;
 use super::queues::Queues;
 use crate::error::VerbError;
 use crate::lane::wiring::{LaneQueuePair, Wiring};
-use crate::lane::{Alarms, LaneSpec};
+use crate::lane::{LaneSpec, PendingEvents};
 use crate::mem::{Batch, Pool};
 use crate::verbs::{CqGranted, Device, EventKind, QpAttributes, QpState, QueuePair};
 
@@ -42,8 +42,8 @@ pub(super) struct Recovery<D: Device> {
     /// Whether the flush deadline of a stopped queue pair had passed at the last check.
     overdue: bool,
     wiring: Box<dyn Wiring<D>>,
-    alarms: Arc<Alarms>,
-    /// The version of `alarms` that was last handled.
+    pending_events: Arc<PendingEvents>,
+    /// The version of `pending_events` that was last handled.
     alarms_seen: u32,
     device: D,
     pd: D::Pd,
@@ -58,14 +58,14 @@ impl<D: Device> Recovery<D> {
         pd: &D::Pd,
         spec: LaneSpec,
         wiring: Box<dyn Wiring<D>>,
-        alarms: Arc<Alarms>,
+        pending_events: Arc<PendingEvents>,
         granted: CqGranted,
     ) -> Self {
         Self {
             phase: Phase::Waiting,
             overdue: false,
             wiring,
-            alarms,
+            pending_events,
             alarms_seen: 0,
             device: device.clone(),
             pd: pd.clone(),
@@ -229,7 +229,7 @@ impl<D: Device> Recovery<D> {
         if let Err(refused) = data.queues.qp.modify(&attributes, mask) {
             return self.rebuild(data, pool, refused);
         }
-        data.counters.abandoned += abandoned;
+        data.counters.timed_out += abandoned;
         data.reclaim_all(pool);
         if let Err(refused) = self.initialise(data, pool) {
             return self.rebuild(data, pool, refused);
@@ -267,8 +267,8 @@ impl<D: Device> Recovery<D> {
             self.phase = Phase::Lost(error);
             return Err(error);
         }
-        self.alarms.forget(queue_pair, work_queue, &queues);
-        data.counters.abandoned += data.outstanding() as u64;
+        self.pending_events.forget(queue_pair, work_queue, &queues);
+        data.counters.timed_out += data.outstanding() as u64;
         data.reclaim_all(pool);
         data.counters.rebuilds += 1;
         self.start(data, pool)
@@ -293,22 +293,22 @@ impl<D: Device> Recovery<D> {
             // No later signalled send reports the unsignalled sends. Only a reset returns their slots.
             self.fail(data);
         }
-        if self.alarms.changed_since(&mut self.alarms_seen) { self.handle_alarms(data, pool) } else { Ok(()) }
+        if self.pending_events.changed_since(&mut self.alarms_seen) { self.handle_alarms(data, pool) } else { Ok(()) }
     }
 
     /// Handles pending device events that concern this lane.
     #[cold]
     fn handle_alarms(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
-        if self.alarms.is_gone() {
+        if self.pending_events.is_device_lost() {
             return Err(VerbError::new("ibv_get_async_event", libc::EIO));
         }
         let (queue_pair, work_queue, queues) = data.queues.numbers();
-        if self.alarms.take(&[EventKind::CqErr], &queues) {
+        if self.pending_events.take(&[EventKind::CqErr], &queues) {
             return self.rebuild(data, pool, VerbError::new("IBV_EVENT_CQ_ERR", libc::EIO));
         }
         let failed = [EventKind::QpFatal, EventKind::QpReqErr, EventKind::QpAccessErr, EventKind::PathMigErr];
-        let pair_failed = self.alarms.take(&failed, &[queue_pair]);
-        let receives_failed = self.alarms.take(&[EventKind::WqFatal], work_queue.as_slice());
+        let pair_failed = self.pending_events.take(&failed, &[queue_pair]);
+        let receives_failed = self.pending_events.take(&[EventKind::WqFatal], work_queue.as_slice());
         if (pair_failed || receives_failed) && self.phase == Phase::Live {
             self.fail(data);
         }
@@ -336,7 +336,7 @@ impl<D: Device> Recovery<D> {
         // A device that is gone refuses the reset. Its slots do not come back, and the report shows these slots as
         // missing.
         if data.queues.qp.modify(&attributes, mask).is_ok() {
-            data.counters.abandoned += data.outstanding() as u64;
+            data.counters.timed_out += data.outstanding() as u64;
             data.reclaim_all(pool);
         }
     }

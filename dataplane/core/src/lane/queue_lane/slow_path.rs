@@ -74,7 +74,7 @@ impl<D: Device> DataPath<D> {
             true => self.posted.pop(),
             false => self.posted.remove(WrId(self.run.wr_id[i]), self.tag(WrKind::Receive)),
         };
-        self.counters.stale += u64::from(slot.is_none());
+        self.counters.unmatched_completions += u64::from(slot.is_none());
         slot
     }
 
@@ -94,7 +94,7 @@ impl<D: Device> DataPath<D> {
         self.in_flight.complete(1, Stamp::NONE, &mut NoSink);
         self.in_flight.reclaim(pool);
         match self.stopping && status == WcStatus::WrFlushErr {
-            true => self.counters.stopped += 1,
+            true => self.counters.dropped_at_stop += 1,
             false => self.counters.tx_errors += 1,
         }
         self.note_status(status);
@@ -113,7 +113,8 @@ impl<D: Device> DataPath<D> {
     /// packets.
     #[cold]
     pub(super) fn keep_accepted(&mut self, pool: &mut Pool, batch: &mut Batch, taken: usize) {
-        // On a device that signals every send, such as efa, the unsignalled sends of an earlier batch may have completed.
+        // On a device that signals every send, such as efa, the unsignalled sends of an earlier batch may have
+        // completed.
         if self.in_flight.len() == 0 {
             self.unsignalled_since = None;
         }
@@ -175,7 +176,7 @@ impl<D: Device> DataPath<D> {
             pool.put_one(slot, SlotState::Posted);
         }
         match self.stopping {
-            true => self.counters.stopped += sending as u64,
+            true => self.counters.dropped_at_stop += sending as u64,
             false => self.counters.tx_errors += sending as u64,
         }
         self.generation = self.generation.wrapping_add(1);

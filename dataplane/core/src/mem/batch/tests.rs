@@ -70,7 +70,7 @@ fn plain_ipv4_mark_moves_with_the_packets_until_they_are_borrowed() {
 fn packet_that_follows_a_freed_packet_has_no_label() {
     let mut pool = pool();
     let mut batch = batch_of_one(&mut pool);
-    batch.get_mut(0).unwrap().drop(Reason::own(0));
+    batch.get_mut(0).unwrap().drop(Reason::of_stage(0));
     batch.free_into(&mut pool);
     assert!(batch.push_bytes(&[0; 60], Stamp::NONE, &mut pool));
     assert_eq!(batch.verdict(0), Verdict::Next);

@@ -18,7 +18,7 @@ impl Stage for Sort {
         for mut packet in batch.iter_mut() {
             match packet.data().first() {
                 Some(b'd') => packet.drop(Reason::Denied),
-                Some(b'w') => packet.drop(Reason::own(0)),
+                Some(b'w') => packet.drop(Reason::of_stage(0)),
                 Some(b'o') => packet.steer(OUT),
                 Some(b'l') => packet.steer(LOST),
                 Some(b'c') => packet.consume(),
@@ -64,7 +64,7 @@ fn node(name: &str, stage: impl Stage + 'static, next: Target, drops: Option<usi
         reasons: Vec::new(),
         info: StageInfo::new(),
         on_panic: OnPanic::Stop,
-        drops,
+        drop_observer: drops,
     }
 }
 
@@ -87,7 +87,7 @@ fn walk(nodes: Vec<NodeSpec>, packets: &[&str]) -> (Graph, usize) {
     for packet in packets {
         assert!(graph.entry(0).push_bytes(packet.as_bytes(), Stamp::NONE, &mut pool));
     }
-    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
     graph.walk(&ctx, &mut pool, &mut NoObserver);
     let sent = graph.outbox(0).len();
     assert_eq!(pool.available() + sent, 64, "every slot is free or in an outbox");
@@ -198,10 +198,10 @@ fn held_packet_comes_back_until_it_is_sent_or_dropped() {
     let (gate, mut pool) = (Gate::default(), pool());
     let nodes = vec![node("gate", gate.clone(), Target::Port(0), None)];
     let mut graph = Graph::new(Program::new(nodes), 1, &pool);
-    let ctx = |now| Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(now), worker: 0 };
+    let ctx = |now| Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(now), worker: 0 };
     let release = |graph: &mut Graph, pool: &mut Pool, now| {
         graph.tick(&ctx(now));
-        while graph.release(&ctx(now), pool, &mut NoObserver) {}
+        while graph.process_held_or_generate(&ctx(now), pool, &mut NoObserver) {}
         std::mem::take(&mut *gate.seen.lock().unwrap())
     };
     // Two packets arrive on port 1, then one packet on port 2, and later one more packet on port 1.
@@ -233,7 +233,7 @@ fn held_packet_comes_back_until_it_is_sent_or_dropped() {
     graph.tick(&ctx(201));
     graph.drop_held(&mut pool);
     assert_eq!((pool.available(), graph.dropped()), (64, 3));
-    assert!(!graph.release(&ctx(202), &mut pool, &mut NoObserver));
+    assert!(!graph.process_held_or_generate(&ctx(202), &mut pool, &mut NoObserver));
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn packets_beyond_the_hold_limit_are_dropped_and_no_slot_leaks() {
     let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
     let mut pool = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap();
     let mut graph = Graph::new(Program::new(vec![node("gate", gate, Target::Port(0), None)]), 1, &pool);
-    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
     for round in 0..20 {
         for _ in 0..50 {
             assert!(graph.entry(round % 3).push_bytes(b"x", Stamp::NONE, &mut pool));
@@ -252,7 +252,7 @@ fn packets_beyond_the_hold_limit_are_dropped_and_no_slot_leaks() {
         if round % 2 == 1 {
             graph.tick(&ctx);
             // Some held packets pass through the stage again before more packets arrive.
-            graph.release(&ctx, &mut pool, &mut NoObserver);
+            graph.process_held_or_generate(&ctx, &mut pool, &mut NoObserver);
         }
         assert!(pool.available() >= 600 - BATCH);
     }
@@ -298,13 +298,13 @@ fn generated_packets_reach_the_next_stage_and_are_counted() {
     let nodes =
         vec![node("source", source.clone(), Target::Node(1), None), node("gate", gate.clone(), Target::Port(0), None)];
     let mut graph = Graph::new(Program::new(nodes), 1, &pool);
-    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
     // The stage generates at most its declared maximum, and nothing without a tick. Unused slots return to the pool.
     for (wanted, made) in [(0, 0), (3, 3), (20, 8)] {
         source.0.store(wanted, std::sync::atomic::Ordering::Relaxed);
-        assert!(!graph.release(&ctx, &mut pool, &mut NoObserver));
+        assert!(!graph.process_held_or_generate(&ctx, &mut pool, &mut NoObserver));
         graph.tick(&ctx);
-        while graph.release(&ctx, &mut pool, &mut NoObserver) {}
+        while graph.process_held_or_generate(&ctx, &mut pool, &mut NoObserver) {}
         assert_eq!((graph.outbox(0).len(), pool.available()), (made, free - made));
         graph.outbox(0).free_into(&mut pool);
     }
@@ -315,7 +315,7 @@ fn generated_packets_reach_the_next_stage_and_are_counted() {
     let taken: Vec<u32> = std::iter::from_fn(|| pool.take(1, SlotState::Batched).first().copied()).collect();
     source.0.store(1, std::sync::atomic::Ordering::Relaxed);
     graph.tick(&ctx);
-    assert!(!graph.release(&ctx, &mut pool, &mut NoObserver));
+    assert!(!graph.process_held_or_generate(&ctx, &mut pool, &mut NoObserver));
     pool.put(&taken, SlotState::Batched);
     assert_eq!(pool.available(), free);
 }
@@ -358,7 +358,7 @@ impl DropObserver for Panicking {
 struct PanicsAfter(usize);
 
 impl Observer for PanicsAfter {
-    fn after(&mut self, _node: usize, _packet: &Packet<'_>, _fate: &Step) {
+    fn after(&mut self, _node: usize, _packet: &Packet<'_>, _fate: &PacketFate) {
         self.0 = self.0.checked_sub(1).expect("enough packets were observed");
     }
 }
@@ -392,7 +392,7 @@ fn panic_of_an_observer_duplicates_no_slot() {
     for (nodes, most) in cases {
         let mut pool = pool();
         let mut graph = Graph::new(Program::new(nodes), 1, &pool);
-        let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+        let ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
         for packet in PACKETS {
             assert!(graph.entry(0).push_bytes(packet.as_bytes(), Stamp::NONE, &mut pool));
         }
@@ -459,7 +459,7 @@ fn panics(act: impl FnOnce()) {
 
 #[test]
 fn graph_continues_without_a_stage_that_panicked() {
-    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
     for on_panic in [OnPanic::Drop, OnPanic::Bypass] {
         let mut pool = pool();
         let outputs = vec![("out".to_owned(), Target::Node(2)), ("lost".to_owned(), Target::Drop)];
@@ -507,7 +507,7 @@ fn graph_continues_without_a_stage_that_panicked() {
 
 #[test]
 fn later_graph_decides_what_a_quarantined_stage_does() {
-    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
     let successions = [Succession { earlier: 0, later: 0, moves: true }];
     for (first, later, sent) in [
         (OnPanic::Bypass, OnPanic::Drop, 0),
@@ -538,7 +538,7 @@ fn later_graph_decides_what_a_quarantined_stage_does() {
 
 #[test]
 fn panic_of_a_generator_or_of_an_observer_leaks_no_slot() {
-    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
     let mut pool = pool();
     let on_panic = OnPanic::Drop;
     let nodes = vec![
@@ -548,7 +548,7 @@ fn panic_of_a_generator_or_of_an_observer_leaks_no_slot() {
     ];
     let mut graph = Graph::new(Program::new(nodes), 1, &pool);
     graph.tick(&ctx);
-    panics(|| while graph.release(&ctx, &mut pool, &mut NoObserver) {});
+    panics(|| while graph.process_held_or_generate(&ctx, &mut pool, &mut NoObserver) {});
     assert_eq!(
         graph.quarantine(&ctx, &mut pool).map(|found| (found.stage, found.packets)),
         Some(("faulty".to_owned(), 2))
@@ -556,7 +556,7 @@ fn panic_of_a_generator_or_of_an_observer_leaks_no_slot() {
     assert_eq!(pool.available(), 64);
     // The quarantined stage generates nothing.
     graph.tick(&ctx);
-    assert!(!graph.release(&ctx, &mut pool, &mut NoObserver));
+    assert!(!graph.process_held_or_generate(&ctx, &mut pool, &mut NoObserver));
 
     for packet in PACKETS {
         assert!(graph.entry(0).push_bytes(packet.as_bytes(), Stamp::NONE, &mut pool));
@@ -579,7 +579,7 @@ fn panic_of_a_generator_or_of_an_observer_leaks_no_slot() {
 
 #[test]
 fn stage_without_on_panic_is_not_quarantined() {
-    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
     let mut pool = pool();
     let nodes = vec![node("faulty", Faulty { generates: false }, Target::Port(0), None)];
     let mut graph = Graph::new(Program::new(nodes), 1, &pool);
@@ -591,7 +591,7 @@ fn stage_without_on_panic_is_not_quarantined() {
 
 #[test]
 fn panic_outside_the_code_of_stages_quarantines_no_stage() {
-    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
     let mut pool = pool();
     let nodes = vec![NodeSpec { on_panic: OnPanic::Drop, ..node("pass", Pass, Target::Port(0), None) }];
     let mut graph = Graph::new(Program::new(nodes), 1, &pool);
@@ -619,13 +619,13 @@ impl Stage for HoldOnce {
     }
 
     fn contract(&self) -> Contract {
-        Contract::new().holds(Some(Nanos(1_000_000_000))).exit(crate::pipeline::Exit::Egress)
+        Contract::new().holds(Some(Nanos(1_000_000_000))).exit(crate::pipeline::DefaultTarget::Egress)
     }
 }
 
 #[test]
 fn held_packets_get_the_new_numbers_of_their_ports() {
-    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    let ctx = Ctx { start: Nanos(0), start_wallclock: Nanos(0), now: Nanos(0), worker: 0 };
     let mut pool = pool();
     let graph = |ports, pool: &Pool| {
         let nodes = vec![node("holds", HoldOnce, Target::Drop, None)];
@@ -645,7 +645,7 @@ fn held_packets_get_the_new_numbers_of_their_ports() {
     after.take_over(&mut before, &successions, Some(&numbers), &mut pool);
     after.tick(&ctx);
     let mut sent = vec![Vec::new(); 2];
-    while after.release(&ctx, &mut pool, &mut NoObserver) {
+    while after.process_held_or_generate(&ctx, &mut pool, &mut NoObserver) {
         for (port, sent) in sent.iter_mut().enumerate() {
             let ingress = after.outbox(port).ingress();
             sent.extend(after.outbox(port).iter_mut().map(|packet| (ingress, packet.data().to_vec())));

@@ -1,7 +1,7 @@
 //! Checks of flow rules, and the list of the fields that a rule matches.
 
 use super::flow::{
-    Bits, EthernetMatch, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, PortsMatch, TransportMatch,
+    EthernetMatch, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, MaskedValue, PortsMatch, TransportMatch,
     TunnelMatch, VLAN_ID,
 };
 
@@ -77,14 +77,14 @@ fn width(field: &'static str, value: u32, bits: u8) -> Result<(), FlowError> {
 }
 
 /// Returns the number that a field must equal. Returns `None` if the mask does not cover the whole field.
-fn whole<const N: usize>(bits: &Bits<N>) -> Option<u32> {
+fn whole<const N: usize>(bits: &MaskedValue<N>) -> Option<u32> {
     (*bits.mask() == [0xff; N]).then(|| bits.value().iter().fold(0, |number, byte| number << 8 | u32::from(*byte)))
 }
 
 /// Checks that the value of a 4-byte field fits in its low `bits` bits.
-fn low_width(field: &'static str, wanted: &Bits<4>, bits: u8) -> Result<(), FlowError> {
-    // `Bits::from(u32)` sets all 32 bits of the mask, including the bits above the field. Such a mask is allowed, so
-    // check only the value.
+fn low_width(field: &'static str, wanted: &MaskedValue<4>, bits: u8) -> Result<(), FlowError> {
+    // `MaskedValue::from(u32)` sets all 32 bits of the mask, including the bits above the field. Such a mask is
+    // allowed, so check only the value.
     width(field, u32::from_be_bytes(*wanted.value()), bits)
 }
 
@@ -95,7 +95,7 @@ fn check_headers(headers: &HeaderMatch) -> Result<(), FlowError> {
             low_width("flow_label", &ip.flow_label, 20)?;
             ("IPv6", 0x86dd, ip.next_header)
         }
-        None => ("", 0, Bits::ANY),
+        None => ("", 0, MaskedValue::ANY),
     };
     if let (Some(ethernet), false) = (&headers.ethernet, ip.is_empty())
         && let Some(wanted) = whole(&ethernet.ether_type)
@@ -137,7 +137,7 @@ fn check_tunnel(outer: &HeaderMatch, tunnel: &TunnelMatch) -> Result<(), FlowErr
 }
 
 /// Adds a field to the list if the rule matches any of the field's bits. The field consists of the bits in `whole`.
-fn add<const N: usize>(fields: &mut Vec<MatchedField>, name: &'static str, bits: &Bits<N>, whole: [u8; N]) {
+fn add<const N: usize>(fields: &mut Vec<MatchedField>, name: &'static str, bits: &MaskedValue<N>, whole: [u8; N]) {
     let mask: [u8; N] = std::array::from_fn(|at| bits.mask()[at] & whole[at]);
     if mask != [0; N] {
         fields.push(MatchedField { name, partial: mask != whole });

@@ -1,7 +1,7 @@
 //! Flow rules, which select the frames of a port that a raw-packet queue pair receives (`ibv_create_flow(3)`).
 //!
-//! On real devices, a raw-packet queue pair receives no frames until a flow rule exists. A rule matches the headers of a
-//! frame, outside and inside a tunnel. The actions of the rule deliver the frame to the queue pair, and tag, count or
+//! On real devices, a raw-packet queue pair receives no frames until a flow rule exists. A rule matches the headers of
+//! a frame, outside and inside a tunnel. The actions of the rule deliver the frame to the queue pair, and tag, count or
 //! drop the frame. [`FlowRule::check`] checks a rule before a device creates the rule. Most error messages contain a
 //! remedy.
 //!
@@ -19,15 +19,15 @@ use crate::error::VerbError;
 /// The bits of a VLAN tag that contain the VLAN identifier.
 pub(super) const VLAN_ID: [u8; 2] = [0x0f, 0xff];
 
-/// A value and a mask for a header field, in network order. [`Bits::ANY`] matches every value. `Bits::from` converts a
-/// number or an address to an exact match.
+/// A value and a mask for a header field, in network order. [`MaskedValue::ANY`] matches every value.
+/// `MaskedValue::from` converts a number or an address to an exact match.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Bits<const N: usize> {
+pub struct MaskedValue<const N: usize> {
     value: [u8; N],
     mask: [u8; N],
 }
 
-impl<const N: usize> Bits<N> {
+impl<const N: usize> MaskedValue<N> {
     /// Matches every value.
     pub const ANY: Self = Self { value: [0; N], mask: [0; N] };
 
@@ -64,49 +64,49 @@ impl<const N: usize> Bits<N> {
     }
 }
 
-impl<const N: usize> Default for Bits<N> {
+impl<const N: usize> Default for MaskedValue<N> {
     fn default() -> Self {
         Self::ANY
     }
 }
 
-impl<const N: usize> fmt::Debug for Bits<N> {
+impl<const N: usize> fmt::Debug for MaskedValue<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:02x?}/{:02x?}", self.value, self.mask)
     }
 }
 
-impl From<u8> for Bits<1> {
+impl From<u8> for MaskedValue<1> {
     fn from(value: u8) -> Self {
         Self::exact([value])
     }
 }
 
-impl From<u16> for Bits<2> {
+impl From<u16> for MaskedValue<2> {
     fn from(value: u16) -> Self {
         Self::exact(value.to_be_bytes())
     }
 }
 
-impl From<u32> for Bits<4> {
+impl From<u32> for MaskedValue<4> {
     fn from(value: u32) -> Self {
         Self::exact(value.to_be_bytes())
     }
 }
 
-impl From<[u8; 6]> for Bits<6> {
+impl From<[u8; 6]> for MaskedValue<6> {
     fn from(value: [u8; 6]) -> Self {
         Self::exact(value)
     }
 }
 
-impl From<Ipv4Addr> for Bits<4> {
+impl From<Ipv4Addr> for MaskedValue<4> {
     fn from(value: Ipv4Addr) -> Self {
         Self::exact(value.octets())
     }
 }
 
-impl From<Ipv6Addr> for Bits<16> {
+impl From<Ipv6Addr> for MaskedValue<16> {
     fn from(value: Ipv6Addr) -> Self {
         Self::exact(value.octets())
     }
@@ -116,19 +116,19 @@ impl From<Ipv6Addr> for Bits<16> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EthernetMatch {
     /// Destination address.
-    pub dst: Bits<6>,
+    pub dst: MaskedValue<6>,
     /// Source address.
-    pub src: Bits<6>,
+    pub src: MaskedValue<6>,
     /// The EtherType after the last VLAN tag.
-    pub ether_type: Bits<2>,
+    pub ether_type: MaskedValue<2>,
     /// The VLAN tag: priority, drop eligible indicator and identifier. See [`EthernetMatch::vlan`].
-    pub vlan_tag: Bits<2>,
+    pub vlan_tag: MaskedValue<2>,
 }
 
 impl EthernetMatch {
     /// Returns a match of a VLAN identifier (the low 12 bits of the tag). The priority may have any value.
-    pub fn vlan(id: u16) -> Bits<2> {
-        Bits::masked(id.to_be_bytes(), VLAN_ID)
+    pub fn vlan(id: u16) -> MaskedValue<2> {
+        MaskedValue::masked(id.to_be_bytes(), VLAN_ID)
     }
 }
 
@@ -137,34 +137,34 @@ impl EthernetMatch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ipv4Match {
     /// Source address.
-    pub src: Bits<4>,
+    pub src: MaskedValue<4>,
     /// Destination address.
-    pub dst: Bits<4>,
+    pub dst: MaskedValue<4>,
     /// The protocol number of the payload.
-    pub protocol: Bits<1>,
+    pub protocol: MaskedValue<1>,
     /// Type of service.
-    pub tos: Bits<1>,
+    pub tos: MaskedValue<1>,
     /// Time to live.
-    pub ttl: Bits<1>,
+    pub ttl: MaskedValue<1>,
     /// The fragmentation flags.
-    pub flags: Bits<1>,
+    pub flags: MaskedValue<1>,
 }
 
 /// A match of an IPv6 header: `struct ibv_flow_spec_ipv6`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ipv6Match {
     /// Source address.
-    pub src: Bits<16>,
+    pub src: MaskedValue<16>,
     /// Destination address.
-    pub dst: Bits<16>,
+    pub dst: MaskedValue<16>,
     /// The flow label: the low 20 bits.
-    pub flow_label: Bits<4>,
+    pub flow_label: MaskedValue<4>,
     /// The protocol number of the payload, or the first extension header.
-    pub next_header: Bits<1>,
+    pub next_header: MaskedValue<1>,
     /// Traffic class.
-    pub traffic_class: Bits<1>,
+    pub traffic_class: MaskedValue<1>,
     /// Hop limit.
-    pub hop_limit: Bits<1>,
+    pub hop_limit: MaskedValue<1>,
 }
 
 /// A match of an IP header.
@@ -180,9 +180,9 @@ pub enum IpMatch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortsMatch {
     /// Source port.
-    pub src: Bits<2>,
+    pub src: MaskedValue<2>,
     /// Destination port.
-    pub dst: Bits<2>,
+    pub dst: MaskedValue<2>,
 }
 
 /// A match of a transport header.
@@ -212,21 +212,21 @@ pub enum TunnelMatch {
     /// VXLAN, over UDP: `struct ibv_flow_spec_tunnel`.
     Vxlan {
         /// The network identifier: the low 24 bits.
-        vni: Bits<4>,
+        vni: MaskedValue<4>,
     },
     /// GRE, over IP: `struct ibv_flow_spec_gre`.
     Gre {
         /// Flags and version.
-        flags: Bits<2>,
+        flags: MaskedValue<2>,
         /// The EtherType of the payload.
-        protocol: Bits<2>,
+        protocol: MaskedValue<2>,
         /// The key.
-        key: Bits<4>,
+        key: MaskedValue<4>,
     },
     /// MPLS, over Ethernet, GRE or UDP: `struct ibv_flow_spec_mpls`.
     Mpls {
         /// A whole label stack entry: label (20 bits), traffic class, bottom of stack, time to live.
-        label: Bits<4>,
+        label: MaskedValue<4>,
     },
 }
 
@@ -292,7 +292,7 @@ pub struct FlowLimits {
     /// On a port with several queues, each priority of the rules uses this many priorities of the device.
     pub rss_levels: u16,
     /// The header fields that the driver cannot match.
-    pub unmatched: &'static [&'static str],
+    pub unsupported_fields: &'static [&'static str],
 }
 
 impl Default for FlowLimits {
@@ -303,7 +303,7 @@ impl Default for FlowLimits {
 
 impl FlowLimits {
     /// No known limits.
-    pub const NONE: Self = Self { driver: "the device", priorities: None, rss_levels: 1, unmatched: &[] };
+    pub const NONE: Self = Self { driver: "the device", priorities: None, rss_levels: 1, unsupported_fields: &[] };
 
     /// Checks a rule for a port with `queues` queues.
     ///
@@ -312,8 +312,8 @@ impl FlowLimits {
     pub fn check(&self, rule: &FlowRule, queues: u16) -> Result<(), FlowError> {
         rule.check()?;
         let driver = self.driver;
-        if let Some(field) = rule.matched_fields().iter().find(|field| self.unmatched.contains(&field.name)) {
-            return Err(FlowError::Unmatched { driver, field: field.name });
+        if let Some(field) = rule.matched_fields().iter().find(|field| self.unsupported_fields.contains(&field.name)) {
+            return Err(FlowError::UnsupportedField { driver, field: field.name });
         }
         let levels = if queues == 1 { 1 } else { self.rss_levels };
         let last = self.priorities.map_or(1 << 16, u32::from) / u32::from(levels) - 1;
@@ -364,7 +364,7 @@ pub enum FlowError {
     #[error(
         "{driver} cannot match {field}; help: remove this field from the rule, and select these frames with a stage"
     )]
-    Unmatched {
+    UnsupportedField {
         /// The name of the driver.
         driver: &'static str,
         /// The name of the field.

@@ -26,8 +26,8 @@ use std::sync::Arc;
 
 pub use check::MatchedField;
 pub use flow::{
-    Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch,
-    Ipv4Match, Ipv6Match, PortsMatch, TransportMatch, TunnelMatch,
+    EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch,
+    Ipv4Match, Ipv6Match, MaskedValue, PortsMatch, TransportMatch, TunnelMatch,
 };
 pub use offload::{RateLimit, RawError, RawPacketCaps, RawReceive, RssCaps, checksum_covers_payload, frame_length};
 
@@ -73,7 +73,7 @@ pub struct RawSpec {
     pub rules: Vec<FlowRule>,
     /// Maximum header length of segmented sends in bytes. 0: no segmented sends. A larger value needs more space in the
     /// send queue.
-    pub tso_header: u16,
+    pub max_tso_header: u16,
     /// Whether the device computes the IPv4 checksum and the TCP or UDP checksum of packets that are sent in runs. A
     /// run is a burst of packets that the caller passes as slot indices. The device does not compute the checksums of
     /// fragments, of UDP packets without a checksum, or of packets of other protocols than TCP and UDP. General send
@@ -91,7 +91,7 @@ impl Default for RawSpec {
             receive: RawReceive::default(),
             rss: RssSpec::STANDARD,
             rules,
-            tso_header: 0,
+            max_tso_header: 0,
             checksum: false,
             rate: None,
         }
@@ -106,7 +106,7 @@ impl RawSpec {
     /// The first unsupported setting.
     pub fn check(&self, caps: &RawPacketCaps, queues: u16) -> Result<(), RawError> {
         self.receive.check(caps)?;
-        if self.tso_header != 0 && caps.max_tso == 0 {
+        if self.max_tso_header != 0 && caps.max_tso == 0 {
             return Err(RawError::lacks("segmentation", "set the header length to 0"));
         }
         if self.checksum && !caps.tx_checksum {

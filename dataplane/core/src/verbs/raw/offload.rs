@@ -179,7 +179,7 @@ pub struct RateLimit {
     /// Maximum burst in bytes. 0: the device default.
     pub burst: u32,
     /// Typical packet size in bytes. 0: the MTU of the port.
-    pub packet: u16,
+    pub typical_packet_size: u16,
 }
 
 impl RateLimit {

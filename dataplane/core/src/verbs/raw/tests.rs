@@ -25,7 +25,7 @@ fn invalid_combinations_are_refused_with_the_reason() {
     let tcp = Some(TransportMatch::Tcp(PortsMatch::default()));
     let none = HeaderMatch::default();
     let proto = |protocol: u8| Some(IpMatch::V4(Ipv4Match { protocol: protocol.into(), ..Ipv4Match::default() }));
-    let gre = TunnelMatch::Gre { flags: Bits::ANY, protocol: Bits::ANY, key: Bits::ANY };
+    let gre = TunnelMatch::Gre { flags: MaskedValue::ANY, protocol: MaskedValue::ANY, key: MaskedValue::ANY };
     let vxlan = |vni: u32| TunnelMatch::Vxlan { vni: vni.into() };
     let label = Some(IpMatch::V6(Ipv6Match { flow_label: 0x10_0000.into(), ..Ipv6Match::default() }));
     for (rule, wanted) in [
@@ -89,9 +89,9 @@ fn frame_length_excludes_frame_check_sequence() {
 proptest! {
     #[test]
     fn prefix_mask_has_as_many_leading_ones_as_its_length(value: [u8; 16], length in 0_u8..=140) {
-        let ones: u32 = Bits::prefix(value, length).mask().iter().map(|byte| byte.count_ones()).sum();
+        let ones: u32 = MaskedValue::prefix(value, length).mask().iter().map(|byte| byte.count_ones()).sum();
         prop_assert_eq!(ones, u32::from(length.min(128)));
-        let mask = u128::from_be_bytes(*Bits::prefix(value, length).mask());
+        let mask = u128::from_be_bytes(*MaskedValue::prefix(value, length).mask());
         prop_assert_eq!(mask.leading_ones(), ones);
     }
 }

@@ -19,8 +19,8 @@ pub(super) struct Frames {
     pub(super) traffic: Option<PathBuf>,
 }
 
-/// Returns the overrides that put the ports of a config in memory. A port with a generator or a capture keeps its frames,
-/// but receives them as fast as possible and without end.
+/// Returns the overrides that put the ports of a config in memory. A port with a generator or a capture keeps its
+/// frames, but receives them as fast as possible and without end.
 pub(super) fn in_memory(plan: &Plan, frames: &Frames) -> Result<Vec<(String, String)>, CommandError> {
     let mut settings = Vec::new();
     for (number, port) in plan.ports.iter().enumerate() {
@@ -89,8 +89,8 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Returns the sum of the speeds of the ports that receive packets, in bits per second. Returns `None` if the speed of a
-/// port is unknown.
+/// Returns the sum of the speeds of the ports that receive packets, in bits per second. Returns `None` if the speed of
+/// a port is unknown.
 pub(super) fn line_rate(roots: &Roots, plan: &Plan) -> Option<u64> {
     let inputs = plan.ports.iter().filter(|port| port.input);
     inputs.map(|port| speed(roots, port)).sum()
@@ -98,7 +98,7 @@ pub(super) fn line_rate(roots: &Roots, plan: &Plan) -> Option<u64> {
 
 fn speed(roots: &Roots, port: &PortPlan) -> Option<u64> {
     let config = &port.config;
-    if config.is_verbs() {
+    if config.is_rdma() {
         // The file contains, for example, `100 Gb/sec (4X EDR)`.
         let rate = roots.sys(&format!("class/infiniband/{}/ports/{}/rate", config.device, config.device_port))?;
         let gigabits: f64 = rate.split_whitespace().next()?.parse().ok()?;

@@ -10,7 +10,9 @@ use crate::app::log_level::{self, LEVELS};
 use crate::config::{Plan, Port};
 use crate::runtime::{Run, Snapshot};
 use dataplane_control::rows::{ConfigRow, LinkRow, MemoryRow, PortRow, StageRow, WorkerRow};
-use dataplane_control::{DEFAULT_LIMIT, ErrorCode, Found, Get, LISTS, Log, LogLevel, MAX_LIMIT, Page, Refusal, Show};
+use dataplane_control::{
+    DEFAULT_LIMIT, ErrorCode, Get, GetResult, LISTS, Log, LogLevel, MAX_LIMIT, Page, Refusal, Show,
+};
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{PortInfo, StageTable, TablePage, TableQuery};
 use dataplane_core::telemetry::{CostReport, PortReport, Rates, Recent, Report, StageReport, WorkerReport};
@@ -81,14 +83,14 @@ pub(super) fn log(log: &Log) -> Result<LogLevel, Refusal> {
 }
 
 /// Answers `get`.
-pub(super) fn get(run: &Run, get: &Get) -> Result<Found, Refusal> {
+pub(super) fn get(run: &Run, get: &Get) -> Result<GetResult, Refusal> {
     let tables = tables(run, &get.what, get.stage.as_deref())?;
     let table = tables.first().ok_or_else(|| unknown_list(run, &get.what))?;
     let failed = |why: String| {
         let help = "set `key` to a key of this table, such as an IP address for `routes`";
         Refusal::new(ErrorCode::BadField, format!("table `{}` of stage `{}`: {why}", get.what, table.stage()), help)
     };
-    Ok(Found { stage: table.stage().to_owned(), row: table.find(&get.key).map_err(failed)? })
+    Ok(GetResult { stage: table.stage().to_owned(), row: table.find(&get.key).map_err(failed)? })
 }
 
 /// Returns the tables with this name, of one stage or of all stages.
@@ -186,7 +188,7 @@ fn link_row((config, info): &(&Port, &PortInfo)) -> LinkRow {
     LinkRow {
         port: info.name.clone(),
         device: config.device.clone(),
-        device_port: config.is_verbs().then_some(config.device_port),
+        device_port: config.is_rdma().then_some(config.device_port),
         interface: info.interface.clone(),
         mac: MacAddr(info.mac).to_string(),
         mtu: info.mtu,

@@ -24,7 +24,7 @@ use crate::runtime::{Observation, Run, Scope, Snapshot};
 use dataplane_control::observe::Started;
 use dataplane_control::{Call, ErrorCode, Hello, MAX_REQUEST, Refusal, Request, Response, TIMEOUT, VERSION};
 use dataplane_core::pipeline::Registry;
-use dataplane_core::telemetry::Live;
+use dataplane_core::telemetry::LiveStatistics;
 
 /// The maximum number of clients. A further client replaces the client that has been idle longest. If no client is
 /// idle, the server refuses the further client.
@@ -495,7 +495,7 @@ impl Client {
 
     /// Answers `stats`. `kept` is the snapshot without the counters that stages define.
     fn answer_stats(&mut self, id: u64, config: &str, snapshot: &Snapshot, kept: &Arc<Snapshot>) {
-        let live = Live {
+        let live = LiveStatistics {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             config: config.to_owned(),

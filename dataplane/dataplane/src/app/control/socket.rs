@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, bind, connect, listen};
 
 use crate::config::{Control, Runtime};
-use dataplane_control::socket::{Found, MAX_PATH, address, folders, is_own, name, unix, within};
+use dataplane_control::socket::{ControlSocket, MAX_PATH, address, folders, is_own, name, sockets_in, unix};
 use dataplane_core::file;
 
 /// The number of connections that may wait to be accepted.
@@ -288,7 +288,7 @@ impl Drop for Lock {
 
 /// Removes the sockets that killed programs of this user left behind.
 fn remove_stale(folder: &Path) {
-    for Found { path, is_own, .. } in within(folder) {
+    for ControlSocket { path, is_own, .. } in sockets_in(folder) {
         if is_own && is_alive(&path).is_ok_and(|alive| !alive) {
             let _ = fs::remove_file(path);
         }

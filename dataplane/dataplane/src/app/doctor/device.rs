@@ -6,11 +6,11 @@ use crate::config::{Plan, PortPlan, Qp};
 use dataplane_soft::doctor::{Finding, Roots, Severity};
 
 /// Checks the RDMA devices that ports name. The kernel lists RDMA devices in `/sys/class/infiniband`
-/// (`sysfs-class-infiniband` in the kernel's ABI documentation). `unlisted` returns the reason and the fix if the kernel
-/// has a device, but libibverbs does not list the device.
+/// (`sysfs-class-infiniband` in the kernel's ABI documentation). `unlisted` returns the reason and the fix if the
+/// kernel has a device, but libibverbs does not list the device.
 pub(super) fn of_plan(roots: &Roots, plan: &Plan, unlisted: impl Fn(&str) -> Option<(String, String)>) -> Vec<Section> {
     let known = roots.sys_names("class/infiniband");
-    let named = plan.ports.iter().enumerate().filter(|(_, port)| port.config.is_verbs());
+    let named = plan.ports.iter().enumerate().filter(|(_, port)| port.config.is_rdma());
     let section = |(place, port): (usize, &PortPlan)| {
         let device = &port.config.device;
         let missing = (!known.contains(device)).then(|| {

@@ -34,8 +34,8 @@ fn follows_the_kernel(plan: &Plan) -> bool {
     plan.nodes.iter().any(|node| node.kind == "neighbor" && source(node))
 }
 
-/// Checks the limits of the kernel's neighbour tables. The settings exist only in the initial network namespace, but the
-/// limits apply to all namespaces.
+/// Checks the limits of the kernel's neighbour tables. The settings exist only in the initial network namespace, but
+/// the limits apply to all namespaces.
 fn neighbor_tables(roots: &Roots) -> Vec<Finding> {
     if roots.proc("sys/net/ipv4/neigh/default/gc_thresh3").is_none() {
         return vec![Finding::new(
@@ -83,8 +83,8 @@ fn huge_pages(topology: &Topology, plan: Option<&Plan>) -> Option<Finding> {
         let workers = plan.cores.len().max(1) as u64;
         (bytes(plan) / workers).div_ceil(size) * workers
     });
-    let severity = if plan.is_some_and(|plan| plan.runtime.strict) { Severity::Fails } else { Severity::Slow };
-    let fix = kind.reserve((total + needed - free.min(needed)) as usize, None);
+    let severity = if plan.is_some_and(|plan| plan.runtime.strict_memory) { Severity::Fails } else { Severity::Slow };
+    let fix = kind.reserve_command((total + needed - free.min(needed)) as usize, None);
     (free < needed).then(|| {
         let what = format!("{free} huge pages of {name} are free, but {needed} are needed");
         Finding::new(severity, what, "packet memory uses smaller pages, which causes TLB misses for every packet", fix)
@@ -95,7 +95,7 @@ fn huge_pages(topology: &Topology, plan: Option<&Plan>) -> Option<Finding> {
 /// ports has no finding.
 fn locked_memory(plan: Option<&Plan>, limit: Memlock) -> Option<Finding> {
     let locks = |port: &PortPlan| port.config.link.as_ref().is_some_and(|link| link.locks_memory());
-    let registers = |port: &PortPlan| port.config.is_verbs() || locks(port);
+    let registers = |port: &PortPlan| port.config.is_rdma() || locks(port);
     let severity = match plan {
         Some(plan) if plan.ports.iter().any(registers) => Severity::Fails,
         Some(_) => return None,

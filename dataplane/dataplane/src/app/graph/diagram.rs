@@ -76,9 +76,9 @@ impl Diagram {
             }
             let dropped: Vec<&str> =
                 edges_of(spec).filter(|(_, target)| *target == Target::Drop).map(|(label, _)| label).collect();
-            if !dropped.is_empty() || spec.drops.is_some() {
+            if !dropped.is_empty() || spec.drop_observer.is_some() {
                 let title = dropped.iter().filter(|label| !label.is_empty()).copied().collect::<Vec<_>>().join(", ");
-                let watcher = spec.drops.and_then(|watcher| specs.get(watcher));
+                let watcher = spec.drop_observer.and_then(|watcher| specs.get(watcher));
                 let detail = watcher.map(|watcher| watcher.name.clone()).unwrap_or_default();
                 diagram.nodes.push(Node { kind: NodeKind::Drop, title, detail });
                 let to = diagram.nodes.len() - 1;

@@ -20,7 +20,7 @@ use super::args;
 use super::console::{self, CommandError};
 use super::stats;
 use dataplane_control::{Answer, Call, Client, Error};
-use dataplane_core::telemetry::Live;
+use dataplane_core::telemetry::LiveStatistics;
 use screen::{Connection, Screen};
 
 /// The maximum time to wait for a key, before the loop checks for new samples and signals.
@@ -79,8 +79,8 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
 /// A message from the thread that requests the statistics to the screen.
 enum Sample {
     /// The first answer of a connection.
-    First(Box<Live>),
-    Live(Box<Live>),
+    First(Box<LiveStatistics>),
+    Live(Box<LiveStatistics>),
     /// The program does not answer, for this reason. The thread connects again.
     Lost(String),
     /// The reason why the command ends: the selected process has ended, or the answer has another format.
@@ -132,8 +132,8 @@ fn watch(
     Ok(None)
 }
 
-/// Returns whether the terminal expects UTF-8, according to the variables of the locale. `variable` returns the value of
-/// a variable that is set and not empty.
+/// Returns whether the terminal expects UTF-8, according to the variables of the locale. `variable` returns the value
+/// of a variable that is set and not empty.
 fn is_utf8(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(variable).unwrap_or_default();
     let locale = locale.to_string_lossy().to_lowercase();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use dataplane_core::telemetry::{Live, Recent, Report, StageReport};
+use dataplane_core::telemetry::{LiveStatistics, Recent, Report, StageReport};
 
 /// The number of samples in the history.
 const HISTORY: usize = 240;
@@ -29,10 +29,10 @@ impl History {
 #[derive(Debug, Default)]
 pub(super) struct Model {
     /// The last answer. The rates in `recent` are the changes since `earlier`.
-    live: Option<Live>,
+    live: Option<LiveStatistics>,
     earlier: Option<Report>,
     /// The first answer of the connection.
-    first: Option<Live>,
+    first: Option<LiveStatistics>,
     pub(super) received: History,
     pub(super) sent: History,
     pub(super) dropped: History,
@@ -44,8 +44,9 @@ pub(super) struct Model {
 impl Model {
     /// Takes the first answer of a connection, from which the next answer computes its rates. `recent` of the first
     /// answer covers the time since the start of the run, so the screen does not show this answer.
-    pub(super) fn connect(&mut self, live: Live) {
-        let is_same = |before: &Live| before.pid == live.pid && before.report.duration_s <= live.report.duration_s;
+    pub(super) fn connect(&mut self, live: LiveStatistics) {
+        let is_same =
+            |before: &LiveStatistics| before.pid == live.pid && before.report.duration_s <= live.report.duration_s;
         // A new run starts a new history.
         if !self.live.as_ref().is_some_and(is_same) {
             *self = Self::default();
@@ -54,7 +55,7 @@ impl Model {
     }
 
     /// Replaces the last answer, and adds its rates to the histories.
-    pub(super) fn update(&mut self, mut live: Live) {
+    pub(super) fn update(&mut self, mut live: LiveStatistics) {
         let Some(before) = self.first.take().or_else(|| self.live.take()) else { return self.connect(live) };
         // `recent` of the answer covers the time since the previous answer of the program. Compute all rates from the
         // two reports on the screen, so that all values cover the same time.
@@ -74,7 +75,7 @@ impl Model {
     }
 
     /// Returns the last answer.
-    pub(super) fn live(&self) -> Option<&Live> {
+    pub(super) fn live(&self) -> Option<&LiveStatistics> {
         self.live.as_ref()
     }
 

@@ -9,7 +9,7 @@ use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table as
 
 use super::model::{History, Model, find};
 use super::tables::{self, Column, Sort, Table};
-use dataplane_core::telemetry::{BitsPerSecond, CostReport, Duration, LatencyReport, Live, PacketsPerSecond};
+use dataplane_core::telemetry::{BitsPerSecond, CostReport, Duration, LatencyReport, LiveStatistics, PacketsPerSecond};
 
 /// A page of the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,7 +232,7 @@ impl Screen {
     fn draw_head(&self, frame: &mut Frame<'_>, area: Rect) {
         let mut lines = Vec::new();
         if let Some(live) = self.model.live() {
-            let Live { pid, version, config, report, .. } = live;
+            let LiveStatistics { pid, version, config, report, .. } = live;
             let state = match &self.connection {
                 Connection::Open if self.is_paused => " · paused",
                 Connection::Open => "",
@@ -285,7 +285,7 @@ impl Screen {
         frame.render_widget(Paragraph::new(Line::styled(KEYS, Style::new().add_modifier(Modifier::DIM))), area);
     }
 
-    fn draw_overview(&self, frame: &mut Frame<'_>, area: Rect, live: &Live) {
+    fn draw_overview(&self, frame: &mut Frame<'_>, area: Rect, live: &LiveStatistics) {
         // Half of the rows are for the stages.
         let most = usize::from(area.height / 5).max(2) - 1;
         let ports = tables::ports(&self.model, live).shortened(most, '2');
@@ -324,8 +324,8 @@ impl Screen {
         frame.render_widget(Sparkline::default().block(block).data(data.to_vec()).style(self.style(colour)), area);
     }
 
-    /// Draws a table. If not all columns fit, the last columns are missing, and the heading ends with a mark. A number is
-    /// never cut.
+    /// Draws a table. If not all columns fit, the last columns are missing, and the heading ends with a mark. A number
+    /// is never cut.
     fn draw_table(&self, frame: &mut Frame<'_>, area: Rect, table: &Table, is_selectable: bool) {
         let sort = self.sorts[self.sorted()].filter(|_| is_selectable);
         let is_text = |column: usize| {
@@ -374,7 +374,7 @@ impl Screen {
         frame.render_stateful_widget(grid, area, &mut state);
     }
 
-    fn draw_latency(&self, frame: &mut Frame<'_>, area: Rect, live: &Live) {
+    fn draw_latency(&self, frame: &mut Frame<'_>, area: Rect, live: &LiveStatistics) {
         let [graph, text] = Layout::vertical([Constraint::Length(8), Constraint::Min(0)]).areas(area);
         let data = self.model.latency.last(graph.width.into());
         let highest = Duration(data.iter().copied().max().unwrap_or(0) as f64);
@@ -402,7 +402,7 @@ impl Screen {
         frame.render_widget(Paragraph::new(lines), text);
     }
 
-    fn draw_stage(&self, frame: &mut Frame<'_>, area: Rect, live: &Live, stage: &str) {
+    fn draw_stage(&self, frame: &mut Frame<'_>, area: Rect, live: &LiveStatistics, stage: &str) {
         let Some(report) = find(&live.report, stage) else {
             frame.render_widget(Paragraph::new(format!("there is no stage {stage} any more")), area);
             return;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::model::{Model, find, per_second};
 use dataplane_core::telemetry::{
-    BitsPerSecond, CostReport, Duration, Live, PacketsPerSecond, PerSecond, Report, StageReport,
+    BitsPerSecond, CostReport, Duration, LiveStatistics, PacketsPerSecond, PerSecond, Report, StageReport,
 };
 
 /// A cell: its text, and its number if the cell has a number.
@@ -112,7 +112,7 @@ pub(super) const STAGES: &[Column] =
 pub(super) const DROPS: &[Column] = &[("drop", 20), ("now", 9), ("total", 20)];
 pub(super) const DETAILS: &[Column] = &[("name", 20), ("kind", 8), ("now", 11), ("total", 20)];
 
-pub(super) fn ports(model: &Model, live: &Live) -> Table {
+pub(super) fn ports(model: &Model, live: &LiveStatistics) -> Table {
     let row = |rates: &dataplane_core::telemetry::PortRates| {
         // Two reports may have different ports, because a change can add and remove ports.
         let find = |report: &Report| report.ports.iter().find(|port| port.name == rates.name).cloned();
@@ -142,7 +142,7 @@ pub(super) fn ports(model: &Model, live: &Live) -> Table {
     Table { columns: PORTS, rows: live.recent.ports.iter().map(row).collect() }
 }
 
-pub(super) fn workers(model: &Model, live: &Live) -> Table {
+pub(super) fn workers(model: &Model, live: &LiveStatistics) -> Table {
     let row = |(at, rates): (usize, &dataplane_core::telemetry::WorkerRates)| {
         let busy = 100.0 - rates.idle_loops as f64 / rates.loops.max(1) as f64 * 100.0;
         let busy = if rates.loops == 0 { 0.0 } else { busy };
@@ -160,7 +160,7 @@ pub(super) fn workers(model: &Model, live: &Live) -> Table {
     Table { columns: WORKERS, rows: live.recent.workers.iter().enumerate().map(row).collect() }
 }
 
-pub(super) fn stages(model: &Model, live: &Live) -> Table {
+pub(super) fn stages(model: &Model, live: &LiveStatistics) -> Table {
     let row = |stage: &StageReport| {
         let rate = |value: fn(&StageReport) -> u64| model.rate(|report| find(report, &stage.name).map_or(0, value));
         let cost = CostReport::of_stage(&live.recent.costs, &stage.name);
@@ -180,7 +180,7 @@ pub(super) fn stages(model: &Model, live: &Live) -> Table {
     Table { columns: STAGES, rows: live.report.stages.iter().map(row).collect() }
 }
 
-pub(super) fn drops(model: &Model, live: &Live) -> Table {
+pub(super) fn drops(model: &Model, live: &LiveStatistics) -> Table {
     let row = |(name, total): (&String, &u64)| {
         let rate = model.rate(|report| report.ledger.drops.get(name).copied().unwrap_or(0));
         vec![Cell::text(name), Cell::loss(rate), Cell::count(*total)]

@@ -6,10 +6,10 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::{Color, Modifier};
 
 use super::screen::{Connection, Screen};
-use dataplane_core::telemetry::Live;
+use dataplane_core::telemetry::LiveStatistics;
 
 /// Returns two consecutive answers of a running program.
-fn recorded() -> [Live; 2] {
+fn recorded() -> [LiveStatistics; 2] {
     let mut lines = include_str!("recorded.jsonl").lines().map(|line| serde_json::from_str(line).unwrap());
     [lines.next().unwrap(), lines.next().unwrap()]
 }
@@ -164,7 +164,7 @@ fn lost_connection_is_shown_and_a_new_run_starts_a_new_history() {
     third.report.duration_s += 1.0;
     screen.model.update(third);
     assert_eq!((screen.model.received.last(80).len(), screen.model.received.last(1)), (2, vec![0]));
-    screen.model.connect(Live { pid: first.pid + 1, ..first });
+    screen.model.connect(LiveStatistics { pid: first.pid + 1, ..first });
     assert_eq!(screen.model.received.last(80).len(), 0);
 }
 

@@ -10,13 +10,13 @@ use crate::app::console::CommandError;
 use crate::app::{args, stats};
 use dataplane_control::rows::LinkRow;
 use dataplane_control::{Call, Client, Show};
-use dataplane_core::telemetry::{Live, PortReport, Report, WorkerRates};
+use dataplane_core::telemetry::{LiveStatistics, PortReport, Report, WorkerRates};
 
 /// The counters before and after the time that `why` examines.
 pub(super) struct Observed {
     /// `None` if the time begins at the start of the program.
-    pub(super) before: Option<Live>,
-    pub(super) after: Live,
+    pub(super) before: Option<LiveStatistics>,
+    pub(super) after: LiveStatistics,
     /// The time between the two observations, in seconds. The times in the reports are not exact, because workers may
     /// answer late.
     pub(super) seconds: f64,
@@ -107,7 +107,7 @@ pub(super) fn observe(args: &args::Why) -> Result<Observed, CommandError> {
     let target = &args.target;
     let mut client = stats::connect(target.socket.as_deref(), target.process, "dataplane why --process PROCESS")?;
     let (links, rdma_ports) = links(&mut client)?;
-    let mut live = || -> Result<Live, CommandError> {
+    let mut live = || -> Result<LiveStatistics, CommandError> {
         let answer = client.call(&Call::Stats {}).map_err(|error| stats::failed(error, ""))?;
         answer.parse().map_err(|error| stats::failed(error, ""))
     };

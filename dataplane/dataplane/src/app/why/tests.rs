@@ -10,14 +10,14 @@ use super::*;
 use crate::app::App;
 use dataplane_core::mem::Batch;
 use dataplane_core::pipeline::{Ctx, Stage};
-use dataplane_core::telemetry::Live;
+use dataplane_core::telemetry::LiveStatistics;
 use dataplane_testing::config::Config;
 use dataplane_testing::{Folder, wait_until};
 
 /// Returns an observation in which nothing was lost.
 fn observed() -> Observed {
     let line = include_str!("../top/recorded.jsonl").lines().next().unwrap();
-    let mut before: Live = serde_json::from_str(line).unwrap();
+    let mut before: LiveStatistics = serde_json::from_str(line).unwrap();
     before.recent.workers.iter_mut().for_each(|worker| (worker.loops, worker.idle_loops) = (1000, 800));
     let mut after = before.clone();
     after.report.duration_s += 2.0;

@@ -151,12 +151,12 @@ impl<'a> PortChecker<'a, '_> {
                 "write \"host\", \"soft\" or the name of a verbs device",
             );
         }
-        if port.is_verbs() {
+        if port.is_rdma() {
             let given = [
                 ("link", port.link.is_some()),
                 ("faults", port.faults.is_some()),
                 ("clock", port.clock.is_some()),
-                ("refuse", !port.refuse.is_empty()),
+                ("refuse", !port.disabled_capabilities.is_empty()),
             ];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {
                 let message = format!("a verbs device such as `{}` has no `{key}`", port.device);
@@ -180,7 +180,7 @@ impl<'a> PortChecker<'a, '_> {
             Qp::Rc => Capability::Rc,
             Qp::Uc => Capability::Uc,
         };
-        if let Some(entry) = port.refuse.iter().position(|refused| *refused == needed) {
+        if let Some(entry) = port.disabled_capabilities.iter().position(|refused| *refused == needed) {
             let message = format!("`{}` needs the capability {needed} for its queue pairs", port.name);
             self.error(&at(&format!("refuse[{entry}]")), message, format!("remove \"{needed}\" from `refuse`"));
         }
@@ -278,7 +278,7 @@ impl<'a> PortChecker<'a, '_> {
         let mut seen: HashMap<(&str, u8), &'a str> = HashMap::new();
         let loaded = self.loaded;
         for (index, entry) in loaded.ports.iter().enumerate() {
-            let Some(port) = entry.port.as_ref().filter(|port| port.is_verbs() && port.qp == Qp::RawPacket) else {
+            let Some(port) = entry.port.as_ref().filter(|port| port.is_rdma() && port.qp == Qp::RawPacket) else {
                 continue;
             };
             if let Some(other) = seen.insert((port.device.as_str(), port.device_port), port.name.as_str()) {
@@ -365,7 +365,7 @@ pub(super) fn spread(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], workers: u
         // Other types of queue pairs need no RSS, because each worker has its own connection.
         let Some(port) = plan.as_ref().filter(|port| port.config.qp == Qp::RawPacket) else { continue };
         let name = &port.config.name;
-        if let Some(at) = port.config.refuse.iter().position(|refused| *refused == Capability::Rss) {
+        if let Some(at) = port.config.disabled_capabilities.iter().position(|refused| *refused == Capability::Rss) {
             let message =
                 format!("`{name}` refuses rss and therefore has only one queue, but there are {workers} workers");
             let mistake = Mistake::error(loaded.locate(&format!("port[{index}].refuse[{at}]")), message);

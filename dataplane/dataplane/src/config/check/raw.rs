@@ -3,7 +3,7 @@
 use crate::config::diagnostics::{Diagnostics, Mistake};
 use crate::config::load::Loaded;
 use crate::config::port::{Port, Qp};
-use crate::config::raw::{Action, Flow, Frames, Inner};
+use crate::config::raw::{Action, FlowRuleConfig, Frames, Headers};
 
 /// Checks the raw-packet features of a port: `flow`, `offload` and `rate_limit`.
 pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &mut Diagnostics) {
@@ -58,7 +58,7 @@ impl RawChecker<'_, '_> {
         self.diagnostics.push(Mistake::error(span, message).help(help));
     }
 
-    fn flow(&mut self, path: &str, flow: &Flow) {
+    fn flow(&mut self, path: &str, flow: &FlowRuleConfig) {
         if flow.frames != Frames::Matching {
             let given = [
                 ("match", flow.headers.is_some()),
@@ -124,8 +124,8 @@ impl RawChecker<'_, '_> {
 
     /// Reports headers that exclude each other, transport headers without an IP header, and keys whose value another
     /// header already implies.
-    fn headers(&mut self, path: &str, headers: &Inner) {
-        let Inner { ethernet, ipv4, ipv6, tcp, udp } = headers;
+    fn headers(&mut self, path: &str, headers: &Headers) {
+        let Headers { ethernet, ipv4, ipv6, tcp, udp } = headers;
         for (first, second, both) in
             [("ipv4", "ipv6", ipv4.is_some() && ipv6.is_some()), ("tcp", "udp", tcp.is_some() && udp.is_some())]
         {

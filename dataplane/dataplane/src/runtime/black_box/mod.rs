@@ -194,7 +194,7 @@ fn write(black_box: &BlackBox, event: BlackBoxEvent, number: u32) {
 fn write_file(path: &Path, content: &[u8]) -> io::Result<()> {
     create_folders(path)?;
     let mut file = LockedFile::output(path, Readers::Owner)?;
-    let written = file.empty().and_then(|()| file.write_all(content)).and_then(|()| file.sync_all());
+    let written = file.truncate().and_then(|()| file.write_all(content)).and_then(|()| file.sync_all());
     if written.is_err() {
         // Ignore the error: an incomplete file is still readable up to its end.
         let _ = std::fs::remove_file(path);

@@ -129,7 +129,7 @@ impl BurstRing {
         let version = slot.version.load(Ordering::Acquire);
         let (number, shape) = (value(&slot.number), value(&slot.shape));
         let [start, epoch, now] = [&slot.start, &slot.epoch, &slot.now].map(|word| Nanos(value(word)));
-        let ctx = Ctx { start, epoch, now, worker: 0 };
+        let ctx = Ctx { start, start_wallclock: epoch, now, worker: 0 };
         let count = (shape as u32) as usize;
         let head = |words: &[AtomicU64]| {
             let (shape, time) = (value(&words[0]), value(&words[1]));
@@ -190,7 +190,7 @@ impl Recorder {
             set(&slot.number, number);
             set(&slot.shape, u64::from(batch.ingress()) << LENGTH_BITS | batch.len() as u64);
             set(&slot.start, ctx.start.0);
-            set(&slot.epoch, ctx.epoch.0);
+            set(&slot.epoch, ctx.start_wallclock.0);
             set(&slot.now, ctx.now.0);
             for ((data, stamp), packet) in batch.contents().zip(slot.packets.chunks_exact(PREFIX + words)) {
                 let [shape, time, kept @ ..] = packet else { return };
@@ -260,7 +260,7 @@ mod tests {
 
     /// Records a burst in which each packet consists of bytes with the value `byte`.
     fn record(recorder: &mut Recorder, pool: &mut Pool, byte: u8, lengths: &[usize]) {
-        let ctx = Ctx { start: Nanos(10), epoch: Nanos(1000), now: Nanos(20), worker: 0 };
+        let ctx = Ctx { start: Nanos(10), start_wallclock: Nanos(1000), now: Nanos(20), worker: 0 };
         let mut batch = Batch::new(pool);
         batch.set_ingress(1);
         for length in lengths {

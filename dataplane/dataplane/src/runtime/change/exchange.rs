@@ -20,7 +20,7 @@ use crate::runtime::sample::{Graphs, Sample, Swap};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
 use dataplane_control::Refusal;
-use dataplane_core::mem::Preference;
+use dataplane_core::mem::PreferredNumaNode;
 use dataplane_core::pipeline::{Graph, Owner, Program, StageTable, Succession};
 use dataplane_core::units::Nanos;
 
@@ -103,7 +103,7 @@ impl RunState {
         // of a shared object continue if the object continues.
         let continues = |from: &PipelineVersion, owner: &Owner| match owner {
             Owner::Stage(stage) => std::ptr::eq(from, current) && kept.contains(stage),
-            Owner::Object(stage, kind) => objects.continues(&from.objects, stage, *kind),
+            Owner::Object(stage, kind) => objects.shares_object_with(&from.objects, stage, *kind),
         };
         let mut handlers = services.port_handlers;
         let mut tables = services.tables;
@@ -208,7 +208,7 @@ impl RunState {
         };
         let new_core = plan.cores.get(worker).copied().unwrap_or(before.core);
         let core = self.topology.core(new_core);
-        let _near = core.filter(|_| self.topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
+        let _near = core.filter(|_| self.topology.nodes().len() > 1).and_then(|core| PreferredNumaNode::new(core.node));
         let (mut ports, mut granted) = (before.ports.clone(), before.granted.clone());
         let lanes = lanes.map(|mut lanes| {
             ports = plan.ports.iter().map(|port| port.config.name.clone()).collect();

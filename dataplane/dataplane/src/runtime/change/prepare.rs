@@ -169,8 +169,8 @@ impl RunState {
         operations
     }
 
-    /// Returns the offloads that the program can request from the device of an added port. If the packet buffers have no
-    /// room for receive information, the device can only compute the checksums of sent packets.
+    /// Returns the offloads that the program can request from the device of an added port. If the packet buffers have
+    /// no room for receive information, the device can only compute the checksums of sent packets.
     fn possible_requests(&self, wanted: &PortPlan) -> Vec<OffloadRequest> {
         let is_possible =
             |request: &&OffloadRequest| self.keeps_received || request.offload == StageOffload::SendChecksum;
@@ -264,14 +264,14 @@ impl RunState {
 
 /// Returns `true` if a port locks packet memory.
 fn locks_memory(port: &PortPlan) -> bool {
-    port.config.is_verbs() || port.config.link.as_ref().is_some_and(|link| link.locks_memory())
+    port.config.is_rdma() || port.config.link.as_ref().is_some_and(|link| link.locks_memory())
 }
 
 /// Returns which privilege of an added port the program has given up. `held` has the capabilities of the program, and
 /// `to_lock` is the number of bytes that the added ports lock.
 fn missing_privilege(port: &PortPlan, held: CapabilitySet, memlock: Memlock, to_lock: u64) -> Option<String> {
     let link = port.config.link.as_ref().map(|link| link.capabilities());
-    let raw = (port.config.is_verbs() && port.config.qp == Qp::RawPacket).then_some(CapabilitySet::NET_RAW);
+    let raw = (port.config.is_rdma() && port.config.qp == Qp::RawPacket).then_some(CapabilitySet::NET_RAW);
     let needed = link.into_iter().chain(raw).collect::<CapabilitySet>();
     if !held.contains(needed) {
         return Some("the program has given up a capability that the port needs".to_owned());

@@ -77,7 +77,7 @@ impl<D: Device> PeerWiring<D> {
 
     /// Returns the lane's own endpoint.
     fn described(&self, qp: &LaneQueuePair<'_, D>) -> QueuePairEndpoint {
-        self.connector.describe(qp.number(), qp.caps().recv_depth)
+        self.connector.endpoint_for(qp.number(), qp.caps().recv_depth)
     }
 
     /// Returns the endpoint to offer to the peer.
@@ -93,7 +93,7 @@ impl<D: Device> PeerWiring<D> {
     /// If the kernel has to resolve an unreachable address at that time, the worker waits for a second. After the
     /// thread has resolved the path, the kernel finds the path in its neighbour table without a wait.
     fn start_resolve(&mut self, qp: &LaneQueuePair<'_, D>, (remote, round): (QueuePairEndpoint, u32)) {
-        let path = match self.connector.agree(&self.described(qp), &remote) {
+        let path = match self.connector.negotiate(&self.described(qp), &remote) {
             Ok(agreed) => agreed.path,
             Err(refused) => return self.refuse(&refused.to_string()),
         };
@@ -110,7 +110,7 @@ impl<D: Device> PeerWiring<D> {
         qp: &mut LaneQueuePair<'_, D>,
         remote: &QueuePairEndpoint,
     ) -> Result<NegotiatedParameters, ConnectError> {
-        let agreed = self.connector.agree(&self.described(qp), remote)?;
+        let agreed = self.connector.negotiate(&self.described(qp), remote)?;
         self.connector.establish(&agreed, |attributes, mask| qp.modify(attributes, mask))?;
         Ok(agreed)
     }
@@ -156,7 +156,7 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
     fn initialise(&mut self, qp: &mut LaneQueuePair<'_, D>) -> Result<(), VerbError> {
         // Set the step to `Down` first, so that the step is correct if this function fails.
         if !matches!(std::mem::replace(&mut self.step, ConnectStep::Down), ConnectStep::Down) {
-            self.connector.renew();
+            self.connector.start_next_generation();
         }
         let addresses = self.addresses.load(Ordering::Relaxed);
         if addresses != self.seen {
@@ -192,8 +192,8 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
                 // If the thread panicked, treat the path as unresolved.
                 match found.join().unwrap_or(Err(VerbError::new("ibv_create_ah", libc::EIO))) {
                     Ok(handle) => self.handshake(qp, &remote, Some(handle))?,
-                    // Devices such as qedr, mana, erdma and hns (HIP08) have no address handles. The kernel then resolves
-                    // the path when the queue pair moves to RTR.
+                    // Devices such as qedr, mana, erdma and hns (HIP08) have no address handles. The kernel then
+                    // resolves the path when the queue pair moves to RTR.
                     Err(VerbError { errno: libc::EOPNOTSUPP | libc::ENOSYS, .. }) if self.kind != QpType::Ud => {
                         self.handshake(qp, &remote, None)?;
                     }
@@ -250,11 +250,11 @@ mod tests {
             recv_depth: 16,
             send_depth: 16,
             stamps: Stamping::None,
-            received: RecvFields::empty(),
+            recv_fields: RecvFields::empty(),
             sleeps: false,
         };
-        let (alarms, clocks) = (Arc::default(), Clocks::default());
-        let _lane = lane::open(&device, &pd, &mut pool, spec, Box::new(wiring), alarms, &clocks).unwrap();
+        let (pending_events, clocks) = (Arc::default(), Clocks::default());
+        let _lane = lane::open(&device, &pd, &mut pool, spec, Box::new(wiring), pending_events, &clocks).unwrap();
         rendezvous.gather_offers(&|| false).unwrap()[0].max_message
     }
 

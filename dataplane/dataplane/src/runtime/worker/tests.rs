@@ -45,9 +45,9 @@ impl Lane for GoneLane {
         Err(VerbError::new("ibv_start_poll", libc::EIO))
     }
 
-    fn abandon(&mut self, _: &mut Pool) {}
+    fn reset_and_reclaim(&mut self, _: &mut Pool) {}
 
-    fn release(&mut self) {}
+    fn release_claim(&mut self) {}
 
     fn arm(&mut self) -> bool {
         false

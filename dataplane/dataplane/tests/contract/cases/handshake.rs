@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use dataplane::connect::{
-    ConnectedQueuePair, EndpointParameters, Listener, Offer, PreparedQueuePair, QueuePairEndpoint, WaitLimits, connect, join,
+    ConnectedQueuePair, EndpointParameters, Listener, Offer, PreparedQueuePair, QueuePairEndpoint, WaitLimits, connect, connect_pair,
 };
 use dataplane::verbs::{Access, CqSpec, RawDevice, QpAttributes, QpSpec, QpType, QueuePair};
 
@@ -31,7 +31,7 @@ fn connected<D: RawDevice>(t: &Trial<'_, D>, parameters: EndpointParameters) -> 
     let (a, _cq_of_a) = prepared(t.bed, false, parameters.clone())?;
     let (b, _cq_of_b) = prepared(t.bed, true, parameters)?;
     let numbers = [a.endpoint().qpn, b.endpoint().qpn];
-    let (a, b) = join(a, b)?;
+    let (a, b) = connect_pair(a, b)?;
     let query = |side: &ConnectedQueuePair<D::Pd>| side.queue_pair().query();
     let got = [query(&a)?, query(&b)?];
     assert_eq!(got.map(|it| it.dest_qp), [numbers[1], numbers[0]], "each queue pair has the other as its peer");
@@ -128,9 +128,9 @@ pub(crate) fn over_tcp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
             Some(listener) => listener.accept(&offer, &limits)?,
             None => connect(address, &offer, &limits)?,
         };
-        let connected = qp.handshake(&exchanged.remotes[0])?;
+        let connected = qp.connect(&exchanged.remotes[0])?;
         let _peer = exchanged.confirm(&limits)?;
-        Ok((own[0], connected.agreed().remote, state_name(connected.queue_pair().query()?.state)))
+        Ok((own[0], connected.negotiated().remote, state_name(connected.queue_pair().query()?.state)))
     };
     let (passive, active) = std::thread::scope(|scope| {
         let passive = scope.spawn(|| run(false, Some(&listener)));

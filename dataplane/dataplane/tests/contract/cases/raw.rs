@@ -1,7 +1,7 @@
 //! Cases for raw-packet queue pairs: flow rules, receive offloads, send offloads and RSS.
 
 use dataplane::verbs::{
-    Bits, Capability, CqSpec, EthernetMatch, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
+    MaskedValue, Capability, CqSpec, EthernetMatch, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
     PollFields, PortsMatch, QpState, QpType, RateLimit, RawDevice, RawReceive, RawSpec, RecvFlags, RssSpec, SendFlags, SendOp,
     TransportMatch,
 };
@@ -126,25 +126,25 @@ fn selects<D: RawDevice>(t: &mut Trial<'_, D>, traffic: FlowTraffic, other: Vec<
 }
 
 pub(crate) fn flow_ethernet<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
-    let wanted = EthernetMatch { src: Bits::exact(MACS[0]), ..EthernetMatch::default() };
+    let wanted = EthernetMatch { src: MaskedValue::exact(MACS[0]), ..EthernetMatch::default() };
     let mut other = udp(1, PORTS.0);
     other[6..12].copy_from_slice(&MACS[1]);
     selects(t, outer(HeaderMatch { ethernet: Some(wanted), ..HeaderMatch::default() }), other, udp(1, PORTS.0))
 }
 
 pub(crate) fn flow_ipv4<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
-    let wanted = IpMatch::V4(Ipv4Match { src: Bits::exact([10, 0, 0, 1]), ..Ipv4Match::default() });
+    let wanted = IpMatch::V4(Ipv4Match { src: MaskedValue::exact([10, 0, 0, 1]), ..Ipv4Match::default() });
     selects(t, outer(HeaderMatch { ip: Some(wanted), ..HeaderMatch::default() }), udp(2, PORTS.0), udp(1, PORTS.0))
 }
 
 pub(crate) fn flow_ipv6<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
-    let wanted = IpMatch::V6(Ipv6Match { dst: Bits::exact([0xfc; 16]), ..Ipv6Match::default() });
+    let wanted = IpMatch::V6(Ipv6Match { dst: MaskedValue::exact([0xfc; 16]), ..Ipv6Match::default() });
     selects(t, outer(HeaderMatch { ip: Some(wanted), ..HeaderMatch::default() }), udp(1, PORTS.0), ipv6())
 }
 
 /// Returns the traffic over IPv4 whose transport header (`kind`) has the source port 1000.
 fn transport(kind: fn(PortsMatch) -> TransportMatch) -> FlowTraffic {
-    let wanted = kind(PortsMatch { src: Bits::from(PORTS.0), ..PortsMatch::default() });
+    let wanted = kind(PortsMatch { src: MaskedValue::from(PORTS.0), ..PortsMatch::default() });
     let ip = Some(IpMatch::V4(Ipv4Match::default()));
     outer(HeaderMatch { ip, transport: Some(wanted), ..HeaderMatch::default() })
 }
@@ -163,7 +163,7 @@ pub(crate) fn flow_drop_and_count<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome
     t.require(Capability::RawPacket)?;
     t.require(Capability::FlowRules)?;
     let counters = t.bed.b.create_flow_counters()?;
-    let ip = IpMatch::V4(Ipv4Match { src: Bits::exact([10, 0, 0, 2]), ..Ipv4Match::default() });
+    let ip = IpMatch::V4(Ipv4Match { src: MaskedValue::exact([10, 0, 0, 2]), ..Ipv4Match::default() });
     let traffic = outer(HeaderMatch { ip: Some(ip), ..HeaderMatch::default() });
     let drops = FlowRule { drop: true, count: Some(counters.clone()), ..FlowRule::new(traffic) };
     let all = FlowRule { priority: 1, ..FlowRule::new(FlowTraffic::ANY_HEADERS) };
@@ -235,7 +235,7 @@ pub(crate) fn send_checksum<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// The device splits one send into TCP segments.
 pub(crate) fn segmentation<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
-    let bed = bed(t, Capability::Tso, RawSpec { tso_header: 64, ..RawSpec::default() }, RawSpec::default())?;
+    let bed = bed(t, Capability::Tso, RawSpec { max_tso_header: 64, ..RawSpec::default() }, RawSpec::default())?;
     let mut pair = pair(&bed)?;
     for at in 0..3 {
         pair.b.recv(at, at as usize * 256..(at as usize + 1) * 256)?;

@@ -98,7 +98,7 @@ mod client {
         pub fn call(&mut self, call: &Call) -> Result<Answer, Error> {}
         pub fn hello(&mut self) -> Result<Hello, Error> {}
         pub fn show(&mut self, show: Show) -> Pages<'_> {}
-        pub fn get(&mut self, get: Get) -> Result<Found, Error> {}
+        pub fn get(&mut self, get: Get) -> Result<GetResult, Error> {}
     }
     #[derive(Debug)]
     pub struct Pages<'a> {
@@ -310,7 +310,7 @@ mod protocol {
         pub next: Option<String>,
     }
     #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-    pub struct Found {
+    pub struct GetResult {
         pub stage: String,
         pub row: Option<Box<RawValue>>,
     }
@@ -457,14 +457,14 @@ pub mod rows {
 pub mod socket {
     pub const MAX_PATH: usize = _;
     #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-    pub struct Found {
+    pub struct ControlSocket {
         pub process: u32,
         pub path: PathBuf,
         pub is_own: bool,
     }
     pub fn folders() -> Vec<PathBuf> {}
     pub fn name(process: u32) -> String {}
-    pub fn within(folder: &Path) -> impl Iterator<Item = Found> {}
+    pub fn sockets_in(folder: &Path) -> impl Iterator<Item = ControlSocket> {}
     pub fn is_own(about: &Metadata) -> bool {}
     pub fn address(path: &Path) -> Result<SocketAddrUnix, String> {}
     pub fn unix(flags: SocketFlags) -> io::Result<OwnedFd> {}
@@ -472,7 +472,7 @@ pub mod socket {
 pub use client::{Answer, Client, Pages};
 pub use error::Error;
 pub use protocol::{
-    Apply, Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, Log, LogLevel,
+    Apply, Call, DEFAULT_LIMIT, ErrorCode, Get, GetResult, Hello, LISTS, Log, LogLevel,
     MAX_LIMIT, MAX_PATH, MAX_REQUEST, MalformedRequest, NewConfig, Page, Refusal,
     Request, Response, Show, TIMEOUT, VERSION,
 };

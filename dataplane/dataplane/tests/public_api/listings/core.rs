@@ -127,9 +127,9 @@ pub mod clock {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum ClockFault {
             NoFrequency,
-            TooNarrow,
+            WrapsTooFast,
             Query(VerbError),
-            Disturbed,
+            Interrupted,
             Lost,
             Frozen,
             Jumped(i64),
@@ -156,12 +156,12 @@ pub mod clock {
         impl ClockSync {
             pub fn new(nominal: Timebase) -> Self {}
             #[must_use]
-            pub fn of_host(mut self) -> Self {}
+            pub fn mark_as_system_wallclock(mut self) -> Self {}
             pub fn clock(&self) -> Arc<DeviceClock> {}
             pub fn mapping(&self) -> Mapping {}
             pub fn state(&self) -> ClockState {}
             pub fn fault(&self) -> Option<ClockFault> {}
-            pub fn is_hopeless(&self) -> bool {}
+            pub fn is_unusable(&self) -> bool {}
             pub fn interval(&self) -> Nanos {}
             pub fn step(
                 &mut self,
@@ -228,7 +228,7 @@ pub mod connect {
             pub max_message: u32,
             pub max_rd_atomic: u8,
         }
-        pub type Change = (QpAttributes, AttributeMask);
+        pub type QpModification = (QpAttributes, AttributeMask);
         #[derive(Clone, Debug)]
         pub struct Connector {
             private: _,
@@ -249,15 +249,19 @@ pub mod connect {
             pub fn parameters(&self) -> &EndpointParameters {}
             pub fn refresh<D: Device>(&mut self, device: &D) -> Result<()> {}
             pub fn endpoint<Q: QueuePair>(&self, qp: &Q) -> QueuePairEndpoint {}
-            pub fn describe(&self, qpn: QpNum, receive_depth: u32) -> QueuePairEndpoint {}
-            pub fn agree(
+            pub fn endpoint_for(
+                &self,
+                qpn: QpNum,
+                receive_depth: u32,
+            ) -> QueuePairEndpoint {}
+            pub fn negotiate(
                 &self,
                 own: &QueuePairEndpoint,
                 remote: &QueuePairEndpoint,
             ) -> Result<NegotiatedParameters, EndpointError> {}
-            pub fn init(&self) -> Change {}
-            pub fn rtr(&self, agreed: &NegotiatedParameters) -> Change {}
-            pub fn rts(&self, agreed: &NegotiatedParameters) -> Change {}
+            pub fn init(&self) -> QpModification {}
+            pub fn rtr(&self, agreed: &NegotiatedParameters) -> QpModification {}
+            pub fn rts(&self, agreed: &NegotiatedParameters) -> QpModification {}
             pub fn initialise<Q: QueuePair>(
                 &self,
                 qp: &mut Q,
@@ -279,7 +283,7 @@ pub mod connect {
                 &mut self,
                 qp: &mut Q,
             ) -> Result<(), ConnectError> {}
-            pub fn renew(&mut self) {}
+            pub fn start_next_generation(&mut self) {}
         }
     }
     mod endpoint {
@@ -315,7 +319,7 @@ pub mod connect {
             Length(usize),
             Version(u16),
             Unknown { field: &'static str, value: u32 },
-            Number(u32),
+            QpNumber(u32),
             PacketNumber(u32),
             PathMtu(u8),
             Buffer,
@@ -326,7 +330,7 @@ pub mod connect {
             GidKind { own: GidKind, peer: GidKind },
             PeerIsSelf,
             Queue { own: u16, peer: u16 },
-            Expected { own: u32, peer: u32 },
+            UnexpectedPsn { own: u32, peer: u32 },
         }
         impl QueuePairEndpoint {
             pub const SIZE: usize = _;
@@ -474,9 +478,9 @@ pub mod connect {
             #[must_use]
             pub fn buffer(mut self, buffer: RemoteBuffer) -> Self {}
             pub fn endpoint(&self) -> QueuePairEndpoint {}
-            pub fn queue_pair(&mut self) -> &mut P::Qp {}
+            pub fn queue_pair_mut(&mut self) -> &mut P::Qp {}
             pub fn initialise(&mut self) -> Result<(), ConnectError> {}
-            pub fn handshake(
+            pub fn connect(
                 mut self,
                 remote: &QueuePairEndpoint,
             ) -> Result<ConnectedQueuePair<P>, ConnectError> {}
@@ -484,12 +488,12 @@ pub mod connect {
         impl<P: ProtectionDomain> ConnectedQueuePair<P> {
             pub fn queue_pair(&self) -> &P::Qp {}
             pub fn queue_pair_mut(&mut self) -> &mut P::Qp {}
-            pub fn agreed(&self) -> &NegotiatedParameters {}
+            pub fn negotiated(&self) -> &NegotiatedParameters {}
             pub fn destination(&self) -> Option<Destination<'_, P::Ah>> {}
             pub fn reset(mut self) -> Result<PreparedQueuePair<P>, ConnectError> {}
             pub fn into_parts(self) -> (P::Qp, Connector, NegotiatedParameters) {}
         }
-        pub fn join<A: ProtectionDomain, B: ProtectionDomain>(
+        pub fn connect_pair<A: ProtectionDomain, B: ProtectionDomain>(
             one: PreparedQueuePair<A>,
             other: PreparedQueuePair<B>,
         ) -> Result<(ConnectedQueuePair<A>, ConnectedQueuePair<B>), ConnectError> {}
@@ -507,35 +511,35 @@ pub mod connect {
         impl std::fmt::Display for Refusal {}
         #[derive(Debug, thiserror::Error)]
         #[non_exhaustive]
-        pub enum Fault {
+        pub enum ExchangeError {
             Closed,
             Failed(io::Error),
-            Slow,
+            TimedOut,
             Displaced,
-            Magic,
+            WrongMagic,
             Version(u16),
             Message { kind: u16, length: u32 },
             Queues { own: usize, peer: usize },
-            Token,
+            WrongToken,
             Endpoint(EndpointError),
             Refused(Refusal),
         }
     }
     pub use alternate::{AlternatePath, PathMigration};
-    pub use connector::{Change, Connector, NegotiatedParameters};
+    pub use connector::{Connector, NegotiatedParameters, QpModification};
     pub use endpoint::{EndpointError, QueuePairEndpoint, RemoteBuffer, VERSION};
     pub use exchange::{
         Exchanged, Listener, MAX_QUEUES, Offer, PeerConnection, WaitLimits, connect,
     };
     pub use parameters::{EndpointParameters, LocalPort, mtu_bytes, mtu_code};
-    pub use prepared::{ConnectedQueuePair, PreparedQueuePair, join};
-    pub use wire::{Fault, Refusal};
+    pub use prepared::{ConnectedQueuePair, PreparedQueuePair, connect_pair};
+    pub use wire::{ExchangeError, Refusal};
     #[derive(Debug, thiserror::Error)]
     #[non_exhaustive]
     pub enum ConnectError {
         Device(Error),
         Endpoint(EndpointError),
-        Peer(Fault),
+        Peer(ExchangeError),
         Deadline { last: Option<String> },
         Cancelled,
         Listen { address: SocketAddr, error: io::Error },
@@ -603,7 +607,7 @@ pub mod file {
     impl LockedFile {
         pub fn input(path: &Path) -> io::Result<Self> {}
         pub fn output(path: &Path, readers: Readers) -> io::Result<Self> {}
-        pub fn empty(&self) -> io::Result<()> {}
+        pub fn truncate(&self) -> io::Result<()> {}
     }
     impl Drop for LockedFile {}
     impl Deref for LockedFile {}
@@ -663,7 +667,7 @@ pub mod harness {
         #[must_use]
         pub fn after(mut self, stage: impl Stage + 'static) -> Self {}
         #[must_use]
-        pub fn wanting(mut self, facts: Facts) -> Self {}
+        pub fn needed_facts(mut self, facts: Facts) -> Self {}
         pub fn build<S: Stage + DeserializeOwned + 'static>(
             self,
             parameters: &str,
@@ -1349,13 +1353,13 @@ pub mod header {
 pub mod lane {
     mod alarm {
         #[derive(Debug, Default)]
-        pub struct Alarms {
+        pub struct PendingEvents {
             private: _,
         }
-        impl Alarms {
-            pub fn raise(&self, event: AsyncEvent) {}
+        impl PendingEvents {
+            pub fn push(&self, event: AsyncEvent) {}
             pub fn changed_since(&self, seen: &mut u32) -> bool {}
-            pub fn is_gone(&self) -> bool {}
+            pub fn is_device_lost(&self) -> bool {}
             pub fn forget(
                 &self,
                 queue_pair: u32,
@@ -1504,7 +1508,7 @@ pub mod lane {
             pool: &mut Pool,
             spec: LaneSpec,
             wiring: Box<dyn Wiring<D>>,
-            alarms: Arc<Alarms>,
+            pending_events: Arc<PendingEvents>,
             clocks: &Clocks,
         ) -> Result<Box<dyn Lane>> {}
     }
@@ -1544,7 +1548,7 @@ pub mod lane {
         }
         impl<D: Device> Wiring<D> for RawWiring {}
     }
-    pub use alarm::Alarms;
+    pub use alarm::PendingEvents;
     pub use queue_lane::open;
     pub use wiring::{AhOf, LaneQueuePair, QpOf, RawWiring, Wiring};
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -1558,11 +1562,11 @@ pub mod lane {
         pub tx_errors: u64,
         pub tx_too_long: u64,
         pub tx_not_connected: u64,
-        pub stopped: u64,
-        pub stale: u64,
+        pub dropped_at_stop: u64,
+        pub unmatched_completions: u64,
         pub recoveries: u64,
         pub rebuilds: u64,
-        pub abandoned: u64,
+        pub timed_out: u64,
         pub first_error: Option<WcStatus>,
     }
     pub trait LatencySink {
@@ -1586,8 +1590,8 @@ pub mod lane {
         fn housekeep(&mut self, pool: &mut Pool) -> Result<(), VerbError>;
         fn stop(&mut self) -> Result<(), VerbError>;
         fn drain(&mut self, pool: &mut Pool) -> Result<usize, VerbError>;
-        fn abandon(&mut self, pool: &mut Pool);
-        fn release(&mut self);
+        fn reset_and_reclaim(&mut self, pool: &mut Pool);
+        fn release_claim(&mut self);
         fn arm(&mut self) -> bool;
         fn waker(&self) -> Option<BorrowedFd<'_>>;
         fn clear_wakeups(&mut self);
@@ -1605,7 +1609,7 @@ pub mod lane {
         pub recv_depth: u32,
         pub send_depth: u32,
         pub stamps: Stamping,
-        pub received: RecvFields,
+        pub recv_fields: RecvFields,
         pub sleeps: bool,
     }
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1700,7 +1704,7 @@ pub mod mem {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub struct Edge(_);
         impl Edge {
-            pub const MOST: usize = _;
+            pub const MAX_OUTPUTS: usize = _;
             pub const fn new(index: u8) -> Self {}
             pub const fn index(self) -> usize {}
         }
@@ -1774,13 +1778,13 @@ pub mod mem {
     mod node {
         #[derive(Debug)]
         #[must_use = "dropping the value removes the memory policy"]
-        pub struct Preference {
+        pub struct PreferredNumaNode {
             private: _,
         }
-        impl Preference {
+        impl PreferredNumaNode {
             pub fn new(node: NumaNode) -> Option<Self> {}
         }
-        impl Drop for Preference {}
+        impl Drop for PreferredNumaNode {}
     }
     mod packet {
         impl Batch {
@@ -1904,8 +1908,8 @@ pub mod mem {
         }
         impl Reason {
             pub const CODES: usize = _;
-            pub const OWN: u8 = _;
-            pub const fn own(index: u8) -> Self {}
+            pub const MAX_STAGE_REASONS: u8 = _;
+            pub const fn of_stage(index: u8) -> Self {}
             pub const fn code(self) -> u8 {}
             pub const fn from_code(code: u8) -> Self {}
             pub fn name(self, own: &[&'static str]) -> String {}
@@ -1937,10 +1941,10 @@ pub mod mem {
         }
         impl Pool {
             #[must_use]
-            pub fn keeping_received(mut self) -> Self {}
+            pub fn with_recv_info(mut self) -> Self {}
         }
         impl Packet<'_> {
-            pub fn received(&self) -> RecvInfo {}
+            pub fn recv_info(&self) -> RecvInfo {}
         }
     }
     mod region {
@@ -1964,7 +1968,11 @@ pub mod mem {
         }
         impl PageKind {
             pub const fn size(self) -> usize {}
-            pub fn reserve(self, pages: usize, node: Option<NumaNode>) -> String {}
+            pub fn reserve_command(
+                self,
+                pages: usize,
+                node: Option<NumaNode>,
+            ) -> String {}
         }
         impl fmt::Display for PageKind {}
         #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -2066,7 +2074,7 @@ pub mod mem {
     pub use label::{Edge, HoldState, Verdict};
     pub use memlock::{Memlock, Shortage};
     pub use meta::{Colour, Meta, MetaFlags};
-    pub use node::Preference;
+    pub use node::PreferredNumaNode;
     pub use packet::{Packet, Packets};
     pub use pool::{BatchMemory, GUARD, Pool, SlotLayout, SlotState};
     pub use reason::Reason;
@@ -2091,7 +2099,7 @@ pub mod parse_errors {
 }
 pub mod pcapng {
     pub const ENHANCED_PACKET: u32 = _;
-    pub const STATISTICS: u64 = _;
+    pub const STATISTICS_BLOCK_LEN: u64 = _;
     #[derive(Clone, Copy, Debug)]
     pub struct CapturedPacket<'a> {
         pub interface: u32,
@@ -2126,7 +2134,7 @@ pub mod pipeline {
         #[derive(Clone, Copy, Debug)]
         pub struct Ctx {
             pub start: Nanos,
-            pub epoch: Nanos,
+            pub start_wallclock: Nanos,
             pub now: Nanos,
             pub worker: usize,
         }
@@ -2139,7 +2147,7 @@ pub mod pipeline {
             pub reason: &'a str,
         }
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Exit {
+        pub enum DefaultTarget {
             Next,
             Port(u8),
             Egress,
@@ -2197,7 +2205,7 @@ pub mod pipeline {
             pub copies: bool,
             pub splits: usize,
             pub holds: Option<Nanos>,
-            pub exit: Exit,
+            pub exit: DefaultTarget,
             pub receives: RecvFields,
             pub computes_checksums: bool,
             pub ignores_checksums: bool,
@@ -2220,7 +2228,7 @@ pub mod pipeline {
             #[must_use]
             pub const fn holds(self, holds: Option<Nanos>) -> Self {}
             #[must_use]
-            pub const fn exit(self, exit: Exit) -> Self {}
+            pub const fn exit(self, exit: DefaultTarget) -> Self {}
             #[must_use]
             pub const fn receives(self, receives: RecvFields) -> Self {}
             #[must_use]
@@ -2252,7 +2260,7 @@ pub mod pipeline {
             pub copied: u64,
             pub generated: u64,
             pub copies_missed: u64,
-            pub outputs: [u64; Edge::MOST],
+            pub outputs: [u64; Edge::MAX_OUTPUTS],
             pub dropped_next: u64,
             pub drops: [u64; Reason::CODES],
             pub panics: u64,
@@ -2261,7 +2269,7 @@ pub mod pipeline {
         impl Default for NodeCounters {}
         pub trait Observer {
             fn before(&mut self, node: usize, stage: &mut dyn Stage, batch: &mut Batch) {}
-            fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &Step) {}
+            fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &PacketFate) {}
             const WATCHES: bool = _;
             fn enters(&mut self, part: Part) {}
         }
@@ -2274,7 +2282,7 @@ pub mod pipeline {
             Refill,
         }
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Step {
+        pub enum PacketFate {
             Next(Target),
             Output(usize, Target),
             Dropped(Reason),
@@ -2318,7 +2326,7 @@ pub mod pipeline {
             ) -> impl Iterator<Item = (&str, &mut Box<dyn Stage>)> {}
             pub fn visit(&mut self, mut visit: impl FnMut(&dyn Stage)) {}
             pub fn tick(&mut self, ctx: &Ctx) {}
-            pub fn release<O: Observer>(
+            pub fn process_held_or_generate<O: Observer>(
                 &mut self,
                 ctx: &Ctx,
                 pool: &mut Pool,
@@ -2430,7 +2438,7 @@ pub mod pipeline {
             pub reasons: Vec<&'static str>,
             pub info: StageInfo,
             pub on_panic: OnPanic,
-            pub drops: Option<usize>,
+            pub drop_observer: Option<usize>,
         }
         #[derive(Clone, Copy, Debug)]
         pub struct StandIn {
@@ -2493,7 +2501,7 @@ pub mod pipeline {
     mod record {
         #[derive(Clone, Debug, Default)]
         pub struct StageRecord {
-            pub commons: BTreeSet<TypeId>,
+            pub stage_shared_types: BTreeSet<TypeId>,
             pub read: BTreeMap<PathBuf, Option<Fingerprint>>,
             pub written: BTreeSet<PathBuf>,
             private: _,
@@ -2562,32 +2570,42 @@ pub mod pipeline {
             ) -> Self {}
             pub fn reject(&mut self, problem: Problem) {}
             pub fn is_offline(&self) -> bool {}
-            pub fn wants(&mut self, facts: Facts) -> bool {}
+            pub fn any_stage_needs(&mut self, facts: Facts) -> bool {}
             pub fn ports(&self) -> &[PortInfo] {}
-            pub fn has_earlier_port_numbers(&self) -> bool {}
+            pub fn has_unchanged_port_numbers(&self) -> bool {}
             pub fn port(&self, name: &str, key: &str) -> Result<u8, Problem> {}
             pub fn path(&self, path: &Path) -> PathBuf {}
-            pub fn claim(&mut self, path: &Path, key: &str) -> Result<(), Problem> {}
-            pub fn reads(&mut self, path: &Path, key: &str) -> Result<(), Problem> {}
-            pub fn reserve(
+            pub fn declare_written_file(
+                &mut self,
+                path: &Path,
+                key: &str,
+            ) -> Result<(), Problem> {}
+            pub fn declare_read_file(
+                &mut self,
+                path: &Path,
+                key: &str,
+            ) -> Result<(), Problem> {}
+            pub fn declare_memory(
                 &mut self,
                 bytes: u64,
                 key: &str,
                 less: &str,
             ) -> Result<(), Problem> {}
             pub fn next_hops(&mut self) -> &mut NextHops {}
-            pub fn shared<T: Send + Sync + 'static>(
+            pub fn shared_by_workers<T: Send + Sync + 'static>(
                 &mut self,
                 make: impl FnOnce(&mut Self) -> Result<T, Problem>,
             ) -> Result<Arc<T>, Problem> {}
             pub fn earlier<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {}
             pub fn share<T: Send + Sync + 'static>(&mut self, object: Arc<T>) {}
-            pub fn common<T: Send + Sync + 'static>(
+            pub fn shared_by_stages<T: Send + Sync + 'static>(
                 &mut self,
                 make: impl FnOnce(&mut Self) -> Arc<T>,
             ) -> Arc<T> {}
-            pub fn earlier_common<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {}
-            pub fn renew_common<T: 'static>(&mut self) {}
+            pub fn earlier_shared_by_stages<T: Send + Sync + 'static>(
+                &self,
+            ) -> Option<Arc<T>> {}
+            pub fn renew_shared_by_stages<T: 'static>(&mut self) {}
             pub fn on_behalf_of<T: 'static, R>(
                 &mut self,
                 register: impl FnOnce(&mut Self) -> R,
@@ -2600,7 +2618,7 @@ pub mod pipeline {
                 &mut self,
                 handler: impl Fn(u8, PortChange) + Send + Sync + 'static,
             ) {}
-            pub fn keeps(&mut self, capabilities: CapabilitySet) {}
+            pub fn needs_capabilities(&mut self, capabilities: CapabilitySet) {}
             pub fn on_start(&mut self, start: impl FnOnce() + Send + 'static) {}
             pub fn check_later(
                 &mut self,
@@ -2681,13 +2699,16 @@ pub mod pipeline {
             pub fn ports(&self) -> &[PortInfo] {}
             pub fn complete_records(&mut self) {}
             pub fn into_parts(self) -> (Objects, Services) {}
-            pub fn suits(
+            pub fn can_continue(
                 &self,
                 record: &StageRecord,
                 renews: &BTreeSet<TypeId>,
             ) -> bool {}
         }
-        pub fn renumbered(earlier: &[PortInfo], now: &[PortInfo]) -> Vec<Option<u8>> {}
+        pub fn new_port_numbers(
+            earlier: &[PortInfo],
+            now: &[PortInfo],
+        ) -> Vec<Option<u8>> {}
         impl Objects {
             pub fn successor(
                 &self,
@@ -2695,9 +2716,14 @@ pub mod pipeline {
                 continuing: ContinuingParts<'_>,
             ) -> Resources {}
             pub fn ports(&self) -> &[PortInfo] {}
-            pub fn commons(&self) -> BTreeSet<TypeId> {}
+            pub fn stage_shared_types(&self) -> BTreeSet<TypeId> {}
             pub fn has_shared(&self, stage: &str) -> bool {}
-            pub fn continues(&self, earlier: &Self, stage: &str, kind: TypeId) -> bool {}
+            pub fn shares_object_with(
+                &self,
+                earlier: &Self,
+                stage: &str,
+                kind: TypeId,
+            ) -> bool {}
         }
     }
     mod table {
@@ -2801,10 +2827,12 @@ pub mod pipeline {
         impl Drop for Tasks {}
         pub fn panic_message(panic: &(dyn Any + Send)) -> &str {}
     }
-    pub use context::{Cause, Ctx, Exit};
+    pub use context::{Cause, Ctx, DefaultTarget};
     pub use contract::{Contract, DropObserver, Generator, StageInfo, StageState};
     pub use facts::Facts;
-    pub use graph::{Graph, NoObserver, NodeCounters, Observer, Part, Step, Succession};
+    pub use graph::{
+        Graph, NoObserver, NodeCounters, Observer, PacketFate, Part, Succession,
+    };
     pub use headers::Headers;
     pub use hops::{NextHop, NextHops};
     pub use live::{Live, LiveReader};
@@ -2816,7 +2844,7 @@ pub mod pipeline {
     pub use rustix::thread::CapabilitySet;
     pub use setup::{
         ContinuingParts, Files, HoldTime, Objects, PortChange, PortHandler, PortInfo,
-        Resources, Services, Setup, StageMemory, renumbered,
+        Resources, Services, Setup, StageMemory, new_port_numbers,
     };
     pub use table::{StageTable, Table, TableInfo, TablePage, TableQuery};
     pub use task::{
@@ -2856,7 +2884,8 @@ pub mod prelude {
         RecvFlags, RecvInfo,
     };
     pub use crate::pipeline::{
-        Cause, Contract, Ctx, DropObserver, Exit, Facts, Generator, Headers, Problem,
+        Cause, Contract, Ctx, DefaultTarget, DropObserver, Facts, Generator, Headers,
+        Problem,
     };
     pub use crate::pipeline::{
         Live, LiveReader, PortChange, Setup, Stage, StageInfo, StopSignal, Task,
@@ -2879,8 +2908,8 @@ pub mod telemetry {
             pub loops: u64,
         }
         #[derive(Debug, Default)]
-        pub struct Board(_);
-        impl Board {
+        pub struct SharedProgress(_);
+        impl SharedProgress {
             pub fn publish(&self, progress: Progress) {}
             pub fn read(&self) -> Progress {}
         }
@@ -2988,7 +3017,7 @@ pub mod telemetry {
             pub drops: BTreeMap<String, u64>,
         }
         impl Ledger {
-            pub fn drop(&mut self, stage: &str, reason: &str, packets: u64) {}
+            pub fn add_drops(&mut self, stage: &str, reason: &str, packets: u64) {}
             pub fn balance(&mut self) {}
             pub fn add(&mut self, other: &Self) {}
         }
@@ -3038,14 +3067,14 @@ pub mod telemetry {
             pub fn between(earlier: Option<&Report>, now: &Report) -> Self {}
         }
         #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-        pub struct Live {
+        pub struct LiveStatistics {
             pub pid: u32,
             pub version: String,
             pub config: String,
             pub report: Report,
             pub recent: Recent,
         }
-        impl fmt::Display for Live {}
+        impl fmt::Display for LiveStatistics {}
     }
     mod report {
         #[derive(
@@ -3182,12 +3211,12 @@ pub mod telemetry {
         }
         impl fmt::Display for Report {}
     }
-    pub use board::{Board, Progress};
+    pub use board::{Progress, SharedProgress};
     pub use cost::{CostReport, CostSum, Costs};
     pub use display::{BitsPerSecond, Duration, PacketsPerSecond, PerSecond, Size};
     pub use latency::Latency;
     pub use ledger::Ledger;
-    pub use recent::{Live, PortRates, Rates, Recent, WorkerRates};
+    pub use recent::{LiveStatistics, PortRates, Rates, Recent, WorkerRates};
     pub use report::{
         CounterKind, LatencyReport, PortReport, Report, SleepReport, StageReport, Totals,
         WorkerReport,
@@ -3255,7 +3284,7 @@ pub mod topology {
     pub struct Device {
         pub name: String,
         pub kind: DeviceKind,
-        pub on: Vec<String>,
+        pub lower_interfaces: Vec<String>,
         pub node: Option<NumaNode>,
     }
     #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -3284,7 +3313,7 @@ pub mod topology {
         pub fn near(&self, node: NumaNode) -> impl Iterator<Item = CoreId> {}
         pub fn allowed(&self) -> impl Iterator<Item = &Core> {}
         pub fn allowed_list(&self) -> String {}
-        pub fn list(cores: impl IntoIterator<Item = CoreId>) -> String {}
+        pub fn format_cores(cores: impl IntoIterator<Item = CoreId>) -> String {}
     }
     impl fmt::Display for Topology {}
     pub fn parse_ranges(text: &str) -> Vec<u32> {}
@@ -3511,7 +3540,7 @@ pub mod verbs {
         ) -> Result<(), TransitionError> {}
     }
     mod completion {
-        pub const RUN: usize = _;
+        pub const MAX_RUN: usize = _;
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct Completion {
             pub wr_id: u64,
@@ -3552,7 +3581,7 @@ pub mod verbs {
                 values: CompletionValues,
             ) -> Self {}
             pub const fn only(self, fields: PollFields) -> Self {}
-            pub const fn values(&mut self) -> &mut CompletionValues {}
+            pub const fn values_mut(&mut self) -> &mut CompletionValues {}
             pub const fn raw_ticks(&self) -> Ticks {}
             pub fn opcode(&self) -> Option<WcOpcode> {}
             pub fn flags(&self) -> Option<WcFlags> {}
@@ -3583,11 +3612,11 @@ pub mod verbs {
             pub failed: bool,
             pub in_order: bool,
             pub has_info: bool,
-            pub wr_id: [u64; RUN],
-            pub byte_len: [u32; RUN],
-            pub ticks: [Ticks; RUN],
-            pub status: [WcStatus; RUN],
-            pub info: [RecvInfo; RUN],
+            pub wr_id: [u64; MAX_RUN],
+            pub byte_len: [u32; MAX_RUN],
+            pub ticks: [Ticks; MAX_RUN],
+            pub status: [WcStatus; MAX_RUN],
+            pub info: [RecvInfo; MAX_RUN],
         }
         impl Completions {
             pub fn new() -> Box<Self> {}
@@ -3729,10 +3758,10 @@ pub mod verbs {
         }
         mod flow {
             #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-            pub struct Bits<const N: usize> {
+            pub struct MaskedValue<const N: usize> {
                 private: _,
             }
-            impl<const N: usize> Bits<N> {
+            impl<const N: usize> MaskedValue<N> {
                 pub const ANY: Self = _;
                 pub const fn exact(value: [u8; N]) -> Self {}
                 pub fn masked(value: [u8; N], mask: [u8; N]) -> Self {}
@@ -3741,41 +3770,41 @@ pub mod verbs {
                 pub const fn mask(&self) -> &[u8; N] {}
                 pub fn is_any(&self) -> bool {}
             }
-            impl<const N: usize> Default for Bits<N> {}
-            impl<const N: usize> fmt::Debug for Bits<N> {}
-            impl From<u8> for Bits<1> {}
-            impl From<u16> for Bits<2> {}
-            impl From<u32> for Bits<4> {}
-            impl From<[u8; 6]> for Bits<6> {}
-            impl From<Ipv4Addr> for Bits<4> {}
-            impl From<Ipv6Addr> for Bits<16> {}
+            impl<const N: usize> Default for MaskedValue<N> {}
+            impl<const N: usize> fmt::Debug for MaskedValue<N> {}
+            impl From<u8> for MaskedValue<1> {}
+            impl From<u16> for MaskedValue<2> {}
+            impl From<u32> for MaskedValue<4> {}
+            impl From<[u8; 6]> for MaskedValue<6> {}
+            impl From<Ipv4Addr> for MaskedValue<4> {}
+            impl From<Ipv6Addr> for MaskedValue<16> {}
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
             pub struct EthernetMatch {
-                pub dst: Bits<6>,
-                pub src: Bits<6>,
-                pub ether_type: Bits<2>,
-                pub vlan_tag: Bits<2>,
+                pub dst: MaskedValue<6>,
+                pub src: MaskedValue<6>,
+                pub ether_type: MaskedValue<2>,
+                pub vlan_tag: MaskedValue<2>,
             }
             impl EthernetMatch {
-                pub fn vlan(id: u16) -> Bits<2> {}
+                pub fn vlan(id: u16) -> MaskedValue<2> {}
             }
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
             pub struct Ipv4Match {
-                pub src: Bits<4>,
-                pub dst: Bits<4>,
-                pub protocol: Bits<1>,
-                pub tos: Bits<1>,
-                pub ttl: Bits<1>,
-                pub flags: Bits<1>,
+                pub src: MaskedValue<4>,
+                pub dst: MaskedValue<4>,
+                pub protocol: MaskedValue<1>,
+                pub tos: MaskedValue<1>,
+                pub ttl: MaskedValue<1>,
+                pub flags: MaskedValue<1>,
             }
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
             pub struct Ipv6Match {
-                pub src: Bits<16>,
-                pub dst: Bits<16>,
-                pub flow_label: Bits<4>,
-                pub next_header: Bits<1>,
-                pub traffic_class: Bits<1>,
-                pub hop_limit: Bits<1>,
+                pub src: MaskedValue<16>,
+                pub dst: MaskedValue<16>,
+                pub flow_label: MaskedValue<4>,
+                pub next_header: MaskedValue<1>,
+                pub traffic_class: MaskedValue<1>,
+                pub hop_limit: MaskedValue<1>,
             }
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub enum IpMatch {
@@ -3784,8 +3813,8 @@ pub mod verbs {
             }
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
             pub struct PortsMatch {
-                pub src: Bits<2>,
-                pub dst: Bits<2>,
+                pub src: MaskedValue<2>,
+                pub dst: MaskedValue<2>,
             }
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub enum TransportMatch {
@@ -3800,9 +3829,13 @@ pub mod verbs {
             }
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub enum TunnelMatch {
-                Vxlan { vni: Bits<4> },
-                Gre { flags: Bits<2>, protocol: Bits<2>, key: Bits<4> },
-                Mpls { label: Bits<4> },
+                Vxlan { vni: MaskedValue<4> },
+                Gre {
+                    flags: MaskedValue<2>,
+                    protocol: MaskedValue<2>,
+                    key: MaskedValue<4>,
+                },
+                Mpls { label: MaskedValue<4> },
             }
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub enum FlowTraffic {
@@ -3835,7 +3868,7 @@ pub mod verbs {
                 pub driver: &'static str,
                 pub priorities: Option<u16>,
                 pub rss_levels: u16,
-                pub unmatched: &'static [&'static str],
+                pub unsupported_fields: &'static [&'static str],
             }
             impl Default for FlowLimits {}
             impl FlowLimits {
@@ -3857,7 +3890,7 @@ pub mod verbs {
                     over: &'static str,
                     wanted: &'static str,
                 },
-                Unmatched { driver: &'static str, field: &'static str },
+                UnsupportedField { driver: &'static str, field: &'static str },
                 Priority {
                     driver: &'static str,
                     priority: u16,
@@ -3936,7 +3969,7 @@ pub mod verbs {
             pub struct RateLimit {
                 pub kbps: u32,
                 pub burst: u32,
-                pub packet: u16,
+                pub typical_packet_size: u16,
             }
             impl RateLimit {
                 pub fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {}
@@ -3944,8 +3977,8 @@ pub mod verbs {
         }
         pub use check::MatchedField;
         pub use flow::{
-            Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits,
-            FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
+            EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule,
+            FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, MaskedValue,
             PortsMatch, TransportMatch, TunnelMatch,
         };
         pub use offload::{
@@ -3964,7 +3997,7 @@ pub mod verbs {
             pub receive: RawReceive,
             pub rss: RssSpec,
             pub rules: Vec<FlowRule>,
-            pub tso_header: u16,
+            pub max_tso_header: u16,
             pub checksum: bool,
             pub rate: Option<RateLimit>,
         }
@@ -4345,16 +4378,17 @@ pub mod verbs {
         check_transition,
     };
     pub use completion::{
-        Completion, CompletionValues, Completions, Cursor, RUN, TagInfo,
+        Completion, CompletionValues, Completions, Cursor, MAX_RUN, TagInfo,
     };
     pub use event::{AsyncEvent, CqEvent, EventKind, EventSubject};
     pub use flags::{Access, CqFlags, PollFields, SendFlags, WcFlags, WcOpcode, WrOpcode};
     pub use owner::{Claim, ClaimGuard, QueueOwner};
     pub use raw::{
-        Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule,
-        FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, MatchedField,
-        PortsMatch, RateLimit, RawDevice, RawError, RawPacketCaps, RawReceive, RawSpec,
-        RssCaps, TransportMatch, TunnelMatch, checksum_covers_payload, frame_length,
+        EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule,
+        FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, MaskedValue,
+        MatchedField, PortsMatch, RateLimit, RawDevice, RawError, RawPacketCaps,
+        RawReceive, RawSpec, RssCaps, TransportMatch, TunnelMatch,
+        checksum_covers_payload, frame_length,
     };
     pub use request::{
         Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge,
@@ -4463,7 +4497,7 @@ pub mod verbs {
             run: &mut Completions,
             limit: usize,
         ) -> Result<usize, VerbError>;
-        fn release(&self);
+        fn release_claim(&self);
         fn arm(&mut self, solicited_only: bool) -> Result<(), VerbError>;
         fn resize(&mut self, depth: u32) -> Result<u32, VerbError>;
         fn moderate(&mut self, count: u16, period: u16) -> Result<(), VerbError> {}

@@ -154,7 +154,7 @@ pub mod config {
             pub span: Span,
             pub next: Option<Target>,
             pub outputs: Vec<(String, Target)>,
-            pub drops: Option<usize>,
+            pub drop_observer: Option<usize>,
             pub on_panic: OnPanic,
             pub parameters: toml::Table,
         }
@@ -188,7 +188,7 @@ pub mod config {
             pub runtime: Runtime,
             pub cores: Vec<CoreId>,
             pub buffers: u32,
-            pub least_buffers: u32,
+            pub min_buffers: u32,
             pub ports: Vec<PortPlan>,
             pub nodes: Vec<NodePlan>,
             pub stage_memory: BTreeMap<String, u64>,
@@ -299,20 +299,20 @@ pub mod config {
             pub addresses: Vec<Address>,
             pub connection: Option<Connection>,
             pub rss: Rss,
-            pub flow: Option<Vec<Flow>>,
+            pub flow: Option<Vec<FlowRuleConfig>>,
             pub offload: Option<Vec<Offload>>,
             pub rate_limit: Option<RateLimit>,
             pub link: Option<LinkConfig>,
             pub faults: Option<Faults>,
             pub clock: Option<Clock>,
-            pub refuse: Vec<Capability>,
+            pub disabled_capabilities: Vec<Capability>,
         }
         impl Port {
             pub fn max_packet(&self) -> u32 {}
-            pub fn is_verbs(&self) -> bool {}
+            pub fn is_rdma(&self) -> bool {}
             pub fn offloads(&self) -> &[Offload] {}
             pub fn has_auto_offloads(&self) -> bool {}
-            pub fn reports_received(&self) -> bool {}
+            pub fn has_recv_info(&self) -> bool {}
             pub fn kernel_interface(&self) -> Option<&str> {}
         }
     }
@@ -376,7 +376,7 @@ pub mod config {
             Deserialize,
             JsonSchema
         )]
-        pub struct Flow {
+        pub struct FlowRuleConfig {
             pub frames: Frames,
             pub headers: Option<Match>,
             pub action: Action,
@@ -404,7 +404,7 @@ pub mod config {
             pub vxlan: Option<Vxlan>,
             pub gre: Option<Gre>,
             pub mpls: Option<Mpls>,
-            pub inner: Option<Inner>,
+            pub inner: Option<Headers>,
         }
         #[derive(
             Clone,
@@ -416,7 +416,7 @@ pub mod config {
             Deserialize,
             JsonSchema
         )]
-        pub struct Inner {
+        pub struct Headers {
             pub ethernet: Option<EthernetHeader>,
             pub ipv4: Option<Ipv4Header>,
             pub ipv6: Option<Ipv6Header>,
@@ -529,7 +529,7 @@ pub mod config {
             pub label: Option<u32>,
         }
         impl Match {
-            pub fn outer(&self) -> Inner {}
+            pub fn outer(&self) -> Headers {}
         }
     }
     mod read {
@@ -606,7 +606,7 @@ pub mod config {
             pub headroom: u32,
             pub buffers: Option<u32>,
             pub hugepages: PageKind,
-            pub strict: bool,
+            pub strict_memory: bool,
             pub idle: Idle,
             pub timestamps: Timestamps,
             pub drain_timeout: Period,
@@ -724,8 +724,8 @@ pub mod config {
     pub use planner::plan;
     pub use port::{Clock, ClockEvent, ClockEventKind, Faults, Port, Qp, Rss, RssField};
     pub use raw::{
-        Action, EthernetHeader, Flow, Frames, Gre, Inner, Ipv4Header, Ipv6Header, Match,
-        Mpls, Offload, Ports, RateLimit, Vxlan,
+        Action, EthernetHeader, FlowRuleConfig, Frames, Gre, Headers, Ipv4Header,
+        Ipv6Header, Match, Mpls, Offload, Ports, RateLimit, Vxlan,
     };
     pub use read::MAX_SIZE;
     pub use runtime::{BlackBox, Idle, MetricsRules, Runtime, Timestamps};

@@ -121,10 +121,10 @@ pub mod forwarding {
             Failed,
         }
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Mark {
-            Quiet,
-            Watched,
-            Asked,
+        pub enum ReportEvent {
+            None,
+            NextUse,
+            Answer,
         }
     }
     mod readers {
@@ -192,24 +192,24 @@ pub mod forwarding {
                 &mut self,
                 hop: NextHop,
                 resolved: Resolved,
-                mark: Mark,
+                event: ReportEvent,
             ) -> Result<(), Refused> {}
-            pub fn number(&mut self, hop: NextHop) -> Result<u32, Refused> {}
+            pub fn reserve_next_hop(&mut self, hop: NextHop) -> Result<u32, Refused> {}
             pub fn release(&mut self, hop: NextHop) {}
-            pub fn note_neighbor(&mut self, hop: NextHop) -> Result<(), Refused> {}
+            pub fn add_neighbor(&mut self, hop: NextHop) -> Result<(), Refused> {}
             pub fn unset_neighbor(&mut self, hop: NextHop) {}
             pub fn listed_neighbors(&self) -> Vec<NextHop> {}
             pub fn neighbors_known(&self) -> usize {}
             pub fn neighbor_slots_freed(&self) -> u64 {}
             pub fn has_routes(&self, hop: NextHop) -> bool {}
-            pub fn watch_unresolved(&self) {}
+            pub fn allow_requests_again(&self) {}
             pub fn publish_before_readers(&mut self, shared: &Forwarding) {}
             pub fn publish(&mut self, shared: &Forwarding) {}
         }
     }
     pub use groups::{Path, RouteKind};
     pub use listing::{ListedRoute, RouteHop, RouteTarget};
-    pub use neighbors::{MAX_NEIGHBORS, Mark, Resolved};
+    pub use neighbors::{MAX_NEIGHBORS, ReportEvent, Resolved};
     pub use refused::Refused;
     pub use rows::{ConfigNeighbors, NeighborRow, NeighborState, NeighborTable};
     pub use writer::{MAX_ROUTES, Writer};
@@ -227,18 +227,18 @@ pub mod forwarding {
         Refused,
         Resyncs,
         Asked,
-        Unasked,
+        LostRequests,
     }
     impl Count {
         pub const ALL: [(Self, &'static str); 7] = _;
     }
     impl Forwarding {
-        pub fn join(self: &Arc<Self>) -> Reader {}
+        pub fn register_reader(self: &Arc<Self>) -> Reader {}
         pub fn ports(&self) -> usize {}
         pub fn set_link(&self, port: u8, mac: MacAddr, mtu: u32) {}
         pub fn set_table(&self, port: u8, table: usize) {}
         pub fn set_addresses(&self, port: u8, v4: Ipv4Addr, v6: Ipv6Addr) {}
-        pub fn hop(&self, place: usize) -> Option<NextHop> {}
+        pub fn next_hop_at(&self, slot: usize) -> Option<NextHop> {}
         pub fn routes_after(
             &self,
             after: Option<(usize, IpNet)>,
@@ -247,7 +247,7 @@ pub mod forwarding {
         pub fn route_for(&self, table: usize, address: IpAddr) -> Option<ListedRoute> {}
         pub fn neighbor_slots(&self) -> usize {}
         pub fn neighbor_at(&self, slot: usize) -> Option<(NextHop, Resolved)> {}
-        pub fn hint(&self, hop: NextHop) -> Option<(Resolved, bool)> {}
+        pub fn neighbor_state(&self, hop: NextHop) -> Option<(Resolved, bool)> {}
         pub fn next_request(&self) -> Option<NextHop> {}
         pub fn count(&self, count: Count) -> u64 {}
         pub fn add(&self, count: Count, by: u64) {}
@@ -258,13 +258,13 @@ pub mod forwarding {
         private: _,
     }
     impl Reader {
-        pub fn pass(&self) {}
+        pub fn mark_quiescent(&self) {}
         pub fn shared(&self) -> &Arc<Forwarding> {}
         pub fn routes(&self, ingress: u8) -> Option<(&View4, &View6)> {}
         pub fn path(&self, group: u32, flow_hash: u32) -> Option<Path> {}
         pub fn next_hop_state(&self, next_hop: u32) -> Resolved {}
         pub fn neighbor(&self, hop: NextHop) -> Option<Resolved> {}
-        pub fn ask(&self, hop: NextHop) {}
+        pub fn request_resolution(&self, hop: NextHop) {}
         pub fn mac(&self, port: u8) -> Option<MacAddr> {}
         pub fn mtu(&self, port: u8) -> Option<u32> {}
         pub fn address(&self, port: u8, v6: bool) -> Option<IpAddr> {}
@@ -332,7 +332,7 @@ pub mod neighbor {
     pub struct Neighbor {
         pub table: Vec<NeighborEntry>,
         pub source: Source,
-        pub most: Option<u16>,
+        pub max_neighbors: Option<u16>,
         pub reachable: Option<Period>,
         pub ageing: Option<Period>,
         private: _,
@@ -429,16 +429,16 @@ pub mod reassemble {
 pub mod resolution {
     mod machine {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Claim {
-            Answer,
-            Announces,
-            Asks,
+        pub enum NeighborMessageKind {
+            Reply,
+            Announcement,
+            Request,
         }
     }
-    pub use machine::Claim;
+    pub use machine::NeighborMessageKind;
     #[derive(Clone, Copy, Debug)]
     pub struct ResolveParameters {
-        pub most: u16,
+        pub max_neighbors: u16,
         pub reachable: Period,
         pub ageing: Period,
     }
@@ -446,7 +446,7 @@ pub mod resolution {
     pub struct NeighborInfo {
         pub address: IpAddr,
         pub mac: Option<MacAddr>,
-        pub claim: Claim,
+        pub kind: NeighborMessageKind,
         pub overrides: bool,
     }
     #[derive(Debug)]
@@ -476,9 +476,9 @@ pub mod resolution {
     pub struct NeighborListener(_);
     impl NeighborListener {
         pub fn new(setup: &mut Setup<'_>, kind: impl Fn(&IpAddr) -> bool) -> Self {}
-        pub fn of_router(self, setup: &mut Setup<'_>, router: bool) -> Self {}
+        pub fn with_router_flag(self, setup: &mut Setup<'_>, router: bool) -> Self {}
         pub fn is_open(&self) -> bool {}
-        pub fn hear(
+        pub fn receive(
             &mut self,
             port: u8,
             flags: MetaFlags,

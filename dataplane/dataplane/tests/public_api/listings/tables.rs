@@ -5,30 +5,30 @@ pub mod bucket {
     }
     impl TokenBucket {
         pub fn new(rate: u64, burst: u64, now: u64) -> Self {}
-        pub fn resume(&mut self, earlier: &Self) {}
+        pub fn take_over_tokens(&mut self, earlier: &Self) {}
         pub fn take(&mut self, now: u64, tokens: u64) -> bool {}
     }
     #[derive(Clone, Debug)]
-    pub struct SingleRate {
+    pub struct SingleRateMarker {
         private: _,
     }
-    impl SingleRate {
+    impl SingleRateMarker {
         pub fn new(
             rate: u64,
             committed_burst: u64,
             excess_burst: u64,
             now: u64,
         ) -> Self {}
-        pub fn resume(&mut self, earlier: &Self) {}
+        pub fn take_over_tokens(&mut self, earlier: &Self) {}
         pub fn mark(&mut self, now: u64, tokens: u64, before: Colour) -> Colour {}
     }
     #[derive(Clone, Debug)]
-    pub struct TwoRate {
+    pub struct TwoRateMarker {
         private: _,
     }
-    impl TwoRate {
+    impl TwoRateMarker {
         pub fn new(committed: (u64, u64), peak: (u64, u64), now: u64) -> Self {}
-        pub fn resume(&mut self, earlier: &Self) {}
+        pub fn take_over_tokens(&mut self, earlier: &Self) {}
         pub fn mark(&mut self, now: u64, tokens: u64, before: Colour) -> Colour {}
     }
 }
@@ -82,7 +82,7 @@ pub mod classifier {
         pub fn len(&self) -> usize {}
         pub fn is_empty(&self) -> bool {}
         pub fn rules(&self) -> impl Iterator<Item = (u32, &Rule)> {}
-        pub fn numbers(&self) -> usize {}
+        pub fn number_bound(&self) -> usize {}
         pub fn insert(&mut self, at: usize, rule: Rule) -> u32 {}
         pub fn remove(&mut self, at: usize) -> u32 {}
         pub fn update(&mut self, rules: &[Rule]) {}
@@ -198,7 +198,7 @@ pub const MAX_VALUE: u32 = _;
 pub enum TableError {
     PrefixLength { len: u8, max: u8 },
     Value(u32),
-    Full(usize),
-    Keys(usize),
+    NoFreeLines(usize),
+    TooManyKeys(usize),
     Memory(usize),
 }

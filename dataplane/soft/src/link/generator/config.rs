@@ -95,7 +95,8 @@ pub struct GeneratorConfig {
     /// Whether the generator writes the whole frame into the buffer at every receive. If `false`, the generator writes
     /// a frame into each buffer only once. When the port receives again in this buffer, the frame still has the changes
     /// that the pipeline made.
-    pub copy: bool,
+    #[serde(rename = "copy")]
+    pub rewrite: bool,
     /// Whether the link copies every sent frame out of its buffer, as a NIC does by DMA. If `false`, sent frames are
     /// only counted.
     pub copy_out: bool,
@@ -152,7 +153,7 @@ impl Default for GeneratorConfig {
             rate: None,
             count: None,
             protocol: FrameKind::default(),
-            copy: true,
+            rewrite: true,
             copy_out: false,
             src_mac: MacAddr([0x02, 0, 0, 0, 0, 0x01]),
             dst_mac: MacAddr([0x02, 0, 0, 0, 0, 0x02]),
@@ -239,7 +240,7 @@ impl LinkParameters for GeneratorConfig {
             seed: self.seed,
             count: self.count,
             rate: self.rate,
-            copy: self.copy,
+            rewrite: self.rewrite,
             copy_out: self.copy_out,
         }))
     }

@@ -71,7 +71,7 @@ pub struct GeneratorSpec {
     /// Whether every receive gets a newly written frame. If `false`, a slot (packet buffer) is written only at its
     /// first use, so changes that stages make to a packet persist. `false` is faster, for tests that ignore the packet
     /// bytes.
-    pub copy: bool,
+    pub rewrite: bool,
     /// Whether each sent frame is copied out of its slot, as hardware would read the frame by DMA. If `false`, sent
     /// frames are only counted.
     pub copy_out: bool,
@@ -93,7 +93,7 @@ impl Default for GeneratorSpec {
             seed: 0,
             count: None,
             rate: None,
-            copy: true,
+            rewrite: true,
             copy_out: false,
         }
     }
@@ -111,7 +111,7 @@ pub(crate) struct Plan {
     frames: Frames,
     count: Option<u64>,
     rate: Option<u64>,
-    copy: bool,
+    rewrite: bool,
     /// Maximum length of a sent frame, if sent frames are copied out.
     out: Option<usize>,
 }
@@ -143,7 +143,7 @@ impl Plan {
             (0..flows as u32).for_each(|flow| frames.push(&frame(spec, addresses, flow, size)));
         }
         let out = spec.copy_out.then_some(max_frame);
-        Ok(Self { frames, count: spec.count, rate: spec.rate, copy: spec.copy, out })
+        Ok(Self { frames, count: spec.count, rate: spec.rate, rewrite: spec.rewrite, out })
     }
 }
 
@@ -285,7 +285,7 @@ pub(crate) struct Generator {
     longest_out: usize,
 }
 
-/// The state of slots that are written only once (`copy` is `false`).
+/// The state of slots that are written only once (`rewrite` is `false`).
 #[derive(Debug, Default)]
 struct WrittenSlots {
     /// Whether each slot holds its frame.
@@ -318,7 +318,7 @@ impl Generator {
         Self { plan, reel, left, clock, timebase, rate, began: None, passed: 0, written_slots, out, longest_out }
     }
 
-    /// Returns the frame that `prepare` writes into a slot if `copy` is `false`.
+    /// Returns the frame that `prepare` writes into a slot if `rewrite` is `false`.
     fn of_slot(&self, slot: u32) -> &[u8] {
         let numbers = self.reel.numbers();
         self.plan.frames.get(numbers[slot as usize % numbers.len()] as usize)
@@ -434,7 +434,7 @@ impl Wire for Generator {
     #[inline]
     fn write(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
         self.pass(part.len() as u64);
-        match self.plan.copy {
+        match self.plan.rewrite {
             true => self.reel.write(&self.plan.frames, slots, part, lengths),
             false => self.lengths_of(part, lengths),
         }
@@ -451,12 +451,12 @@ impl Wire for Generator {
     }
 
     fn prepared(&self) -> Option<u32> {
-        (!self.plan.copy).then_some(self.written_slots.below)
+        (!self.plan.rewrite).then_some(self.written_slots.below)
     }
 
     /// Writes the frames of slots that are used for the first time, if slots are written only once.
     fn prepare(&mut self, slots: &Slots, part: &[u32]) {
-        if self.plan.copy {
+        if self.plan.rewrite {
             return;
         }
         for &slot in part {

@@ -174,7 +174,8 @@ impl Capture {
             if let Some([0x0a, 0x0d, 0x0d, 0x0a, _, _, _, _, order, ..]) = rest.first_chunk::<12>() {
                 big_endian = *order == 0x1a;
             }
-            // The parser subtracts `SMALLEST_BLOCK` from the length, and panics in debug builds if the length is smaller.
+            // The parser subtracts `SMALLEST_BLOCK` from the length, and panics in debug builds if the length is
+            // smaller.
             if let Some([_, _, _, _, length @ ..]) = rest.first_chunk::<8>() {
                 let length = if big_endian { u32::from_be_bytes(*length) } else { u32::from_le_bytes(*length) };
                 if length < SMALLEST_BLOCK {
@@ -293,7 +294,7 @@ impl Writer {
     /// Buffers a frame. Flushes the buffer first if the frame does not fit.
     pub(super) fn write(&mut self, frame: &[u8], time: Nanos) -> io::Result<()> {
         if self.is_new() {
-            self.file.empty()?;
+            self.file.truncate()?;
         }
         let original = frame.len() as u32;
         let frame = &frame[..frame.len().min(self.snaplen as usize)];
@@ -320,7 +321,7 @@ impl Writer {
     /// Writes the buffered data to the file.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         if self.is_new() {
-            self.file.empty()?;
+            self.file.truncate()?;
         }
         self.file.write_all(&self.buffer)?;
         self.written += self.buffer.len() as u64;
