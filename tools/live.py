@@ -93,9 +93,9 @@ class Network:
     ports = {"left": "left", "right": "right"}
     hosts = {"a": (A4, A6), "b": (B4, B6)}
 
-    def __init__(self, kind, folder):
+    def __init__(self, kind, folder, tag=""):
         self.kind, self.folder, self.workers = kind, folder, 1
-        self.names = {host: f"dp-live-{os.getpid()}-{host}" for host in ("a", "m", "b")}
+        self.names = {host: f"dp-live-{os.getpid()}-{host}{tag}" for host in ("a", "m", "b")}
 
     def __enter__(self):
         try:

@@ -7,8 +7,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::report::{
-    CalibrationReport, Environment, LatencyStep, LatencyStepsReport, RateReport, Rfc2544Report, SearchReport,
-    SoakReport,
+    CalibrationReport, CounterReport, Environment, LatencyStep, LatencyStepsReport, RateReport, Rfc2544Report,
+    SearchReport, SoakReport,
 };
 
 /// A result in the form in which files store it.
@@ -121,7 +121,16 @@ impl Stored {
     /// Returns the reasons why the result may show a limit or a disturbance of the tester.
     pub fn doubts(&self) -> Vec<String> {
         match self {
-            Self::Rate(report) => [&report.tester.limits[..], &report.tester.disturbances].concat(),
+            Self::Rate(report) => {
+                let changed = report.by_counters.map(|counters| {
+                    let CounterReport { sent, arrived, .. } = counters;
+                    format!(
+                        "no packet arrived with its signature; by the counters, {arrived} of {sent} packets arrived"
+                    )
+                });
+                let notes = [&report.tester.limits[..], &report.tester.disturbances].concat();
+                changed.into_iter().chain(notes).collect()
+            }
             Self::Search(report) => {
                 // Only the trials at the bounds decide the result.
                 let bounds = report.goals.iter().flat_map(|goal| [&goal.lower, &goal.upper]).flatten();

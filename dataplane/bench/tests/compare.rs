@@ -29,6 +29,7 @@ impl Trials for Device {
             lost,
             held: 0,
             loss_ratio,
+            by_counters: false,
             ignored: false,
             limits,
         });

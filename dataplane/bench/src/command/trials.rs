@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use dataplane::Error;
 
 use super::opened::{Opened, verdict};
-use crate::report::{Nanoseconds, Pps, TrialReport};
+use crate::report::{CounterReport, Nanoseconds, Pps, TrialReport};
 use crate::search::{Measurement, Trials, is_ignored};
 
 /// The longest sleep between two checks of the flag that ends a run.
@@ -50,7 +50,11 @@ impl Trials for PortTrials<'_> {
             let total = &report.total;
             // During the trial, the device did not forward these packets, but stored them.
             let held = total.held;
-            let lost = total.corrupted + total.late + total.lost + held;
+            let (sent, lost) = match report.by_counters {
+                None => (total.sent, total.corrupted + total.late + total.lost + held),
+                Some(CounterReport { sent, arrived, .. }) => (sent, sent.saturating_sub(arrived)),
+            };
+            let by_counters = report.by_counters.is_some();
             let mut limits = report.tester.limits;
             if total.missed > 0 && limits.is_empty() {
                 // A goal allows only few lost packets, so even a few packets that were not sent can change the result.
@@ -60,13 +64,23 @@ impl Trials for PortTrials<'_> {
             let ignored = is_ignored(!limits.is_empty(), attempt);
             // Packets that the tester could not send in time count as lost. The result can then be too low, but not too
             // high.
-            let loss_ratio = (lost + total.missed) as f64 / (total.sent + total.missed).max(1) as f64;
+            let loss_ratio = (lost + total.missed) as f64 / (sent + total.missed).max(1) as f64;
             let number = self.reports.len() + 1;
             let time = Nanoseconds(outcome.duration);
             let note = if ignored { ", repeated because the tester was the limit or was disturbed" } else { "" };
             (self.show)(&format!("trial {number}: {}, {time}: loss {:.4} %{note}", Pps(load), loss_ratio * 100.0));
-            let (sent, duration_s) = (total.sent, report.duration_s);
-            self.reports.push(TrialReport { pps: load, duration_s, sent, lost, held, loss_ratio, ignored, limits });
+            let duration_s = report.duration_s;
+            self.reports.push(TrialReport {
+                pps: load,
+                duration_s,
+                sent,
+                lost,
+                held,
+                loss_ratio,
+                by_counters,
+                ignored,
+                limits,
+            });
             rest(self.opened, self.rest)?;
             if !ignored {
                 return Ok(Measurement { duration: duration_s, loss_ratio });

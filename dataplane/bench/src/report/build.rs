@@ -1,8 +1,8 @@
 //! Builds results from the outcomes of trials.
 
 use super::parts::{
-    BoundReport, Calibration, Environment, GapReport, GoalReport, PortReport, RateReport, SeriesReport, StreamReport,
-    TesterReport, Times, Traffic, TrialReport,
+    BoundReport, Calibration, CounterReport, Environment, GapReport, GoalReport, PortReport, RateReport, SeriesReport,
+    StreamReport, TesterReport, Times, Traffic, TrialReport,
 };
 use super::units::{Nanoseconds, Pps, ratio};
 use crate::rate::{FCS, LINE_OVERHEAD};
@@ -14,6 +14,8 @@ use crate::tester::{Outcome, StreamOutcome};
 const MAX_RATE_ERROR: f64 = 0.01;
 /// A rate above this share of the tester's own maximum may show a limit of the tester.
 const MAX_OWN_SHARE: f64 = 0.9;
+/// If fewer packets than this share of the sent packets arrive without a signature, the packets may be from other hosts.
+const MIN_CHANGED: f64 = 0.01;
 /// A trial is disturbed if the tester waited for a core for more than this share of the trial.
 const MAX_WAIT: f64 = 0.01;
 
@@ -102,6 +104,7 @@ pub fn rate_report(
         duration_s: seconds,
         stopped: outcome.stopped,
         total,
+        by_counters: by_counters(streams, outcome),
         streams: reports,
         ports,
         tester: TesterReport {
@@ -113,6 +116,18 @@ pub fn rate_report(
         },
         unaccounted: unaccounted(outcome),
     }
+}
+
+/// Returns the packets by the counters of the ports, if packets arrived, but no packet with its signature.
+fn by_counters(streams: &[Stream], outcome: &Outcome) -> Option<CounterReport> {
+    let is_receiver = |port: usize| streams.iter().any(|stream| stream.to == port);
+    let receivers = outcome.ports.iter().enumerate().filter(|(port, _)| is_receiver(*port));
+    let arrived: u64 = receivers.map(|(_, port)| port.foreign).sum();
+    let judged: u64 = outcome.ports.iter().map(|port| port.judged).sum();
+    let sent: u64 = outcome.ports.iter().map(|port| port.tx).sum();
+    let signed: u64 = outcome.streams.iter().map(|stream| stream.sent).sum();
+    let is_changed = judged == 0 && signed > 0 && ratio(arrived, sent) >= MIN_CHANGED;
+    is_changed.then(|| CounterReport { sent, arrived, loss_ratio: ratio(sent.saturating_sub(arrived), sent) })
 }
 
 fn traffic(stream: &Stream, outcome: &StreamOutcome, rate: Option<f64>, seconds: f64) -> Traffic {

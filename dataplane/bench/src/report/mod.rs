@@ -11,8 +11,8 @@ mod units;
 pub use self::build::{bound_report, disturbances, environment, goal_report, rate_report, trial_limits};
 pub use self::latency::{LatencyStep, LatencyStepsReport};
 pub use self::parts::{
-    BoundReport, Calibration, CalibrationReport, Environment, GapReport, GoalReport, PortReport, RateReport,
-    SearchReport, SeriesReport, StreamReport, StreamSetup, TesterReport, Times, Traffic, TrialReport,
+    BoundReport, Calibration, CalibrationReport, CounterReport, Environment, GapReport, GoalReport, PortReport,
+    RateReport, SearchReport, SeriesReport, StreamReport, StreamSetup, TesterReport, Times, Traffic, TrialReport,
 };
 pub use self::rfc2544::{
     BackToBackReport, LatencyReport, LossStep, RecoveryReport, ResetReport, Rfc2544Report, SizeReport, ThroughputReport,

@@ -21,6 +21,9 @@ pub struct RateReport {
     pub stopped: bool,
     /// The sums of all streams.
     pub total: Traffic,
+    /// The packets by the counters of the ports, if no packet arrived with its signature.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_counters: Option<CounterReport>,
     /// The streams.
     pub streams: Vec<StreamReport>,
     /// The ports.
@@ -29,6 +32,18 @@ pub struct RateReport {
     pub tester: TesterReport,
     /// The difference between the counters of the ports and the counters of the streams. Must be 0.
     pub unaccounted: i64,
+}
+
+/// The packets of a trial by the counters of the ports. The device changes the payload, so no packet has its signature. The
+/// tester cannot distinguish the packets from the packets of other hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CounterReport {
+    /// Packets that the ports sent.
+    pub sent: u64,
+    /// Packets that arrived at the ports that receive, until the traffic had settled.
+    pub arrived: u64,
+    /// The share of `sent` that did not arrive.
+    pub loss_ratio: f64,
 }
 
 /// The host and the program of a trial.
@@ -388,6 +403,9 @@ pub struct TrialReport {
     /// `(lost + missed) / (sent + missed)`. `missed` is the number of packets that the tester could not send in time.
     #[serde(default)]
     pub loss_ratio: f64,
+    /// Whether `lost` is from the counters of the ports, because no packet arrived with its signature.
+    #[serde(default)]
+    pub by_counters: bool,
     /// Whether the search ignores the trial, because the tester was the limit or was disturbed.
     pub ignored: bool,
     /// The reasons why the trial shows a limit or a disturbance of the tester.

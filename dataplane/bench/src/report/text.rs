@@ -3,7 +3,8 @@
 use std::fmt::{self, Write as _};
 
 use super::parts::{
-    BoundReport, Calibration, CalibrationReport, PortReport, RateReport, SearchReport, StreamReport, Times, Traffic,
+    BoundReport, Calibration, CalibrationReport, CounterReport, PortReport, RateReport, SearchReport, StreamReport,
+    Times, Traffic,
 };
 use super::units::{Bps, Nanoseconds, Percent, Pps, ratio};
 
@@ -26,6 +27,11 @@ impl fmt::Display for RateReport {
             total.corrupted + total.late + total.lost,
             total.sent
         )?;
+        if let Some(CounterReport { sent, arrived, loss_ratio }) = self.by_counters {
+            writeln!(f, "NO SIGNATURES: no packet arrived with its signature, because the device changes the payload")?;
+            let loss = Percent(loss_ratio);
+            writeln!(f, "counters  {arrived} of {sent} packets arrived, loss {loss}; latency and order are unknown")?;
+        }
         if total.unsigned > 0 {
             let arrived: u64 = ports.iter().map(|port| port.foreign).sum();
             writeln!(
@@ -161,6 +167,12 @@ impl fmt::Display for SearchReport {
             if !goal.complete {
                 writeln!(f, "  INCOMPLETE: the bounds are not as close as requested")?;
             }
+        }
+        if self.trials.iter().any(|trial| trial.by_counters) {
+            writeln!(
+                f,
+                "NO SIGNATURES: the device changes the payload, so the losses are from the counters of the ports"
+            )?;
         }
         let seconds: f64 = self.trials.iter().map(|trial| trial.duration_s).sum();
         let ignored = self.trials.iter().filter(|trial| trial.ignored).count();
