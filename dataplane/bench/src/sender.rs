@@ -107,6 +107,11 @@ impl Sender {
         self.series.clear();
     }
 
+    /// Moves the fields to the values of the packet with the number `first`. Call this function after [`Sender::start`].
+    pub fn set_first_flow(&mut self, first: u64) {
+        self.fields.iter_mut().for_each(|field| field.cycle.seek(first));
+    }
+
     /// Starts counting the packets of each interval of the trial. Call this function after [`Sender::start`].
     pub fn count_by_time(&mut self, intervals: Intervals) {
         self.series.resize(intervals.count, 0);

@@ -255,6 +255,26 @@ impl Stream {
         &self.keys
     }
 
+    /// Returns the number of packets with different headers, after which the headers repeat.
+    ///
+    /// # Errors
+    /// Returns the reason if a field has random values, or if the stream sends a capture.
+    pub fn flows(&self) -> Result<u64, String> {
+        if self.is_capture {
+            return Err("the frames of a capture have no new flows; help: remove `capture`".to_owned());
+        }
+        let common = |mut a: u64, mut b: u64| {
+            while b > 0 {
+                (a, b) = (b, a % b);
+            }
+            a.max(1)
+        };
+        self.fields.iter().try_fold(1u64, |flows, field| match field.cycle.period() {
+            Some(period) => Ok((flows / common(flows, period)).saturating_mul(period)),
+            None => Err("random values repeat flows; help: remove `random` and `zipf`".to_owned()),
+        })
+    }
+
     /// Returns the source and destination MAC address of a frame that teaches a bridge the address of the receiving port.
     pub(crate) fn learning_addresses(&self) -> Option<(MacAddr, MacAddr)> {
         self.learning

@@ -265,6 +265,24 @@ impl Cycle {
         self
     }
 
+    /// Returns the number of values after which the sequence repeats, or `None` for random values.
+    pub(crate) fn period(&self) -> Option<u64> {
+        match self {
+            Self::Count { count, .. } => Some(*count),
+            Self::List { values, .. } => Some(values.len() as u64),
+            Self::Random { .. } | Self::Zipf { .. } => None,
+        }
+    }
+
+    /// Moves to the value with the number `number`, counted from 0. Random values have no numbers and do not move.
+    pub(crate) fn seek(&mut self, number: u64) {
+        match self {
+            Self::Count { count, at, .. } => *at = number % (*count).max(1),
+            Self::List { values, at } => *at = (number % values.len().max(1) as u64) as usize,
+            Self::Random { .. } | Self::Zipf { .. } => {}
+        }
+    }
+
     /// Returns the next value.
     #[inline]
     pub(crate) fn next(&mut self) -> u128 {

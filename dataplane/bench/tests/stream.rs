@@ -161,6 +161,30 @@ fn random_values_differ_and_equal_seeds_repeat_them() {
 }
 
 #[test]
+fn flows_are_counted_and_start_at_any_number() {
+    let flows = |keys: &str| Stream::new(&config(keys), 0, &ports()).unwrap().flows();
+    assert_eq!(flows(""), Ok(1));
+    let many = "src_ip = { first = '198.18.0.1', count = 251 }\nsrc_port = { first = 1024, count = 64000 }";
+    assert_eq!(flows(many), Ok(251 * 64_000));
+    // 4 is the least common multiple of 4 and 2.
+    assert_eq!(flows("src_port = [1, 2, 3, 4]\ndst_port = { first = 5, count = 2 }"), Ok(4));
+    assert!(flows("src_port = { first = 1, count = 9, random = true }").unwrap_err().contains("help: remove `random`"));
+    let stream = Stream::new(&config(many), 3, &ports()).unwrap();
+    let (mut sender, mut pool) = (Sender::new(&stream, 3), pool());
+    let mut batch = Batch::new(&pool);
+    let mut headers = |first: u64| {
+        sender.start(KEY, None, 1_000_000_000, 0, 0.0);
+        sender.set_first_flow(first);
+        assert!(sender.send(&mut batch, &mut pool, Nanos(77), 0));
+        let text = batch.iter_mut().map(|packet| describe(packet.data(), 0)).collect::<String>();
+        batch.free_into(&mut pool);
+        text
+    };
+    assert_eq!(headers(64_002), "198.18.0.249 198.19.0.1 ttl 64 dscp 0 udp 1026 9");
+    assert_eq!(headers(251 * 64_000), headers(0));
+}
+
+#[test]
 fn sizes_have_the_weights_of_the_mix() {
     let mut counts = BTreeMap::new();
     for frame in frames("size = 'imix'", 120) {

@@ -120,6 +120,7 @@ pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio
         shares: shares.clone(),
         reports: Vec::new(),
         rest: Duration::ZERO,
+        flows: None,
         show: &mut show,
     };
     let (results, ended) = match search(&goals, (lowest, highest), &mut trials) {

@@ -2,6 +2,7 @@
 
 mod compare;
 mod find;
+mod flows;
 mod journal;
 mod latency;
 mod opened;
@@ -20,13 +21,16 @@ use dataplane::{Error, Result};
 
 use self::compare::{CompareArgs, HtmlArgs};
 use self::find::{NdrArgs, PdrArgs};
+use self::flows::FlowsArgs;
 use self::latency::LatencyArgs;
 use self::output::print_json;
 use self::rate::{CalibrateArgs, RateArgs};
 use self::rfc2544::Rfc2544Args;
 use self::soak::SoakArgs;
 use crate::compare::CompareReport;
-use crate::report::{CalibrationReport, LatencyStepsReport, RateReport, Rfc2544Report, SearchReport, SoakLine};
+use crate::report::{
+    CalibrationReport, FlowsReport, LatencyStepsReport, RateReport, Rfc2544Report, SearchReport, SoakLine,
+};
 
 /// Send streams of packets through a device under test, and judge the packets that return
 #[derive(Debug, Parser)]
@@ -54,6 +58,8 @@ enum Method {
     Latency(LatencyArgs),
     /// Send for hours, and locate each loss in time
     Soak(SoakArgs),
+    /// Find the number of flows and the rate of new flows that a stateful device carries
+    Flows(FlowsArgs),
     /// Compare two results: better, worse, or no difference shown
     Compare(CompareArgs),
     /// Print a stored result as an HTML page
@@ -82,6 +88,8 @@ enum SchemaOf {
     Latency,
     /// A line of the file of `soak`
     Soak,
+    /// The result of `flows`
+    Flows,
     /// The result of `compare`
     Compare,
 }
@@ -105,6 +113,7 @@ pub fn run(matches: &clap::ArgMatches) -> Result<()> {
         Method::Rfc2544(args) => rfc2544::rfc2544(&args),
         Method::Latency(args) => latency::latency(&args),
         Method::Soak(args) => soak::soak(&args),
+        Method::Flows(args) => flows::flows(&args),
         Method::Compare(args) => compare::compare(&args),
         Method::Html(args) => compare::html(&args),
         Method::Schema(args) => {
@@ -114,6 +123,7 @@ pub fn run(matches: &clap::ArgMatches) -> Result<()> {
                 SchemaOf::Rfc2544 => schemars::schema_for!(Rfc2544Report),
                 SchemaOf::Latency => schemars::schema_for!(LatencyStepsReport),
                 SchemaOf::Soak => schemars::schema_for!(SoakLine),
+                SchemaOf::Flows => schemars::schema_for!(FlowsReport),
                 SchemaOf::Compare => schemars::schema_for!(CompareReport),
                 SchemaOf::Calibrate => schemars::schema_for!(CalibrationReport),
             };

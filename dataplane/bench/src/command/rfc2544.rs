@@ -316,6 +316,7 @@ impl Run<'_> {
             shares: shares.to_vec(),
             reports: Vec::new(),
             rest: self.times.rest,
+            flows: None,
             show: &mut show,
         };
         let result = work(&mut trials);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use dataplane::Error;
 
+use super::flows::NewFlows;
 use super::opened::{Opened, verdict};
 use crate::report::{CounterReport, Nanoseconds, Pps, TrialReport};
 use crate::search::{Measurement, Trials, is_ignored};
@@ -21,6 +22,8 @@ pub(super) struct PortTrials<'a> {
     pub(super) reports: Vec<TrialReport>,
     /// The time between two trials.
     pub(super) rest: Duration,
+    /// The flows of the trials, if each packet opens a flow.
+    pub(super) flows: Option<&'a mut NewFlows>,
     /// Shows the progress.
     pub(super) show: &'a mut dyn FnMut(&str),
 }
@@ -39,6 +42,9 @@ impl Trials for PortTrials<'_> {
         let mut attempt = 0;
         loop {
             attempt += 1;
+            if let Some(flows) = &mut self.flows {
+                flows.prepare(self.opened, (load * duration).ceil() as u64)?;
+            }
             let outcome = self.opened.tester.trial(&rates, Duration::from_secs_f64(duration)).map_err(Ended::Failed)?;
             if outcome.stopped {
                 return Err(Ended::Stopped);

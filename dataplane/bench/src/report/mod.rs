@@ -1,6 +1,7 @@
 //! The results as JSON and as text.
 
 mod build;
+mod flows;
 mod latency;
 mod parts;
 mod rfc2544;
@@ -9,6 +10,7 @@ mod text;
 mod units;
 
 pub use self::build::{bound_report, disturbances, environment, goal_report, rate_report, trial_limits};
+pub use self::flows::{CapacityReport, FlowTrialReport, FlowsReport};
 pub use self::latency::{LatencyStep, LatencyStepsReport};
 pub use self::parts::{
     BoundReport, Calibration, CalibrationReport, CounterReport, Environment, GapReport, GoalReport, PortReport,

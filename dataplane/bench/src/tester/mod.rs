@@ -123,6 +123,8 @@ pub struct Tester {
     clock: HostClock,
     /// The number from which the key of the last trial was created.
     key: u64,
+    /// The number of the first flow of the next trial.
+    first_flow: u64,
     stop: Arc<AtomicBool>,
     lanes: PortLanes,
 }
@@ -144,8 +146,19 @@ impl Tester {
         // The first key differs between runs, so that packets of an earlier run do not count.
         let key = clock.nanos().0;
         let (senders, judges) = (Vec::new(), Vec::new());
-        let mut tester =
-            Self { outboxes, inbox, senders, judges, streams: Vec::new(), options, clock, key, stop, lanes };
+        let mut tester = Self {
+            outboxes,
+            inbox,
+            senders,
+            judges,
+            streams: Vec::new(),
+            options,
+            clock,
+            key,
+            first_flow: 0,
+            stop,
+            lanes,
+        };
         tester.set_streams(streams, fastest);
         tester
     }
@@ -173,6 +186,17 @@ impl Tester {
     /// Sets the time without arrivals after which a trial ends.
     pub fn set_settle(&mut self, settle: Duration) {
         self.options.settle = settle;
+    }
+
+    /// Sets the maximum delay of a packet by the tester.
+    pub fn set_catch_up(&mut self, catch_up: Duration) {
+        self.options.catch_up = catch_up;
+    }
+
+    /// Sets the number of the first flow of the next trials. The packets of a trial have the headers of this flow, the
+    /// following flow, and so on.
+    pub fn set_first_flow(&mut self, first: u64) {
+        self.first_flow = first;
     }
 
     /// Returns the streams.
@@ -250,7 +274,7 @@ impl Tester {
         let (duration, settle, late) = (nanos(duration), nanos(self.options.settle), nanos(self.options.late));
         let longest_settle = settle.saturating_add(late);
         let intervals = Intervals::new(self.options.interval, duration, self.streams.len());
-        let Self { outboxes, inbox, senders, judges, streams, clock, key, stop, lanes, options } = self;
+        let Self { outboxes, inbox, senders, judges, streams, clock, key, first_flow, stop, lanes, options } = self;
         *key = key.wrapping_add(1);
         let key = Key::new(*key);
         let plan = lanes.plan();
@@ -280,6 +304,7 @@ impl Tester {
         for (index, sender) in senders.iter_mut().enumerate() {
             let rate = rates.get(index).copied().flatten();
             sender.start(key, rate, duration, nanos(options.catch_up), index as f64 / count);
+            sender.set_first_flow(*first_flow);
             sender.count_by_time(intervals);
             if let Some((at, rates)) = change {
                 sender.change_rate(nanos(at), rates.get(index).copied().flatten());

@@ -1,0 +1,123 @@
+//! The result of `bench flows`.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::parts::{Environment, GoalReport, StreamSetup, TrialReport};
+use super::text::notes;
+use super::units::Percent;
+
+/// The result of `bench flows`.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct FlowsReport {
+    /// The command: `flows`.
+    pub method: String,
+    /// The host and the program of the trials.
+    pub environment: Environment,
+    /// Whether the tests were stopped before their end.
+    pub stopped: bool,
+    /// The stream.
+    pub streams: Vec<StreamSetup>,
+    /// The highest ratio of lost packets.
+    pub loss_ratio: f64,
+    /// The number of concurrent flows that the device carries.
+    pub capacity: Option<CapacityReport>,
+    /// The trials of the capacity.
+    pub capacity_trials: Vec<FlowTrialReport>,
+    /// The highest rate of new flows. Each packet opens a flow, so the rates are flows per second.
+    pub set_up_rate: Option<GoalReport>,
+    /// The trials of the set-up rate.
+    pub rate_trials: Vec<TrialReport>,
+    /// The reasons why trials show a limit or a disturbance of the tester.
+    pub tester_limits: Vec<String>,
+}
+
+/// The capacity of a stateful device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CapacityReport {
+    /// The largest number of flows of which the device carried all. `None` if the device lost packets in each trial.
+    pub flows: Option<u64>,
+    /// The smallest number of flows of which the device did not carry all. `None` if the device carried all flows of the
+    /// largest trial.
+    pub exceeded_at: Option<u64>,
+}
+
+impl CapacityReport {
+    /// Returns the capacity that the trials show, or `None` without trials.
+    pub fn of(trials: &[FlowTrialReport]) -> Option<Self> {
+        let lossy = |trial: &&FlowTrialReport| trial.exceeded;
+        let exceeded_at = trials.iter().filter(lossy).map(|trial| trial.flows).min();
+        let flows = trials.iter().filter(|trial| !lossy(trial)).map(|trial| trial.flows).max();
+        (!trials.is_empty()).then_some(Self { flows, exceeded_at })
+    }
+}
+
+/// A trial of the capacity: the tester opens new flows, and then sends one more packet of each flow.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct FlowTrialReport {
+    /// The number of flows.
+    pub flows: u64,
+    /// The lost packets that should open a flow. The device may have refused these flows because of their rate.
+    pub lost_set_up: u64,
+    /// The lost packets of the flows after all flows were opened.
+    pub lost: u64,
+    /// `lost` as a ratio of `flows`.
+    pub loss_ratio: f64,
+    /// Whether `loss_ratio` exceeds the highest ratio.
+    pub exceeded: bool,
+    /// The reasons why the trial shows a limit of the tester.
+    pub limits: Vec<String>,
+}
+
+impl fmt::Display for FlowsReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(CapacityReport { flows, exceeded_at }) = &self.capacity {
+            let flows = flows.map_or("none".to_owned(), |flows| format!("{flows} flows"));
+            let above =
+                exceeded_at.map_or("the largest trial had no loss".to_owned(), |at| format!("loss from {at} flows"));
+            writeln!(f, "capacity     {flows}; {above}; {} trials", self.capacity_trials.len())?;
+            let early = self.capacity_trials.iter().filter(|trial| trial.lost_set_up > trial.lost);
+            if let Some(trial) = early.max_by_key(|trial| trial.lost_set_up) {
+                writeln!(
+                    f,
+                    "             of {} flows, {} lost their first packet, so the flows may be opened too fast; help: reduce \
+                     --rate",
+                    trial.flows, trial.lost_set_up
+                )?;
+            }
+        }
+        if let Some(goal) = &self.set_up_rate {
+            let rate = |bound: &Option<super::parts::BoundReport>, none: &str| match bound {
+                Some(bound) => {
+                    format!("{:.0} flows/s ({} of {} trials exceed)", bound.pps, bound.exceeded, bound.trials)
+                }
+                None => none.to_owned(),
+            };
+            writeln!(
+                f,
+                "set-up rate  loss ratio at most {}, trials of {:.3} s",
+                Percent(goal.loss_ratio),
+                goal.trial_s
+            )?;
+            writeln!(f, "  lower bound  {}", rate(&goal.lower, "none: the device loses packets at the lowest rate"))?;
+            writeln!(
+                f,
+                "  upper bound  {}",
+                rate(&goal.upper, "none: the device loses no packets at the highest rate")
+            )?;
+            if !goal.complete {
+                writeln!(f, "  INCOMPLETE: the bounds are not as close as requested")?;
+            }
+        }
+        /// The maximum number of limits in the text. The JSON has all limits.
+        const SHOWN: usize = 3;
+        let (shown, rest) = self.tester_limits.split_at(self.tester_limits.len().min(SHOWN));
+        notes(f, self.stopped, shown, &[])?;
+        match rest.len() {
+            0 => Ok(()),
+            more => writeln!(f, "TESTER LIMIT: {more} more, listed with --json"),
+        }
+    }
+}
