@@ -163,21 +163,21 @@ def device(lab, name):
     elif name == "nftables masquerade":
         lab.masquerade()
         yield routed
-    elif name == "our bridge":
+    elif name == "Dataplane bridge":
         with lab.own(BRIDGE):
             yield ""
-    elif name == "our router":
+    elif name == "Dataplane router":
         macs = {"LEFT": lab.mac("a", "to-left"), "RIGHT": lab.mac("a", "to-right")}
         pipeline = ROUTER
         for word, mac in macs.items():
             pipeline = pipeline.replace(word, mac)
         with lab.own(pipeline):
             yield routed
-    elif name == "our firewall":
+    elif name == "Dataplane firewall":
         with lab.own(FIREWALL):
             yield ""
     else:
         raise Failed(f"unknown device {name}")
 
 
-DEVICES = ["kernel bridge", "our bridge", "kernel router", "our router", "nftables masquerade", "our firewall"]
+DEVICES = ["kernel bridge", "Dataplane bridge", "kernel router", "Dataplane router", "nftables masquerade", "Dataplane firewall"]
