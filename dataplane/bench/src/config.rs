@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use dataplane::header::{MacAddr, ether_type};
 use dataplane::units::Period;
+use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 
 use crate::rate::Rate;
@@ -251,6 +252,10 @@ pub struct StreamConfig {
     pub speed: f64,
     /// For each prefix of addresses in the capture, the prefix that replaces it.
     pub rewrite: Rewrite,
+    /// The prefixes of the clients in the capture. `from` sends the frames of the clients, and `to` the other frames.
+    pub clients: Vec<IpNet>,
+    /// The destination MAC address of the frames that `to` sends. Default: the MAC address of `from`.
+    pub reply_mac: Option<MacAddr>,
 }
 
 impl Default for StreamConfig {
@@ -288,6 +293,8 @@ impl Default for StreamConfig {
             capture: None,
             speed: 1.0,
             rewrite: Rewrite::new(),
+            clients: Vec::new(),
+            reply_mac: None,
         }
     }
 }

@@ -27,6 +27,28 @@ pub(crate) struct Replay {
     pub(crate) signed: Vec<u32>,
     /// The mean number of frames per second, or `None` if all frames have the same time.
     pub(crate) rate: Option<f64>,
+    /// The time of the first frame since the start of the capture, as a multiple of the mean time.
+    pub(crate) first: f64,
+}
+
+/// The side of the conversations in a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Client,
+    Server,
+}
+
+impl Side {
+    /// Returns the side that sent a frame, or `None` if the frame does not go from a client to a server or back.
+    fn of(frame: &[u8], clients: &[IpNet]) -> Option<Self> {
+        let [source, destination] = Place::find(frame)?.read_addresses(frame);
+        let is_client = |address: &IpAddr| clients.iter().any(|net| net.contains(address));
+        match (is_client(&source), is_client(&destination)) {
+            (true, false) if !destination.is_multicast() => Some(Self::Client),
+            (false, true) => Some(Self::Server),
+            _ => None,
+        }
+    }
 }
 
 /// Checks that the prefixes of each pair have the same family and length.
@@ -44,7 +66,7 @@ fn check(rewrite: &Rewrite) -> Result<(), String> {
 
 impl Replay {
     /// Reads a capture. All frames get the MAC addresses `src` and `dst`. `longest` is the length of the longest frame that
-    /// the ports can send.
+    /// the ports can send. `side` has the prefixes of the clients, and the side whose frames are read.
     ///
     /// # Errors
     /// Returns the reason, and how to fix the config.
@@ -53,6 +75,7 @@ impl Replay {
         rewrite: &Rewrite,
         (src, dst): (MacAddr, MacAddr),
         longest: usize,
+        side: Option<(&[IpNet], Side)>,
     ) -> Result<Self, String> {
         check(rewrite)?;
         let shown = path.display();
@@ -71,8 +94,19 @@ impl Replay {
         let count = capture.len();
         let time = |index: usize| capture.time(index).0;
         let whole = time(count - 1).saturating_sub(time(0)) as f64;
-        let mean = whole / (count - 1).max(1) as f64;
-        for index in 0..count {
+        // The first frame follows the last frame after the mean time.
+        let period = whole + whole / (count - 1).max(1) as f64;
+        let is_sent =
+            |index: &usize| side.is_none_or(|(clients, side)| Side::of(capture.frame(*index), clients) == Some(side));
+        let indexes: Vec<usize> = (0..count).filter(is_sent).collect();
+        let (Some(&first), mean) = (indexes.first(), period / indexes.len().max(1) as f64) else {
+            let which = if side.is_some_and(|(_, side)| side == Side::Client) { "from" } else { "to" };
+            return Err(format!(
+                "`capture` {shown} has no IP packets {which} `clients`; help: change the prefixes of `clients`"
+            ));
+        };
+        let since_start = |index: usize| time(index).saturating_sub(time(0)) as f64;
+        for (number, &index) in indexes.iter().enumerate() {
             let mut frame = capture.frame(index).to_vec();
             if frame.len() < 14 || frame.len() > longest {
                 return Err(format!(
@@ -85,15 +119,15 @@ impl Replay {
             frame[..6].copy_from_slice(&dst.0);
             frame[6..12].copy_from_slice(&src.0);
             let mut template = template(frame, rewrite);
-            // The first frame follows the last frame after the mean time.
-            let gap = if index + 1 < count { time(index + 1).saturating_sub(time(index)) as f64 } else { mean };
-            template.gap = if mean > 0.0 { gap / mean } else { 1.0 };
+            let next = indexes.get(number + 1).map_or(period + since_start(first), |next| since_start(*next));
+            template.gap = if mean > 0.0 { (next - since_start(index)).max(0.0) / mean } else { 1.0 };
             if template.signature.is_some() {
-                replay.signed.push(index as u32);
+                replay.signed.push(number as u32);
             }
             replay.templates.push(template);
         }
         replay.rate = (mean > 0.0).then(|| 1e9 / mean);
+        replay.first = if mean > 0.0 { since_start(first) / mean } else { 0.0 };
         Ok(replay)
     }
 }
@@ -213,6 +247,17 @@ impl Place {
     /// Returns the offsets and the length of the addresses.
     fn addresses(&self) -> ([usize; 2], usize) {
         if self.is_v6 { ([self.ip + 8, self.ip + 24], 16) } else { ([self.ip + 12, self.ip + 16], 4) }
+    }
+
+    /// Returns the source and the destination address.
+    fn read_addresses(&self, frame: &[u8]) -> [IpAddr; 2] {
+        self.addresses().0.map(|at| {
+            let bytes = frame.get(at..).unwrap_or_default();
+            match (self.is_v6, bytes.first_chunk::<16>(), bytes.first_chunk::<4>()) {
+                (true, Some(bytes), _) => IpAddr::from(*bytes),
+                (_, _, bytes) => IpAddr::from(bytes.copied().unwrap_or_default()),
+            }
+        })
     }
 
     /// Replaces the prefixes of the addresses, and adjusts the checksums.

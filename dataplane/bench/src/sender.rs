@@ -36,6 +36,8 @@ pub struct Sender {
     burst: u64,
     /// The packets that are left in the current burst.
     left: u64,
+    /// The time of the first packet as a multiple of the interval, if the times of two streams belong together.
+    first: Option<f64>,
     /// The first and the last time at which the stream sends, in nanoseconds.
     active: (u64, u64),
     /// The mean time between packets, with its fraction. 0 means as fast as possible.
@@ -74,6 +76,7 @@ impl Sender {
             place: 0,
             burst: stream.burst,
             left: stream.burst,
+            first: stream.first,
             active: stream.active,
             interval: 0,
             next: 0,
@@ -100,7 +103,8 @@ impl Sender {
         self.change = (u64::MAX, 0);
         self.left = self.burst;
         let (start, stop) = self.active;
-        self.next = (start.min(LONGEST_TRIAL) << FRACTION) + (self.period() as f64 * phase) as u64;
+        self.next =
+            (start.min(LONGEST_TRIAL) << FRACTION) + (self.period() as f64 * self.first.unwrap_or(phase)) as u64;
         self.end = duration.min(stop).min(LONGEST_TRIAL) << FRACTION;
         self.catch_up = catch_up.min(LONGEST_TRIAL) << FRACTION;
         (self.sent, self.unsigned, self.missed) = (0, 0, 0);

@@ -114,16 +114,17 @@ fn checked(streams: &[Placed], ports: &[StreamPort]) -> Result<Vec<Stream>> {
     let mut names = Vec::new();
     let mut checked = Vec::new();
     for (number, (place, config)) in streams.iter().enumerate() {
-        let mut stream = Stream::new(config, number, ports).map_err(|why| Error::Config(format!("{place}: {why}")))?;
-        stream.place.clone_from(place);
-        if names.contains(&stream.name) {
-            let name = &stream.name;
-            return Err(Error::Config(format!(
-                "{place}: two streams have the name `{name}`; help: rename one of them"
-            )));
+        for mut stream in Stream::all(config, number, ports).map_err(|why| Error::Config(format!("{place}: {why}")))? {
+            stream.place.clone_from(place);
+            if names.contains(&stream.name) {
+                let name = &stream.name;
+                return Err(Error::Config(format!(
+                    "{place}: two streams have the name `{name}`; help: rename one of them"
+                )));
+            }
+            names.push(stream.name.clone());
+            checked.push(stream);
         }
-        names.push(stream.name.clone());
-        checked.push(stream);
     }
     Ok(checked)
 }
@@ -331,6 +332,12 @@ pub fn rates(streams: &[Stream], total: Option<Rate>, lines: &[Option<u64>]) -> 
         check_lines(streams, &rates, lines)?;
         return Ok(rates);
     };
+    if let Some(Stream { place, .. }) = streams.iter().find(|stream| stream.first.is_some()) {
+        return Err(Error::Config(format!(
+            "{place}: both sides of a conversation have the times of the capture, so the rate is fixed; help: use `bench rate` \
+             or `bench soak` without --rate, and set `speed` of the stream"
+        )));
+    }
     if total == Rate::Max {
         return Ok(vec![None; streams.len()]);
     }

@@ -10,7 +10,7 @@ pub use crate::config::{IMIX, Protocol, Sizes, Spacing, StreamConfig};
 use crate::config::{RawField, TagConfig};
 use crate::headers::Headers;
 use crate::rate::Rate;
-use crate::replay::Replay;
+use crate::replay::{Replay, Side};
 use crate::signature::{LENGTH, MAX_SIZES, ones_sum};
 use crate::template::{Field, Template};
 use crate::values::{Random, Values};
@@ -63,16 +63,60 @@ pub struct Stream {
     learning: Option<(MacAddr, MacAddr)>,
     /// Whether the frames are the frames of a capture, in their order.
     is_capture: bool,
+    /// The time of the first frame as a multiple of the mean time, if the times of two streams belong together.
+    pub(crate) first: Option<f64>,
     /// The values of the keys of the config that define the packets.
     keys: BTreeMap<String, String>,
 }
 
 impl Stream {
+    /// Checks the config of a stream and builds its frames. A capture with `clients` has two streams: the frames of the
+    /// clients, and the frames of the servers. `number` is the position of the stream.
+    ///
+    /// # Errors
+    /// Returns the reason, and how to fix the config.
+    pub fn all(config: &StreamConfig, number: usize, ports: &[StreamPort]) -> Result<Vec<Self>, String> {
+        if config.clients.is_empty() {
+            return match config.reply_mac {
+                None => Self::new(config, number, ports).map(|stream| vec![stream]),
+                Some(_) => Err("`reply_mac` needs `clients`; help: add the prefixes of the clients".to_owned()),
+            };
+        }
+        let unused = [
+            ("capture", config.capture.is_none(), "add `capture = FILE`"),
+            ("rate", config.rate.is_some(), "use `speed` instead of `rate`"),
+            ("spacing", config.spacing.is_some_and(|spacing| spacing != Spacing::File), "remove `spacing`"),
+        ];
+        if let Some((key, _, help)) = unused.iter().find(|(_, is_wrong, _)| *is_wrong) {
+            return Err(format!(
+                "`clients` needs a capture that is sent with its own times, but `{key}` does not fit; help: {help}"
+            ));
+        }
+        let name = config.name.clone().unwrap_or_else(|| format!("stream-{number}"));
+        let client = StreamConfig { name: Some(format!("{name}-clients")), ..config.clone() };
+        let client = Self::build(&client, number, ports, Some(Side::Client))?;
+        let port = |index: usize| ports.get(index).map(|port| port.name.clone());
+        let server = StreamConfig {
+            name: Some(format!("{name}-servers")),
+            from: port(client.to),
+            to: port(client.from),
+            src_mac: None,
+            dst_mac: config.reply_mac.map(Values::One),
+            ..config.clone()
+        };
+        let server = Self::build(&server, number, ports, Some(Side::Server))?;
+        Ok(vec![client, server])
+    }
+
     /// Checks the config of a stream and builds its frames. `number` is the position of the stream.
     ///
     /// # Errors
     /// Returns the reason, and how to fix the config.
     pub fn new(config: &StreamConfig, number: usize, ports: &[StreamPort]) -> Result<Self, String> {
+        Self::build(config, number, ports, None)
+    }
+
+    fn build(config: &StreamConfig, number: usize, ports: &[StreamPort], side: Option<Side>) -> Result<Self, String> {
         let name = config.name.clone().unwrap_or_else(|| format!("stream-{number}"));
         let port = |key: &str, wanted: &Option<String>, default: usize| match wanted {
             None => Ok(default),
@@ -117,12 +161,13 @@ impl Stream {
             signed: Box::default(),
             seed: config.seed.wrapping_add((number as u64) << 32),
             is_capture: false,
+            first: None,
             learning: headers.macs().map(|(source, destination)| (destination, source)),
             keys: BTreeMap::new(),
         };
         let mtu = sender.mtu.min(receiver.mtu);
         if let Some(path) = &config.capture {
-            stream.add_capture(config, path, headers.macs(), mtu)?;
+            stream.add_capture(config, path, headers.macs(), mtu, side)?;
         } else if stream.spacing == Spacing::File || config.speed != 1.0 || !config.rewrite.is_empty() {
             return Err(
                 "`spacing = \"file\"`, `speed` and `rewrite` need a capture; help: add `capture = FILE`".to_owned()
@@ -142,6 +187,7 @@ impl Stream {
         path: &Path,
         macs: Option<(MacAddr, MacAddr)>,
         mtu: u32,
+        side: Option<Side>,
     ) -> Result<(), String> {
         let unused = [
             ("size", config.size.is_some()),
@@ -163,7 +209,9 @@ impl Stream {
             return Err(format!("`speed` is {}; help: use a factor above 0", config.speed));
         }
         // A frame can have a VLAN tag.
-        let replay = Replay::load(path, &config.rewrite, macs, mtu as usize + 18)?;
+        let side = side.map(|side| (&config.clients[..], side));
+        let replay = Replay::load(path, &config.rewrite, macs, mtu as usize + 18, side)?;
+        self.first = side.map(|_| replay.first);
         self.spacing = config.spacing.unwrap_or(Spacing::File);
         if self.spacing == Spacing::File && self.burst > 1 {
             return Err("`burst` and the times of the capture exclude each other; help: add `spacing = \"constant\"`"
@@ -201,6 +249,9 @@ impl Stream {
             add("capture", format!("{name}, {} frames, {bytes} bytes", self.templates.len()));
             add("signed_frames", self.signed.len().to_string());
             add("speed", config.speed.to_string());
+            for net in &config.clients {
+                add(&format!("clients {net}"), String::new());
+            }
             for (from, to) in &config.rewrite {
                 add(&format!("rewrite {from}"), to.to_string());
             }

@@ -285,3 +285,73 @@ fn checksum_of_a_fragmented_packet_fits_the_other_addresses() {
     }
     assert!(packets > 1, "{packets}");
 }
+
+/// Returns the two streams of the conversations in a capture.
+fn sides(keys: &str) -> Result<[Stream; 2], String> {
+    let port =
+        |(name, last): (&str, u8)| StreamPort { name: name.to_owned(), mac: MacAddr([2, 0, 0, 0, 0, last]), mtu: 1500 };
+    let ports: Vec<_> = [("left", 1), ("right", 2)].into_iter().map(port).collect();
+    let streams = Stream::all(&toml::from_str(keys).map_err(|error| error.to_string())?, 0, &ports)?;
+    streams.try_into().map_err(|streams: Vec<Stream>| format!("{} streams", streams.len()))
+}
+
+#[test]
+fn conversation_is_sent_from_both_sides_at_the_times_of_the_capture() {
+    let path = capture("http.pcap");
+    let keys = format!(
+        "capture = '{}'\nclients = ['192.0.2.0/24']\n{REWRITE}\nspeed = 2.0\nreply_mac = '02:00:00:00:00:09'",
+        path.display()
+    );
+    let [client, server] = sides(&keys).unwrap();
+    assert_eq!([(client.from, client.to), (server.from, server.to)], [(0, 1), (1, 0)]);
+    assert_eq!([client.name.as_str(), server.name.as_str()], ["stream-0-clients", "stream-0-servers"]);
+    let original = Capture::read(&std::fs::read(&path).unwrap()).unwrap();
+    let is_ip = |index: &usize| original.frame(*index)[12..14] == [8, 0];
+    let indexes: Vec<usize> = (0..original.len()).filter(is_ip).collect();
+    let start = original.time(0).0;
+    let expected = |source: [u8; 4]| -> Vec<u64> {
+        let of_side = indexes.iter().filter(|index| original.frame(**index)[26..30] == source);
+        of_side.map(|index| (original.time(*index).0 - start) / 2).collect()
+    };
+    for (stream, old, new, macs) in [
+        (&client, [192, 0, 2, 10], [10, 1, 0, 10], [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]),
+        (&server, [198, 51, 100, 20], [10, 2, 0, 20], [2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 2]),
+    ] {
+        let times = expected(old);
+        assert!(times.len() > 10);
+        let mut sender = Sender::new(stream, 0);
+        let (mut pool, rate) = (pool(), setup::rates(std::slice::from_ref(stream), None, &[None, None]).unwrap()[0]);
+        let mut batch = Batch::new(&pool);
+        sender.start(KEY, rate, 1 << 40, 1 << 40, 0.5);
+        for (number, time) in times.iter().enumerate() {
+            let due = sender.next_due().unwrap();
+            // Each time has a rounding error of less than 1 us after at most 100 frames.
+            assert!(due.abs_diff(*time) < 1_000, "frame {number}: {due}, not {time}");
+            assert!(sender.send(&mut batch, &mut pool, Nanos(77), due));
+            let frame = batch.iter_mut().map(|packet| packet.data().to_vec()).next().unwrap();
+            batch.free_into(&mut pool);
+            assert_eq!((&frame[..12], &frame[26..30]), (&macs[..], &new[..]), "frame {number}");
+            check_sums(&frame, "http.pcap");
+        }
+    }
+}
+
+#[test]
+fn mistakes_of_conversations_have_a_fix() {
+    let http = capture("http.pcap");
+    let with = |keys: &str| sides(&format!("capture = '{}'\n{keys}", http.display())).unwrap_err();
+    for (keys, expected) in [
+        ("clients = ['10.0.0.0/8']", "has no IP packets from `clients`; help: change the prefixes of `clients`"),
+        ("clients = ['0.0.0.0/0', '::/0']", "has no IP packets from `clients`"),
+        ("clients = ['192.0.2.0/24']\nrate = 5", "`rate` does not fit; help: use `speed`"),
+        ("clients = ['192.0.2.0/24']\nspacing = 'constant'", "help: remove `spacing`"),
+        ("reply_mac = '02:00:00:00:00:09'", "help: add the prefixes of the clients"),
+    ] {
+        let why = with(keys);
+        assert!(why.contains(expected), "{keys}: {why}");
+    }
+    assert!(sides("clients = ['10.0.0.0/8']").unwrap_err().contains("help: add `capture = FILE`"));
+    let both = sides(&format!("capture = '{}'\nclients = ['192.0.2.0/24']", http.display())).unwrap();
+    let why = setup::rates(&both, Some("5kpps".parse().unwrap()), &[None, None]).unwrap_err().to_string();
+    assert!(why.contains("help: use `bench rate` or `bench soak` without --rate"), "{why}");
+}
