@@ -7,8 +7,7 @@
 //! 1. The worker does not receive from a retiring lane any more. At each housekeeping, the worker reclaims completed
 //!    sends. The lane can be stopped when no send is in progress, after an error, or after `drain_timeout`.
 //! 2. The worker hands the lane over to a control thread ([`RetiredLane`]). This thread stops the lane and takes back
-//! its
-//!    buffers, because a stop may take milliseconds.
+//!    its buffers, because a stop may take milliseconds.
 //! 3. The worker gets the buffers back ([`ReturnedSlots`]).
 
 use std::sync::Arc;
