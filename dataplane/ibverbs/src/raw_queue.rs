@@ -465,7 +465,7 @@ mod tests {
     #[test]
     fn error_names_the_field_that_mlx5_cannot_match() {
         let mlx5 = RawPacketCaps { flow: flow::limits("mlx5"), ..CAPS };
-        let other = RawPacketCaps { flow: flow::limits("mlx4"), ..CAPS };
+        let other = RawPacketCaps { flow: flow::limits("irdma"), ..CAPS };
         let with = |rule: FlowRule| RawSpec { rules: vec![rule], ..RawSpec::default() };
         let matching = |ip, tunnel| {
             let outer = HeaderMatch { ip: Some(ip), ..HeaderMatch::default() };

@@ -271,10 +271,11 @@ pub struct EthernetHeader {
     /// The destination MAC address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dst: Option<MacAddr>,
-    /// The source MAC address.
+    /// The source MAC address. mlx4 cannot match this field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub src: Option<MacAddr>,
-    /// The EtherType after the last VLAN tag. Not together with `ipv4` or `ipv6`, which imply the EtherType.
+    /// The EtherType after the last VLAN tag. Not together with `ipv4` or `ipv6`, which imply the EtherType. mlx4
+    /// cannot match this field.
     #[serde(rename = "type", deserialize_with = "within_some::<_, u16, 0, 65535>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 65535))]
@@ -297,15 +298,16 @@ pub struct Ipv4Header {
     #[serde(deserialize_with = "subnet4", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub dst: Option<Ipv4Net>,
-    /// The IP protocol number. Not together with `tcp` or `udp`, which imply the protocol.
+    /// The IP protocol number. Not together with `tcp` or `udp`, which imply the protocol. mlx4 cannot match this
+    /// field.
     #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 255))]
     pub protocol: Option<u8>,
-    /// The type-of-service byte.
+    /// The type-of-service byte. mlx4 cannot match this field.
     #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 255))]
     pub tos: Option<u8>,
-    /// The time to live. mlx5 cannot match this field.
+    /// The time to live. mlx5 and mlx4 cannot match this field.
     #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 255))]
     pub ttl: Option<u8>,

@@ -17,9 +17,19 @@ pub(crate) const MLX5: FlowLimits = FlowLimits {
     unsupported_fields: &["ipv4 ttl", "ipv4 flags", "ipv6 hop_limit", "gre flags"],
 };
 
+/// The limits of the kernel's mlx4 driver. `priorities` is `MLX4_IB_FLOW_MAX_PRIO` + 1. `unsupported_fields` follows
+/// from `parse_flow_attr` in `main.c`. The driver creates a rule with the source MAC address or the EtherType, but the
+/// rule ignores these two fields.
+const MLX4: FlowLimits = FlowLimits {
+    driver: "mlx4",
+    priorities: Some(4096),
+    rss_levels: LEVELS,
+    unsupported_fields: &["ethernet src", "ether_type", "ipv4 protocol", "ipv4 tos", "ipv4 ttl", "ipv4 flags"],
+};
+
 /// Returns the limits of a driver.
 pub(crate) fn limits(driver: &str) -> FlowLimits {
-    if driver == MLX5.driver { MLX5 } else { UNKNOWN }
+    [MLX5, MLX4].into_iter().find(|limits| limits.driver == driver).unwrap_or(UNKNOWN)
 }
 
 /// Returns whether a rule needs an empty Ethernet header as its first spec, so that the driver obeys the priority of

@@ -12,9 +12,10 @@ use crate::{SelfTest, VerbsCq, VerbsDevice, VerbsQp, encode_flow_rule};
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Desc, PageKind, Region, RegionSpec, RunSource, SlotLayout};
 use dataplane_core::verbs::{
-    Access, CompletionQueue, Completions, CqApi, CqSpec, Cursor, Device, FlowCount, FlowRule, FlowTraffic, GidKind,
-    MemoryRegion, PollFields, ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RateLimit,
-    RawDevice, RawReceive, RawSpec, RecvRequest, SendApi, SendFlags, SendOp, SendRequest, Sge,
+    Access, CompletionQueue, Completions, CqApi, CqSpec, Cursor, Device, EthernetMatch, FlowCount, FlowRule,
+    FlowTraffic, GidKind, HeaderMatch, MaskedValue, MemoryRegion, PollFields, ProtectionDomain, QpAttributes, QpCaps,
+    QpSpec, QpState, QpType, QueuePair, RateLimit, RawDevice, RawReceive, RawSpec, RecvRequest, SendApi, SendFlags,
+    SendOp, SendRequest, Sge,
 };
 
 /// A `VerbsDevice` and the fake device below it. The `VerbsDevice` is dropped first.
@@ -194,6 +195,31 @@ fn mlx4_reports_no_segmentation() {
         assert_eq!(test.device.raw_caps().max_tso, max_tso, "{driver}");
         assert_eq!(test.device.capabilities().has.contains(&Tso), max_tso > 0, "{driver}");
     }
+}
+
+/// Returns the error of `check_raw` for a rule on mlx4, or an empty string.
+fn refused_by_mlx4(rule: FlowRule) -> String {
+    let test = test_device_of("mlx4", 0, |_| {});
+    let checked = test.device.check_raw(&RawSpec { rules: vec![rule], ..RawSpec::default() }, 1);
+    checked.err().map_or_else(String::new, |error| error.to_string())
+}
+
+/// The mlx4 driver of the kernel creates a rule with these fields, but the rule ignores the fields. The port would then
+/// take all frames of the host.
+#[test]
+fn field_that_mlx4_ignores_is_refused() {
+    let dst = MaskedValue::exact([2, 0, 0, 0, 0, 1]);
+    let only_dst = EthernetMatch { dst, vlan_tag: EthernetMatch::vlan(7), ..EthernetMatch::default() };
+    for (ethernet, field) in [
+        (EthernetMatch { ether_type: 0x88f7.into(), ..only_dst }, "ether_type"),
+        (EthernetMatch { src: dst, ..only_dst }, "ethernet src"),
+    ] {
+        let outer = HeaderMatch { ethernet: Some(ethernet), ..HeaderMatch::default() };
+        let error = refused_by_mlx4(FlowRule::new(FlowTraffic::Headers { outer, tunnel: None }));
+        assert!(error.contains(&format!("mlx4 cannot match {field}; help: ")), "{error}");
+    }
+    let outer = HeaderMatch { ethernet: Some(only_dst), ..HeaderMatch::default() };
+    assert_eq!(refused_by_mlx4(FlowRule::new(FlowTraffic::Headers { outer, tunnel: None })), "");
 }
 
 #[test]
