@@ -73,6 +73,21 @@ fn inline_request_that_reads_from_the_peer_is_refused() {
     assert_eq!(send(&mut qp, SendOp::Send, SendFlags::INLINE, &[buffer.sge(0..8)]), Ok(()));
 }
 
+/// Libraries skip an element without bytes, except in raw packets and atomics. So the address of the element does not
+/// matter.
+#[test]
+fn only_element_of_a_message_may_be_without_bytes() {
+    let test = test_device();
+    let domain = MessageDomain::new(&test.device).unwrap();
+    let mut qp = queue_pair(&test, &domain, QpType::Rc);
+    let empty = [Sge { addr: 0, length: 0, lkey: Lkey(0) }];
+    assert_eq!(receive(&mut qp, &empty), Ok(()));
+    let remote = Remote { addr: 0, rkey: Rkey(1) };
+    for op in [SendOp::SendWithImm(0), SendOp::RdmaWriteWithImm(remote, 0)] {
+        assert_eq!(send(&mut qp, op, SendFlags::empty(), &empty), Ok(()), "{op:?}");
+    }
+}
+
 /// mlx4 reads the first 6 bytes of a raw packet from the first element, whatever the length of this element is. irdma
 /// reads the first element of an atomic, also if the atomic has no element.
 #[test]

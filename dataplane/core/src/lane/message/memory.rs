@@ -106,12 +106,10 @@ impl<D: Device> Memories<D> {
     }
 
     /// Returns `true` if a queue may post requests with these elements: the device checks every key, or all elements
-    /// are inside buffers of the domain. The address of an element without bytes matters only for the first element of
-    /// a request, because some libraries read from the first element without a look at its length.
+    /// are inside buffers of the domain. The address of an element without bytes does not matter: for the requests for
+    /// which a library reads from an element of any length, the provider refuses an element that is too short.
     pub(super) fn permits<'s>(&self, elements: impl IntoIterator<Item = &'s [Sge]>) -> bool {
-        let is_known = |(at, sge): (usize, &Sge)| {
-            (at > 0 && sge.length == 0) || self.find(sge.addr, sge.length as usize).is_some()
-        };
-        self.checks_every_key || elements.into_iter().all(|sges| sges.iter().enumerate().all(is_known))
+        let is_known = |sge: &Sge| sge.length == 0 || self.find(sge.addr, sge.length as usize).is_some();
+        self.checks_every_key || elements.into_iter().all(|sges| sges.iter().all(is_known))
     }
 }

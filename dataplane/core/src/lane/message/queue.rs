@@ -134,8 +134,8 @@ impl<D: Device> MessageQueuePair<D> {
                     Err(refused("ibv_post_send", libc::EFAULT))
                 }
                 // SAFETY: as in `post_recv`. A library may read from the first element of a send without a look at its
-                // length. The code above checks the address of the first element, and the provider refuses a send
-                // whose first element is shorter than these bytes.
+                // length. The provider refuses a send whose first element is shorter than these bytes, and the code above
+                // checks the address of every element that has bytes.
                 some => unsafe { self.qp.post_send(some) },
             };
             posted.map_err(|refused| PostError { accepted: accepted + refused.accepted, ..refused })?;
