@@ -219,10 +219,12 @@ class Program:
     """The program between the hosts."""
 
     def __init__(self, network, *sets, workers=1):
-        sets = [f"runtime.workers={workers}", 'runtime.hugepages="none"', *network.sets(), *sets]
+        # An override of a key also overrides the key in later configs, so `workers` may be None.
+        count = [] if workers is None else [f"runtime.workers={workers}"]
+        sets = [*count, 'runtime.hugepages="none"', *network.sets(), *sets]
         sets = [word for entry in sets for word in ("--set", entry)]
         run = [PROGRAM, "run", REPO / "configs" / network.config, "--report", "json", *sets]
-        network.serve(workers)
+        network.serve(workers or 1)
         self.network = network
         self.process = Process(*network.words("m", *run), stderr=subprocess.PIPE)
 

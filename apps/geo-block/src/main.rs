@@ -41,7 +41,7 @@ impl Stage for GeoBlock {
             let latest = Mutex::new(Prefixes::read(&path)?);
             Ok(PrefixList { path, latest, live: Live::default() })
         })?;
-        if setup.worker().0 == 0 {
+        if setup.worker_number() == 0 {
             setup.task("geo-block", Follower { list: list.clone(), version });
         }
         self.prefixes = Some(list.live.reader(list.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()));

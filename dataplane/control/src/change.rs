@@ -77,9 +77,13 @@ pub enum OperationKind {
     RemovePort,
     /// Changes a port.
     ChangePort,
+    /// Adds a worker.
+    AddWorker,
+    /// Removes a worker.
+    RemoveWorker,
     /// Moves a worker to another core.
     MoveWorker,
-    /// Changes the number of workers or of packet buffers.
+    /// Changes the number of workers or of packet buffers with a restart.
     RestartWorkers,
     /// Changes a key of `[runtime]`.
     ChangeRuntime,
@@ -101,6 +105,8 @@ impl OperationKind {
             Self::AddPort => "add port",
             Self::RemovePort => "remove port",
             Self::ChangePort => "change port",
+            Self::AddWorker => "add worker",
+            Self::RemoveWorker => "remove worker",
             Self::MoveWorker => "move worker",
             Self::RestartWorkers => "restart workers",
             Self::ChangeRuntime => "change runtime",

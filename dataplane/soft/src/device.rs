@@ -209,6 +209,26 @@ impl SoftDevice {
         self.0.queues.each()
     }
 
+    /// Checks whether the port can have this number of queue pairs that receive.
+    ///
+    /// # Errors
+    /// Fails with a suggested fix if the interface has fewer queues.
+    pub fn check_queues(&self, queues: u16) -> Result<()> {
+        self.0.link.check_queues(queues)
+    }
+
+    /// Distributes the received frames among the first `queues` queue pairs of the port. The other queue pairs receive no
+    /// further frames, but keep the frames that have already arrived. After the first call, a new queue pair whose index
+    /// is not below `queues` receives no frames. Without a call, all queue pairs receive frames. Links of the kinds
+    /// `generator` and `pcap` divide their frames when a queue pair is created, and ignore the call. Any thread can call
+    /// this method.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses the change.
+    pub fn distribute(&self, queues: u16) -> Result<()> {
+        self.0.link.distribute(queues)
+    }
+
     /// Returns the error of the link, if there was an error. For example, a capture file is damaged, so that only its
     /// valid part was replayed, or a capture file could not be written.
     pub fn wire_error(&self) -> Option<Error> {

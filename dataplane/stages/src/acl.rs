@@ -283,7 +283,7 @@ impl Stage for Acl {
                 last
             })
         })?;
-        if setup.worker().0 == 0 {
+        if setup.worker_number() == 0 {
             setup.table("acl", RuleTable { rules: rules.clone(), default: self.default });
             self.reports_rules = file.is_some();
         }

@@ -276,7 +276,7 @@ impl Stage for Bridge {
         }
         share_earlier(setup, Table::new);
         let table = setup.shared_by_workers(|_| Ok(Table::new()))?;
-        if setup.worker().0 == 0 {
+        if setup.worker_number() == 0 {
             let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
             setup.table("bridge", LearnedMacs { table: table.clone(), ports });
         }
@@ -334,7 +334,7 @@ impl Stage for Bridge {
 fn share_earlier<T: Send + Sync + 'static>(setup: &mut Setup<'_>, make: impl FnOnce() -> T) {
     if setup.has_unchanged_port_numbers() {
         setup.earlier::<T>().into_iter().for_each(|earlier| setup.share(earlier));
-    } else if setup.worker().0 == 0 {
+    } else if setup.worker_number() == 0 {
         // The bridges of the other workers use this object too.
         setup.share(Arc::new(make()));
     }

@@ -233,12 +233,8 @@ impl Stage for Capture {
         if setup.is_offline() {
             return Ok(());
         }
-        // All workers need equally much memory. The first worker is prepared first, and reserves the memory of all
-        // workers.
-        if setup.worker().0 == 0 {
-            let bytes = ring::memory(self.buffers, self.snaplen) * setup.worker().1 as u64;
-            setup.declare_memory(bytes, "buffers", "reduce `buffers`, or `snaplen`")?;
-        }
+        let bytes = ring::memory(self.buffers, self.snaplen);
+        setup.declare_worker_memory(bytes, "buffers", "reduce `buffers`, or `snaplen`")?;
         let readers = readers.map_err(|error| {
             let text = error.to_string();
             let (what, help) = text.split_once("; help: ").unwrap_or((&text, "name another group"));

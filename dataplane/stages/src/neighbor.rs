@@ -355,7 +355,7 @@ impl Stage for Neighbor {
             setup.reject(problem.help("set source = \"resolve\", or remove the key"));
         }
         if let Some(known) = &known
-            && setup.worker().0 == 0
+            && setup.worker_number() == 0
         {
             let tables = match known {
                 NeighborSource::Kernel(reader) => reader.shared().clone(),
@@ -410,7 +410,7 @@ impl Stage for Neighbor {
                 }
             }
         }
-        if setup.worker().0 == 0 {
+        if setup.worker_number() == 0 {
             let row = |entry: &NeighborEntry| (entry.address, entry.port.clone(), entry.mac.to_string());
             setup.table("neighbors", ConfigNeighbors(self.table.iter().map(row).collect()));
         }

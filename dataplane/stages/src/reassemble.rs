@@ -226,9 +226,9 @@ impl Stage for Reassemble {
             };
             self.hosts = Some(hosts.map_err(problem)?);
         }
-        if setup.worker().0 == 0 && !setup.is_offline() {
-            let bytes = u64::from(self.datagrams) * self.largest.0 * setup.worker().1 as u64;
-            setup.declare_memory(bytes, "datagrams", "reduce `datagrams` or `largest`")?;
+        if !setup.is_offline() {
+            let bytes = u64::from(self.datagrams) * self.largest.0;
+            setup.declare_worker_memory(bytes, "datagrams", "reduce `datagrams` or `largest`")?;
         }
         let slot = |_| DatagramSlot {
             state: State::Open,

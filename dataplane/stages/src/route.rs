@@ -376,7 +376,7 @@ impl Stage for Route {
             if !setup.is_offline() {
                 self.port_names = setup.ports().iter().map(|port| port.name.clone()).collect();
             }
-            self.reports_counters = setup.worker().0 == 0;
+            self.reports_counters = setup.worker_number() == 0;
             if self.reports_counters {
                 let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
                 setup.table("routes", KernelRoutes { tables, ports });
@@ -387,7 +387,7 @@ impl Stage for Route {
         let is_addressed = |port: &PortInfo| port.interface.is_some() || !port.addresses.is_empty();
         self.own_macs = setup.ports().iter().map(|port| is_addressed(port).then_some(MacAddr(port.mac))).collect();
         let routes = setup.shared_by_workers(|setup| Routes::load(&table, file, setup))?;
-        if setup.worker().0 == 0 {
+        if setup.worker_number() == 0 {
             let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
             let next_hops = setup.next_hops().all().to_vec();
             setup.table("routes", ConfigRoutes { routes: routes.clone(), ports, next_hops });

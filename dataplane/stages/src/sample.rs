@@ -77,7 +77,7 @@ impl Stage for Sample {
             return Err(Problem::at("every", "0 is too small").help("set `every` to 1 to copy all packets"));
         }
         // Each worker needs its own seed. With one seed, all workers would select the same positions.
-        self.state = self.seed.unwrap_or(0) ^ (setup.worker().0 as u64) << 48;
+        self.state = self.seed.unwrap_or(0) ^ (setup.worker_number() as u64) << 48;
         Ok(())
     }
 

@@ -30,6 +30,10 @@ pub struct StageRecord {
     /// The types of the objects from [`Setup::shared_by_stages`](super::Setup::shared_by_stages) that the stage uses.
     /// Several stages share each of these objects.
     pub stage_shared_types: BTreeSet<TypeId>,
+    /// The number of workers, if the stage has divided a value among the workers ([`Setup::worker`]).
+    ///
+    /// [`Setup::worker`]: super::Setup::worker
+    pub workers: Option<usize>,
     /// The files that the stage reads. The value has the properties of the file before the stage read the file, or is
     /// `None` if the file did not exist.
     pub read: BTreeMap<PathBuf, Option<Fingerprint>>,

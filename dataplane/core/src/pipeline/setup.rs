@@ -58,6 +58,8 @@ pub struct Setup<'a> {
     owner: Owner,
     worker: usize,
     workers: usize,
+    /// Whether the instances of the stage on other workers already run.
+    joins: bool,
 }
 
 /// An object that stages share.
@@ -97,6 +99,7 @@ impl<'a> Setup<'a> {
             owner: Owner::Stage(stage.to_owned()),
             worker,
             workers,
+            joins: false,
         }
     }
 
@@ -223,6 +226,27 @@ impl<'a> Setup<'a> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Declares memory that the stage allocates for each worker, in bytes, like [`Setup::declare_memory`]. Each worker needs
+    /// equally much memory. Call this method on each worker, before the allocation.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Setup::declare_memory`].
+    pub fn declare_worker_memory(&mut self, bytes: u64, key: &str, less: &str) -> Result<(), Problem> {
+        match self.worker {
+            // The first worker is prepared first, and reserves the memory of all workers.
+            0 => self.declare_memory(bytes * self.workers as u64, key, less),
+            // A change has added this worker, and the stages of the other workers continue.
+            _ if self.joins => self.declare_memory(bytes, key, less),
+            _ => Ok(()),
+        }
+    }
+
+    /// Marks the stage as an instance for an added worker. The instances of the stage on the other workers continue.
+    pub fn joining(mut self) -> Self {
+        self.joins = true;
+        self
     }
 
     /// Returns the numbers of next hops.
@@ -368,9 +392,18 @@ impl<'a> Setup<'a> {
         &self.stage
     }
 
-    /// Returns the index (from 0) of the worker that runs this instance of the stage, and the number of workers.
-    pub fn worker(&self) -> (usize, usize) {
-        (self.worker, self.workers)
+    /// Returns the index (from 0) of the worker that runs this instance of the stage, and the number of workers. A stage
+    /// needs the number of workers to divide a value among the workers, such as a rate. If a change of the running
+    /// pipeline changes the number of workers, the program prepares each stage again that has called this method.
+    pub fn worker(&mut self) -> (usize, usize) {
+        let workers = self.workers;
+        self.record().workers = Some(workers);
+        (self.worker, workers)
+    }
+
+    /// Returns the index (from 0) of the worker that runs this instance of the stage.
+    pub fn worker_number(&self) -> usize {
+        self.worker
     }
 }
 

@@ -14,4 +14,7 @@ pub use display::{BitsPerSecond, Duration, PacketsPerSecond, PerSecond, Size};
 pub use latency::Latency;
 pub use ledger::Ledger;
 pub use recent::{LiveStatistics, PortRates, Rates, Recent, WorkerRates};
-pub use report::{CounterKind, LatencyReport, PortReport, Report, SleepReport, StageReport, Totals, WorkerReport};
+pub use report::{
+    CounterKind, LatencyReport, PortReport, RemovedWorkersReport, Report, SleepReport, StageReport, Totals,
+    WorkerReport,
+};

@@ -205,6 +205,24 @@ pub struct WorkerReport {
     pub error: Option<String>,
 }
 
+/// The sums of the counters of the workers that changes of the running pipeline have removed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct RemovedWorkersReport {
+    /// The number of removed workers. A worker that is added again and removed again counts twice.
+    pub workers: u64,
+    /// Loops executed.
+    pub loops: u64,
+    /// Loops in which no packet was received.
+    pub idle_loops: u64,
+    /// The sleeps of the workers. Missing if these workers never slept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sleeps: Option<SleepReport>,
+    /// The byte totals, without preamble and frame check sequence.
+    pub bytes: Totals,
+    /// The ledger of the workers.
+    pub ledger: Ledger,
+}
+
 /// The report of a whole run.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
@@ -234,6 +252,10 @@ pub struct Report {
     pub stages: Vec<StageReport>,
     /// The counters of each worker.
     pub workers: Vec<WorkerReport>,
+    /// The counters of the workers that changes of the running pipeline have removed. The totals of the report, of its ports
+    /// and of its stages include these counters. Missing if no worker was removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removed_workers: Option<RemovedWorkersReport>,
     /// The reasons why the run failed, such as damaged input, output that could not be written, or a worker that
     /// stopped.
     pub errors: Vec<String>,
@@ -345,6 +367,12 @@ impl fmt::Display for Report {
                 }
                 writeln!(f)?;
             }
+        }
+        if let Some(removed) = &self.removed_workers {
+            let RemovedWorkersReport { workers, loops, idle_loops, ledger, .. } = removed;
+            let (rx, tx) = (ledger.rx, ledger.tx);
+            let noun = if *workers == 1 { "worker" } else { "workers" };
+            writeln!(f, "removed {noun}: {workers}; {loops} loops, {idle_loops} idle; received {rx}, sent {tx}")?;
         }
         write!(f, "\n{}", self.ledger)?;
         lost(f, ports())?;

@@ -12,9 +12,10 @@ use dataplane_core::file;
 use dataplane_core::mem::PreferredNumaNode;
 use dataplane_core::pipeline::{
     ContinuingParts, Facts, Files, NodeSpec, Objects, PortInfo, Problem, Program, Registry, Resources, Setup, Stage,
-    StandIn, Target,
+    StageRecord, StandIn, Target,
 };
-use dataplane_core::topology::Topology;
+use dataplane_core::topology::{Topology, Workers};
+use dataplane_core::units::CoreId;
 use dataplane_soft::config::LinkConfig;
 use dataplane_soft::{Capture, mac_of};
 
@@ -151,6 +152,8 @@ fn build(
         if plan.runtime.workers == before.runtime.workers {
             // The workers stay on the cores that were chosen at the start of the run.
             plan.cores.clone_from(&before.cores);
+        } else if !matches!(plan.runtime.workers, Workers::Cores(_)) {
+            keep_cores(&mut plan.cores, &before.cores);
         }
         if plan.runtime.buffers == before.runtime.buffers && needed <= before.buffers {
             // The workers keep their packet memory.
@@ -214,6 +217,14 @@ fn build(
     }
     let (source, continuing) = (source.clone(), None);
     Ok(Some(Assembly { plan, ports, topology, source, programs, stand_ins, resources, continuing }))
+}
+
+/// Changes the order and the choice of the cores `chosen`, so that as many workers as possible stay on their cores
+/// `before`.
+fn keep_cores(chosen: &mut Vec<CoreId>, before: &[CoreId]) {
+    let others: Vec<CoreId> = chosen.iter().filter(|core| !before.contains(core)).copied().collect();
+    let count = chosen.len();
+    *chosen = before.iter().copied().chain(others).take(count).collect();
 }
 
 /// Returns a placeholder for each stage, by the name of the stage.
@@ -302,7 +313,8 @@ fn change(
             let core = plan.cores.get(worker).and_then(|core| topology.core(*core));
             let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| PreferredNumaNode::new(core.node));
             let place = (worker, workers);
-            let mut kept = Kept { stages: &mut stages, stand_ins: running.stand_ins.get(worker), renews: &renews };
+            let mut kept =
+                Kept { stages: &mut stages, stand_ins: running.stand_ins.get(worker), renews: &renews, workers };
             let order = &plan.order;
             let prepared = prepare(loaded, registry, &mut resources, order, place, Some(&mut kept), diagnostics)?;
             // If the existing shared object does not suit a stage, the stage requests a new object, and reports a
@@ -378,22 +390,38 @@ struct Kept<'a> {
     /// The placeholders for the running stages of the worker, by the name of the stage.
     stand_ins: Option<&'a BTreeMap<String, StandIn>>,
     renews: &'a BTreeSet<TypeId>,
+    /// The number of workers after the change.
+    workers: usize,
 }
 
 impl Kept<'_> {
+    /// Returns `true` if the change adds the worker, and the stage continues on the other workers.
+    fn joins(&self, name: &str) -> bool {
+        self.stand_ins.is_none() && self.stages.kept.contains(name)
+    }
+
     /// Returns the placeholder for a stage, if the stage continues. If the stage cannot continue, removes the stage
     /// from the stages that continue.
     fn stand_in(&mut self, name: &str, worker: usize, resources: &mut Resources) -> Option<StandIn> {
-        if !self.stages.kept.contains(name) {
+        // A worker that the change adds has no running stages.
+        if !self.stages.kept.contains(name) || self.joins(name) {
             return None;
         }
         // All workers have the same stages, so the first worker decides.
-        let suits =
-            worker > 0 || resources.records.get(name).is_none_or(|record| resources.can_continue(record, self.renews));
+        let record = resources.records.get(name).filter(|_| worker == 0);
+        let shares = |record: &StageRecord| record.workers.is_some_and(|workers| workers != self.workers);
+        let why = match record {
+            Some(record) if shares(record) => Some("the stage divides a value among the workers"),
+            Some(record) if !resources.can_continue(record, self.renews) => {
+                Some("the ports, next hops, shared objects or needed facts of the pipeline change")
+            }
+            _ => None,
+        };
+        let suits = why.is_none();
         let stand_in = self.stand_ins.and_then(|stages| stages.get(name)).filter(|_| suits);
         if stand_in.is_none() {
             self.stages.kept.remove(name);
-            let why = "the ports, next hops, shared objects or needed facts of the pipeline change";
+            let why = why.unwrap_or("the running stage is unknown");
             self.stages.renewed.insert(name.to_owned(), why.to_owned());
             resources.release(name);
         }
@@ -529,7 +557,9 @@ fn prepare(
             stages.push(Box::new(stand_in) as Box<dyn Stage>);
             continue;
         }
-        let problems = Setup::new(resources, &name, worker.0, worker.1).prepare(&mut *stage);
+        let setup = Setup::new(resources, &name, worker.0, worker.1);
+        let joins = kept.as_ref().is_some_and(|kept| kept.joins(&name));
+        let problems = if joins { setup.joining() } else { setup }.prepare(&mut *stage);
         if problems.is_empty() {
             stages.push(stage);
         }

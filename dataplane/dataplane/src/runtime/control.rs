@@ -16,8 +16,11 @@ pub(crate) struct RunControl {
     deadline: AtomicU64,
     /// The packet limit. `None` if there is no limit.
     budget: Option<Budget>,
+    /// The boards of all workers that the run can have. A worker that has not started has published nothing.
     boards: Box<[SharedProgress]>,
     threads: Box<[WorkerThread]>,
+    /// The progress of the workers that were removed.
+    removed: Mutex<Progress>,
     /// The panics of stages after which the run continues.
     failures: Mutex<Vec<String>>,
     /// `None` if the config has no black box.
@@ -25,7 +28,7 @@ pub(crate) struct RunControl {
 }
 
 /// The thread of a worker, and what the thread does.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct WorkerThread {
     /// The number of the thread. 0 before the worker has started.
     pub(crate) id: AtomicI32,
@@ -33,8 +36,23 @@ pub(crate) struct WorkerThread {
     pub(crate) marker: Arc<StageMarker>,
     /// The number of times that the watchdog reported the worker.
     pub(crate) stalls: AtomicU64,
-    /// Whether the worker has left its loop. The worker then publishes no progress.
+    /// Whether the worker is not in its loop: the worker has not started, or has ended. The worker then publishes no
+    /// progress.
     pub(crate) has_left: AtomicBool,
+    /// Whether a change removes the worker.
+    is_leaving: AtomicBool,
+}
+
+impl Default for WorkerThread {
+    fn default() -> Self {
+        Self {
+            id: AtomicI32::default(),
+            marker: Arc::default(),
+            stalls: AtomicU64::default(),
+            has_left: AtomicBool::new(true),
+            is_leaving: AtomicBool::default(),
+        }
+    }
 }
 
 /// The number of packets that all workers together may still receive.
@@ -47,6 +65,7 @@ struct Budget {
 }
 
 impl RunControl {
+    /// Creates the state of a run that can have up to `workers` workers.
     pub(crate) fn new(workers: usize, packets: Option<u64>, stop: RunStop, black_box: Option<Arc<BlackBox>>) -> Self {
         Self {
             stop,
@@ -54,6 +73,7 @@ impl RunControl {
             budget: packets.map(|packets| Budget { left: AtomicU64::new(packets), open: AtomicU64::new(packets) }),
             boards: (0..workers).map(|_| SharedProgress::default()).collect(),
             threads: (0..workers).map(|_| WorkerThread::default()).collect(),
+            removed: Mutex::default(),
             failures: Mutex::default(),
             black_box,
         }
@@ -118,7 +138,38 @@ impl RunControl {
         &self.threads[worker]
     }
 
-    /// Returns the number of loops that each worker has published, or `None` for a worker that has left its loop.
+    /// Returns the maximum number of workers of the run.
+    pub(crate) fn capacity(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Marks a worker as running. Called before the worker starts its loop.
+    pub(crate) fn begin(&self, worker: usize) {
+        let thread = self.thread(worker);
+        thread.is_leaving.store(false, Ordering::Relaxed);
+        thread.has_left.store(false, Ordering::Relaxed);
+    }
+
+    /// Asks a worker to end after the packets in its queues.
+    pub(crate) fn remove(&self, worker: usize) {
+        self.thread(worker).is_leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if a change removes the worker.
+    pub(crate) fn is_leaving(&self, worker: usize) -> bool {
+        self.thread(worker).is_leaving.load(Ordering::Relaxed)
+    }
+
+    /// Adds the progress of a removed worker, which has ended, to the progress of removed workers.
+    pub(crate) fn end(&self, worker: usize) {
+        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
+        *removed = sum(*removed, self.board(worker).read());
+        self.board(worker).publish(Progress::default());
+        self.thread(worker).id.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the number of loops that each worker has published, or `None` for a worker that is
+    /// not in its loop.
     pub(crate) fn loops(&self) -> impl Iterator<Item = Option<u64>> {
         let workers = self.boards.iter().zip(&self.threads);
         workers.map(|(board, thread)| (!thread.has_left.load(Ordering::Relaxed)).then(|| board.read().loops))
@@ -130,11 +181,16 @@ impl RunControl {
 
     /// Returns the sums over all workers.
     pub(crate) fn progress(&self) -> Progress {
-        self.boards.iter().map(SharedProgress::read).fold(Progress::default(), |sum, one| Progress {
-            rx: sum.rx + one.rx,
-            tx: sum.tx + one.tx,
-            dropped: sum.dropped + one.dropped,
-            loops: sum.loops + one.loops,
-        })
+        let removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
+        self.boards.iter().map(SharedProgress::read).fold(*removed, sum)
+    }
+}
+
+fn sum(one: Progress, other: Progress) -> Progress {
+    Progress {
+        rx: one.rx + other.rx,
+        tx: one.tx + other.tx,
+        dropped: one.dropped + other.dropped,
+        loops: one.loops + other.loops,
     }
 }

@@ -27,6 +27,13 @@ pub(crate) trait PortDevice: Send + Sync {
     /// Creates the lane of one worker. Must be called on the worker's thread.
     fn open_lane(&self, pool: &mut Pool, spec: LaneSpec) -> Result<Box<dyn Lane>>;
 
+    /// Checks whether the port can have a lane for this number of workers.
+    fn check_workers(&self, workers: usize) -> Result<()>;
+
+    /// Distributes the received packets among the lanes of the first `workers` workers. The other lanes receive no further
+    /// packets, but keep the packets that have already arrived.
+    fn distribute(&self, workers: usize) -> Result<()>;
+
     /// Returns how long a worker waits for the peers of its lanes.
     fn connect_timeout(&self) -> Duration;
 
@@ -66,6 +73,11 @@ pub(crate) trait PortDevice: Send + Sync {
     fn finish(&self) -> Vec<Error>;
 }
 
+/// Returns a number of workers as the number of queues of a device.
+fn queues(workers: usize) -> u16 {
+    u16::try_from(workers).unwrap_or(u16::MAX)
+}
+
 /// Returns the type of the queue pairs of a port.
 pub(crate) const fn kind(qp: Qp) -> QpType {
     match qp {
@@ -103,6 +115,8 @@ pub(crate) fn open(
         };
         let device: Arc<dyn PortDevice> = if !port.config.is_rdma() {
             let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
+            // The queue of a worker that a later change adds receives no packets before the end of the change.
+            device.distribute(queues(lanes))?;
             // `raw::prepare` returns a device handle with the port's settings for raw packets. Only queue pairs that
             // are created with this handle have these settings.
             let (device, raw) = match raw::is_configured(port) {
@@ -119,6 +133,8 @@ pub(crate) fn open(
                 computes_checksums,
                 why: SoftDevice::wire_error,
                 finish: soft::finish,
+                check_queues: SoftDevice::check_queues,
+                distribute: SoftDevice::distribute,
             };
             let watch = Arc::new(Watch::start(device.clone(), clock, stamps, stop)?);
             Arc::new(OpenPort::open(device, watch, provider, port, start_exchange)?)
@@ -201,6 +217,10 @@ struct ProviderParts<D> {
     /// Returns the error of the link. If a verb failed, this error is more precise than the `errno` of the verb.
     why: fn(&D) -> Option<Error>,
     finish: fn(&D) -> Vec<Error>,
+    /// Checks whether the device can have this number of queues.
+    check_queues: fn(&D, u16) -> Result<()>,
+    /// Distributes the received packets among the first queues of the device.
+    distribute: fn(&D, u16) -> Result<()>,
 }
 
 /// A port that is open on a device of one provider.
@@ -296,6 +316,14 @@ impl<D: Device> PortDevice for OpenPort<D> {
         offload::check_granted(spec.recv_fields, lane.granted().fields)
             .map_err(|why| Error::Config(format!("port `{}`: {why}", self.name)))?;
         Ok(lane)
+    }
+
+    fn check_workers(&self, workers: usize) -> Result<()> {
+        (self.provider.check_queues)(&self.device, queues(workers))
+    }
+
+    fn distribute(&self, workers: usize) -> Result<()> {
+        (self.provider.distribute)(&self.device, queues(workers))
     }
 
     fn connect_timeout(&self) -> Duration {
@@ -433,6 +461,9 @@ mod verbs {
                 computes_checksums,
                 why,
                 finish,
+                // A change cannot change the number of workers of a run with RDMA devices.
+                check_queues: |_, _| Ok(()),
+                distribute: |_, _| Ok(()),
             },
         ))
     }

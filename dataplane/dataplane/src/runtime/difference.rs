@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-use crate::config::{NodePlan, Plan, PortPlan, Target};
+use crate::config::{NodePlan, Plan, PortPlan, Qp, Target};
 use dataplane_control::change::{Operation, OperationKind};
 use dataplane_core::pipeline::{Registry, StageState};
 
@@ -17,8 +17,9 @@ pub(crate) fn operations(
     renewed: &BTreeMap<String, String>,
 ) -> Vec<Operation> {
     let mut operations = fixed_operations(before, after);
-    if before.cores.len() == after.cores.len() {
-        operations.extend(core_operations(before, after));
+    operations.extend(core_operations(before, after));
+    if queue_refusals(before, after).is_empty() {
+        operations.extend(worker_operations(before, after));
     }
     operations.extend(port_operations(before, after));
     let is_same = |one: &NodePlan, other: &NodePlan| (&one.name, &one.kind) == (&other.name, &other.kind);
@@ -64,9 +65,10 @@ pub(crate) fn operations(
     operations
 }
 
-/// Returns the operations that need a restart: changes of the number of workers, of `[runtime]`, and of ports that
-/// stay. An added port also needs a restart if the workers have too few packet buffers, or if a removed port uses the
-/// same interface, file or device, or listens on the same address.
+/// Returns the operations that need a restart: some changes of the number of workers, and changes of `[runtime]` and of
+/// ports that stay.
+/// An added port also needs a restart if the workers have too few packet buffers, or if a removed port uses the same
+/// interface, file or device, or listens on the same address.
 pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     let runtime = |plan: &Plan| {
@@ -78,15 +80,10 @@ pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
         let why = "the key applies at the start of the program";
         operations.push(restart(OperationKind::ChangeRuntime, &key, Vec::new(), why));
     }
-    if before.cores.len() != after.cores.len() {
-        let names: Vec<&str> = before.ports.iter().map(|port| port.config.name.as_str()).collect();
-        let why = format!(
-            "each worker has a queue on each port, and the program cannot change the number of queues of the open ports \
-             {} without loss",
-            names.join(", ")
-        );
+    for why in queue_refusals(before, after) {
         operations.push(restart(OperationKind::RestartWorkers, "workers", Vec::new(), &why));
-    } else if before.runtime.buffers == after.runtime.buffers && after.min_buffers > before.buffers {
+    }
+    if before.runtime.buffers == after.runtime.buffers && after.min_buffers > before.buffers {
         let (least, now) = (after.min_buffers, before.buffers);
         let why = format!(
             "the ports need {least} packet buffers of each worker, and each worker has {now}: reduce rx_depth and \
@@ -123,6 +120,65 @@ fn core_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
         hitless(OperationKind::MoveWorker, &format!("{worker}"), Vec::new(), &why, state)
     };
     moves.map(operation).collect()
+}
+
+/// Returns the operations that add or remove workers.
+fn worker_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
+    let (running, workers) = (before.cores.len(), after.cores.len());
+    // The NIC selects the queue of a frame, and each queue of such a port belongs to one worker.
+    let of_nic =
+        |port: &&PortPlan| port.input && port.config.link.as_ref().is_some_and(|link| link.owns_receive_queues());
+    let interfaces = |worker: usize, does: &str| {
+        let kept = before.ports.iter().filter(|port| find(after, &port.config.name).is_some()).filter(of_nic);
+        let names: Vec<&str> = kept.filter_map(|port| port.config.link.as_ref()?.interface()).collect();
+        if names.is_empty() {
+            String::new()
+        } else {
+            format!("; {does} receive queue {worker} of {}", names.join(", "))
+        }
+    };
+    let added = (running..workers).map(|worker| {
+        let core = after.cores[worker];
+        let why = format!(
+            "the thread starts on core {core} with its own packet memory and a queue on each port, and then the ports pass \
+             a part of their flows to the worker"
+        );
+        let state = interfaces(worker, "the worker gets the frames of");
+        let state = state.strip_prefix("; ").map(str::to_owned);
+        hitless(OperationKind::AddWorker, &worker.to_string(), Vec::new(), &why, state)
+    });
+    let removed = (workers..running).map(|worker| {
+        let why = "the ports pass the flows of the worker to the other workers, and the worker ends after its last packet; \
+                   packets that a stage holds longer than drain_timeout are dropped as `stopped`";
+        let kernel = interfaces(worker, "the kernel gets the frames of");
+        let state = format!("the report keeps its totals{kernel}");
+        hitless(OperationKind::RemoveWorker, &worker.to_string(), Vec::new(), why, Some(state))
+    });
+    added.chain(removed).collect()
+}
+
+/// Returns the reasons why a running program cannot change the number of workers: ports that divide their packets among
+/// the workers only when they are opened. Returns no reasons if the number stays the same.
+fn queue_refusals(before: &Plan, after: &Plan) -> Vec<String> {
+    if before.cores.len() == after.cores.len() {
+        return Vec::new();
+    }
+    let reason = |port: &PortPlan| {
+        let config = &port.config;
+        if config.qp != Qp::RawPacket {
+            Some("each worker has its own connection to the peer")
+        } else if config.is_rdma() {
+            Some("the device hashes the packets to the queues that exist when the port is opened")
+        } else if config.flow.is_some() || config.rate_limit.is_some() {
+            Some("its flow rules and its rate limit apply to the queues that exist when the port is opened")
+        } else if port.input && config.link.as_ref().is_some_and(|link| link.divides_when_opened()) {
+            Some("its frames are divided among the workers when the port is opened")
+        } else {
+            None
+        }
+    };
+    let kept = before.ports.iter().filter(|port| find(after, &port.config.name).is_some());
+    kept.filter_map(|port| Some(format!("port {}: {}", port.config.name, reason(port)?))).collect()
 }
 
 /// Returns the operation for a worker whose packet memory is not near its new core.

@@ -27,12 +27,14 @@ pub(super) struct OpenLanes {
 }
 
 /// Allocates the packet memory of a worker, and opens its lane on each port. `place` is the number of the worker and
-/// the number of all workers. Must be called on the worker's thread.
+/// the number of all workers. `keeps_received` is whether the packet buffers have room for receive
+/// information. Must be called on the worker's thread.
 pub(super) fn open(
     plan: &Plan,
     ports: &[Arc<dyn PortDevice>],
     node: Option<NumaNode>,
     place: (usize, usize),
+    keeps_received: bool,
 ) -> Result<OpenLanes> {
     let runtime = &plan.runtime;
     let room = runtime.buffer_size.saturating_sub(runtime.headroom) as usize;
@@ -44,7 +46,7 @@ pub(super) fn open(
     }
     let pages = region.pages();
     let mut pool = Pool::new(region, layout)?;
-    if keeps_received(plan) {
+    if keeps_received {
         pool = pool.with_recv_info();
     }
     let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
@@ -148,7 +150,7 @@ impl PortLanes {
             pin_current_thread(core)?;
         }
         let node = core.and_then(|core| topology.core(core)).map(|core| core.node);
-        let mut open = open(&plan, &ports, node, (0, 1))?;
+        let mut open = open(&plan, &ports, node, (0, 1), keeps_received(&plan))?;
         if !await_peers(&plan, &ports, 0, &mut open, || stop.is_set() || is_stopped())? {
             return Err(Error::Topology("stopped before all ports were connected".to_owned()));
         }

@@ -173,12 +173,10 @@ impl Observation {
         if is_attached { Ok(()) } else { Err(no_answer(worker)) }
     }
 
-    /// Attaches new observers to the workers whose pipeline has changed.
+    /// Attaches new observers to added workers, and to the workers whose pipeline has changed.
     fn follow_changes(&mut self) {
-        let workers = match &self.kind {
-            ObservationKind::Capture { workers, .. } => workers.len(),
-            ObservationKind::Trace { workers, .. } => workers.len(),
-        };
+        // A change may have added workers. The packets of removed workers that wait for the client stay in the list.
+        let workers = lock(&self.state.sampler).workers();
         for worker in 0..workers {
             let before = match &self.kind {
                 ObservationKind::Capture { workers, .. } => workers.get(worker).map(|worker| &worker.info),
@@ -187,7 +185,8 @@ impl Observation {
             let is_same = {
                 let mut sampler = lock(&self.state.sampler);
                 sampler.pump();
-                sampler.info(worker).zip(before).is_some_and(|(now, before)| Arc::ptr_eq(now, before))
+                let Some(now) = sampler.info(worker) else { continue };
+                before.is_some_and(|before| Arc::ptr_eq(now, before))
             };
             if !is_same && let Err(refusal) = self.attach(worker) {
                 self.end.get_or_insert(format!("the config has changed: {}", refusal.message));

@@ -80,7 +80,7 @@ pub(crate) struct ChangedPorts {
     /// The ports, in the order of the new config.
     pub(crate) ports: Vec<LivePort>,
     pub(crate) removed: Vec<LivePort>,
-    /// For each worker, the lane of each added port, with the name of the port.
+    /// For each worker that continues, the lane of each added port, with the name of the port.
     pub(crate) lanes: Vec<NamedLanes>,
 }
 
@@ -97,8 +97,8 @@ impl PortOpener<'_> {
         Ok(ports)
     }
 
-    /// Opens the ports of a plan that are not in `before`, and their lanes for each worker. `memories` has the packet
-    /// memory of each worker. The ports have no numbers yet.
+    /// Opens the ports of a plan that are not in `before`, and their lanes for each worker that continues. `memories` has
+    /// the packet memory of each worker. The ports have no numbers yet.
     ///
     /// # Errors
     /// Returns an error if a device or memory is not available. The ports in `before` are not affected.
@@ -112,12 +112,12 @@ impl PortOpener<'_> {
         let known = |name: &str| before.iter().find(|port| port.name == name);
         let devices = devices::open(plan, infos, |name| known(name).is_none(), self.clock, self.stop)?;
         let mut lanes = Vec::new();
-        for (worker, memory) in memories.iter().enumerate() {
+        for (worker, memory) in memories.iter().enumerate().take(plan.cores.len()) {
             // Allocate the memory of the queues on the NUMA node of the worker.
             let core = plan.cores.get(worker).and_then(|core| self.topology.core(*core));
             let _near =
                 core.filter(|_| self.topology.nodes().len() > 1).and_then(|core| PreferredNumaNode::new(core.node));
-            lanes.push(lanes::open_added(plan, &devices, memory, (worker, memories.len()))?);
+            lanes.push(lanes::open_added(plan, &devices, memory, (worker, plan.cores.len()))?);
         }
         let mut added: Vec<LivePort> =
             devices.into_iter().map(|(at, device)| LivePort::new(&infos[at].name, device, self.on_change)).collect();

@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::runtime::removed_workers::RemovedWorkers;
 use crate::runtime::sample::{Counters, Scope, SleepCounters, Stamps, Times};
 use crate::runtime::stopwatch::Stopwatch;
+use crate::runtime::sums::{add_counters, add_lane, add_stage, port_of};
 use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
 use dataplane_core::clock::{ClockSource, Timebase};
 use dataplane_core::error::Error;
@@ -30,7 +32,7 @@ pub(crate) struct Outcome {
 pub(crate) struct LaneOutcome {
     /// The name of the port.
     pub(crate) port: String,
-    counters: LaneCounters,
+    pub(crate) counters: LaneCounters,
     pub(crate) is_connected: bool,
     /// The number of timestamps from each clock.
     stamps: BTreeMap<ClockSource, u64>,
@@ -281,6 +283,7 @@ fn stamps(of: &[Stamps; 2]) -> (BTreeMap<ClockSource, u64>, u64) {
 /// contain the name, the device and the device counters of each port and of each removed port.
 pub(crate) fn report(
     outcomes: Vec<Outcome>,
+    removed_workers: &RemovedWorkers,
     times: &Times,
     ports: Vec<PortReport>,
     removed: Vec<PortReport>,
@@ -304,21 +307,13 @@ pub(crate) fn report(
         removed_ports: removed,
         stages: Vec::new(),
         workers: Vec::new(),
+        removed_workers: None,
         errors,
         logs_lost: 0,
     };
     for outcome in outcomes {
         for lane in outcome.lanes {
-            let mut known = report.ports.iter_mut().chain(&mut report.removed_ports);
-            let port = match known.position(|port| port.name == lane.port) {
-                Some(at) if at < report.ports.len() => &mut report.ports[at],
-                Some(at) => &mut report.removed_ports[at - report.ports.len()],
-                None => {
-                    report.removed_ports.push(PortReport { name: lane.port, ..PortReport::default() });
-                    let last = report.removed_ports.len() - 1;
-                    &mut report.removed_ports[last]
-                }
-            };
+            let port = port_of(&mut report, &lane.port);
             add_lane(port, &lane.counters);
             lane.stamps.into_iter().for_each(|(source, count)| *port.stamps.entry(source).or_default() += count);
             port.stamps_implausible += lane.implausible;
@@ -334,6 +329,7 @@ pub(crate) fn report(
         report.errors.extend(outcome.report.error.clone());
         report.workers.push(outcome.report);
     }
+    removed_workers.add_to(&mut report);
     for port in report.ports.iter().chain(&report.removed_ports) {
         report.packets.rx += port.packets.rx;
         report.packets.tx += port.packets.tx;
@@ -353,81 +349,4 @@ pub(crate) fn report(
 pub(crate) fn costs(costs: &Costs, stages: &[StageReport], timebase: &Timebase) -> Vec<CostReport> {
     let per_tick = timebase.nanos(Ticks(1_000_000_000)).0 as f64 / 1e9;
     costs.report(Stopwatch::parts(stages.iter().map(|stage| stage.name.as_str())), per_tick)
-}
-
-/// Sets each counter of `sum` to the result of `combine` for this counter and the same counter of `other`. If `sum`
-/// already has a first error, keeps this error.
-fn add_counters(sum: &mut LaneCounters, other: &LaneCounters, combine: fn(u64, u64) -> u64) {
-    let LaneCounters {
-        rx,
-        rx_bytes,
-        rx_errors,
-        tx,
-        tx_bytes,
-        tx_full,
-        tx_errors,
-        tx_too_long,
-        tx_not_connected,
-        dropped_at_stop: stopped,
-        unmatched_completions: stale,
-        recoveries,
-        rebuilds,
-        timed_out: abandoned,
-        first_error,
-    } = other;
-    sum.rx = combine(sum.rx, *rx);
-    sum.rx_bytes = combine(sum.rx_bytes, *rx_bytes);
-    sum.rx_errors = combine(sum.rx_errors, *rx_errors);
-    sum.tx = combine(sum.tx, *tx);
-    sum.tx_bytes = combine(sum.tx_bytes, *tx_bytes);
-    sum.tx_full = combine(sum.tx_full, *tx_full);
-    sum.tx_errors = combine(sum.tx_errors, *tx_errors);
-    sum.tx_too_long = combine(sum.tx_too_long, *tx_too_long);
-    sum.tx_not_connected = combine(sum.tx_not_connected, *tx_not_connected);
-    sum.dropped_at_stop = combine(sum.dropped_at_stop, *stopped);
-    sum.unmatched_completions = combine(sum.unmatched_completions, *stale);
-    sum.recoveries = combine(sum.recoveries, *recoveries);
-    sum.rebuilds = combine(sum.rebuilds, *rebuilds);
-    sum.timed_out = combine(sum.timed_out, *abandoned);
-    sum.first_error = sum.first_error.or(*first_error);
-}
-
-fn add_lane(port: &mut PortReport, lane: &LaneCounters) {
-    port.packets.rx += lane.rx;
-    port.packets.tx += lane.tx;
-    port.bytes.rx += lane.rx_bytes;
-    port.bytes.tx += lane.tx_bytes;
-    port.rx_errors += lane.rx_errors;
-    port.tx_full += lane.tx_full;
-    port.tx_errors += lane.tx_errors;
-    port.stale += lane.unmatched_completions;
-    port.tx_too_long += lane.tx_too_long;
-    port.tx_not_connected += lane.tx_not_connected;
-    port.recoveries += lane.recoveries;
-    port.rebuilds += lane.rebuilds;
-    port.abandoned += lane.timed_out;
-    if let Some(status) = lane.first_error {
-        let text = || format!("{status} ({}): {}", status.description(), status.likely_cause());
-        port.first_error.get_or_insert_with(text);
-    }
-}
-
-fn add_stage(sum: &mut StageReport, stage: &StageReport) {
-    sum.packets += stage.packets;
-    sum.batches += stage.batches;
-    sum.consumed += stage.consumed;
-    sum.copied += stage.copied;
-    sum.generated += stage.generated;
-    sum.copies_missed += stage.copies_missed;
-    sum.panics += stage.panics;
-    sum.quarantined += stage.quarantined;
-    let add = |sum: &mut BTreeMap<String, u64>, other: &BTreeMap<String, u64>| {
-        for (name, value) in other {
-            *sum.entry(name.clone()).or_default() += value;
-        }
-    };
-    add(&mut sum.outputs, &stage.outputs);
-    add(&mut sum.drops, &stage.drops);
-    add(&mut sum.counters, &stage.counters);
-    sum.counter_kinds.extend(stage.counter_kinds.iter().map(|(name, kind)| (name.clone(), *kind)));
 }

@@ -1,15 +1,10 @@
 //! A run: starts the workers on their cores, and collects the report at the end.
 
-use std::num::NonZeroU64;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-
-use rustix::thread::{gettid, set_current_timer_slack};
 
 use crate::config::{self, Source};
 use crate::runtime::Assembly;
@@ -17,27 +12,23 @@ use crate::runtime::black_box::{BlackBox, BlackBoxEvent, BlackBoxWriter};
 use crate::runtime::change::{Changer, Changes, PipelineVersion, RunState, digest, lock, start_tasks};
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::PortDevice;
-use crate::runtime::idle::IdlePolicy;
-use crate::runtime::lanes::{self, OpenLanes};
+use crate::runtime::lanes;
 use crate::runtime::observation::Observation;
 use crate::runtime::packet_observer::PacketFilter;
 use crate::runtime::ports::{LivePort, OnPortChange, PortOpener};
 use crate::runtime::report::{self, Outcome};
-use crate::runtime::sample::{self, LoopCounters, Sample, Scope, Times, WorkerEnd};
+use crate::runtime::sample::{self, Scope, Times};
 use crate::runtime::snapshot::{Polled, Sampler, Snapshot, SnapshotPort, SnapshotStage, WorkerState};
-use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::watchdog::{Watchdog, WatchdogEvent};
-use crate::runtime::worker::{ClosingLanes, LatencyRecorder, Worker};
-use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
+use crate::runtime::worker_info::ReportedStage;
+use crate::runtime::worker_thread::{WorkerBuilder, WorkerHandle, first_error};
 use dataplane_control::Refusal;
 use dataplane_control::observe::{Capture, TracePackets};
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::{Error, Result};
-use dataplane_core::mem::{BatchMemory, PageKind};
-use dataplane_core::pipeline::{Graph, PortInfo, Program, StageTable, Target, panic_message};
+use dataplane_core::pipeline::{PortInfo, StageTable, Target, panic_message};
 use dataplane_core::telemetry::{Progress, Report};
-use dataplane_core::topology::pin_current_thread;
-use dataplane_core::units::{CoreId, Nanos, NumaNode, Period};
+use dataplane_core::units::{Nanos, Period};
 
 /// The interval between two checks for a cancelled start.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -51,32 +42,12 @@ pub struct Options {
     pub packets: Option<u64>,
 }
 
-/// The thread of a worker. The result of the thread is `None` if the run did not start.
-type Thread = JoinHandle<Result<Option<(Outcome, Times)>>>;
-
 /// A running data plane.
 pub struct Run {
     state: Arc<RunState>,
-    workers: Vec<Thread>,
     watchdog: Mutex<Watchdog>,
     /// The thread that writes the files of the black box. `None` if the config has no black box.
     black_box: Option<BlackBoxWriter>,
-}
-
-/// The parts from which a worker is built. Each worker is built on its own thread, which allocates its memory.
-struct WorkerBuilder {
-    number: usize,
-    workers: usize,
-    core: CoreId,
-    node: Option<NumaNode>,
-    program: Program,
-    plan: Arc<config::Plan>,
-    ports: Vec<Arc<dyn PortDevice>>,
-    control: Arc<RunControl>,
-    clock: HostClock,
-    reply: WorkerEnd,
-    /// The digest of the config.
-    digest: String,
 }
 
 impl Run {
@@ -130,11 +101,13 @@ impl Run {
         // needs.
         let tasks = start_tasks(services.tasks, &services.stop)?;
         let stop = services.stop.clone();
+        // A change may add a worker on each core.
+        let most = programs.len().max(topology.cores().len());
+        let keeps_received = lanes::keeps_received(&plan);
         let settings = plan.runtime.black_box.as_ref();
-        let black_box =
-            settings.map(|settings| BlackBox::new(settings, &source, plan.runtime.burst as usize, programs.len()));
+        let black_box = settings.map(|settings| BlackBox::new(settings, &source, plan.runtime.burst as usize, most));
         let (black_box, messages) = black_box.unzip();
-        let control = Arc::new(RunControl::new(programs.len(), options.packets, services.stop, black_box));
+        let control = Arc::new(RunControl::new(most, options.packets, services.stop, black_box));
         let plan = Arc::new(plan);
         let workers = programs.len();
         let (ready, readiness) = mpsc::channel();
@@ -156,15 +129,13 @@ impl Run {
                 clock: clock.clone(),
                 reply,
                 digest: digest(&source),
+                keeps_received,
+                joins: false,
             };
-            let ready = ready.clone();
-            let (go, started) = mpsc::channel();
-            let thread = thread::Builder::new().name(format!("worker-{number}"));
-            match thread.spawn(move || builder.run(ready, &started)) {
-                Ok(thread) => threads.push((go, thread)),
+            match builder.spawn(&ready) {
+                Ok(worker) => threads.push(worker),
                 Err(error) => {
-                    let message = format!("cannot start the worker thread: {error}");
-                    failure = Some(Error::Worker { worker: number, message });
+                    failure = Some(error);
                     break;
                 }
             }
@@ -210,17 +181,12 @@ impl Run {
             }
             started => started.and_then(Result::ok),
         };
-        let start = |(go, thread): (Sender<()>, JoinHandle<_>)| {
-            // The worker waits for this message, so sending cannot fail.
-            let _ = go.send(());
-            thread
-        };
         ready_workers.sort_unstable_by_key(|(number, ..)| *number);
         let memories = ready_workers.iter().map(|(.., memory)| memory.clone()).collect();
         let asked =
             ready_workers.into_iter().zip(requests).map(|((_, info, sample, _), request)| (info, sample, request));
         let sampler = Mutex::new(Sampler::new(asked));
-        let workers = threads.into_iter().map(start).collect();
+        let workers = threads.into_iter().map(|worker| worker.start(&control)).collect();
         let version = PipelineVersion {
             plan,
             source,
@@ -234,7 +200,6 @@ impl Run {
         let (path, watchdog) = (version.source.path(), version.plan.runtime.watchdog.0);
         let config_file = (path.as_os_str() != "-").then(|| std::path::absolute(path).ok()).flatten();
         let changes = Changes::new(&version.source);
-        let keeps_received = lanes::keeps_received(&version.plan);
         let state = RunState {
             control,
             ports: Mutex::new(ports),
@@ -245,7 +210,8 @@ impl Run {
             clock,
             topology,
             config_file,
-            memories,
+            memories: Mutex::new(memories),
+            workers: Mutex::new(workers),
             handlers,
             sampler,
             current: Mutex::new(Arc::new(version)),
@@ -257,7 +223,7 @@ impl Run {
             retiring: Mutex::default(),
         };
         let watchdog = Mutex::new(Watchdog::new(watchdog, state.control.loops().count(), Instant::now()));
-        Ok(Self { state: Arc::new(state), workers, watchdog, black_box })
+        Ok(Self { state: Arc::new(state), watchdog, black_box })
     }
 
     /// Returns the plan of the run.
@@ -325,12 +291,11 @@ impl Run {
     /// the number at its housekeeping, so a number that does not change for a second belongs to a worker that makes no
     /// progress.
     pub fn loops(&self) -> Vec<Option<u64>> {
-        let workers = self.workers.iter().enumerate();
-        let loops = workers.map(|(number, thread)| match thread.is_finished() {
+        let loops = |worker: &WorkerHandle| match worker.thread.is_finished() {
             true => None,
-            false => Some(self.state.control.board(number).read().loops),
-        });
-        loops.collect()
+            false => Some(self.state.control.board(worker.number).read().loops),
+        };
+        lock(&self.state.workers).iter().map(loops).collect()
     }
 
     /// Returns a snapshot of the run, or `None` while the workers have not answered yet. Call this function repeatedly
@@ -361,6 +326,7 @@ impl Run {
         let at_work = workers.iter().enumerate().map(at_work).collect();
         let stalls = (0..workers.len()).map(|at| state.control.thread(at).stalls.load(Ordering::Relaxed)).collect();
         let (times, timebase, plan) = (sampler.times(), state.clock.timebase(), current.plan.clone());
+        let removed_workers = sampler.removed().clone();
         drop(sampler);
         let sends = info.as_ref().map(|info| info.sends()).unwrap_or_default();
         let is_sent = |name: &str| {
@@ -382,7 +348,7 @@ impl Run {
         let stages = info.iter().flat_map(|info| &info.stages_info).map(stage).collect();
         let stage_memory = plan.stage_memory.iter().map(|(stage, bytes)| (stage.clone(), *bytes)).collect();
         let (reports, removed) = state.port_reports();
-        let report = report::report(outcomes, &times, reports, removed, errors, &timebase);
+        let report = report::report(outcomes, &removed_workers, &times, reports, removed, errors, &timebase);
         Some((Snapshot { report, times, timebase, workers, at_work, stalls, ports, stages, stage_memory }, scope))
     }
 
@@ -405,7 +371,7 @@ impl Run {
 
     /// Returns `true` if every worker has ended.
     pub fn is_finished(&self) -> bool {
-        self.workers.iter().all(JoinHandle::is_finished)
+        lock(&self.state.workers).iter().all(|worker| worker.thread.is_finished())
     }
 
     /// Returns a message for each worker that has made no progress for `runtime.watchdog`, and for each such worker that
@@ -460,24 +426,30 @@ impl Run {
     ///
     /// # Errors
     /// Returns an error if no worker has a result. The text contains all errors of workers and ports.
-    pub fn join(mut self) -> Result<Report> {
+    pub fn join(self) -> Result<Report> {
         let mut outcomes = Vec::new();
         let mut errors = Vec::new();
-        for (number, worker) in std::mem::take(&mut self.workers).into_iter().enumerate() {
-            match worker.join() {
-                Ok(Ok(outcome)) => outcomes.extend(outcome.map(|(outcome, times)| (number, outcome, times))),
-                Ok(Err(error)) => errors.push(error.to_string()),
-                Err(panic) => {
-                    let message = format!("panicked: {}", panic_message(&*panic));
-                    errors.push(Error::Worker { worker: number, message }.to_string());
-                    self.state.control.stop();
+        let state = &self.state;
+        let mut join_workers = || {
+            let workers = std::mem::take(&mut *lock(&state.workers));
+            for WorkerHandle { number, thread } in workers {
+                match thread.join() {
+                    Ok(Ok(outcome)) => outcomes.extend(outcome.map(|(outcome, times)| (number, outcome, times))),
+                    Ok(Err(error)) => errors.push(error.to_string()),
+                    Err(panic) => {
+                        let message = format!("panicked: {}", panic_message(&*panic));
+                        errors.push(Error::Worker { worker: number, message }.to_string());
+                        state.control.stop();
+                    }
                 }
             }
-        }
-        // Wait until the files of the black box are complete.
-        self.black_box = None;
-        let state = &self.state;
+        };
+        join_workers();
         state.stop_tasks();
+        // A change may have added a worker while the other workers ended. After `stop_tasks`, no change adds a worker.
+        join_workers();
+        // Wait until the files of the black box are complete.
+        drop(self.black_box);
         errors.extend(state.task_failures());
         errors.extend(state.control.failures());
         let ports = lock(&state.ports).clone();
@@ -499,147 +471,6 @@ impl Run {
             outcome
         };
         let outcomes = outcomes.into_iter().map(add).collect();
-        Ok(report::report(outcomes, &times, ports, removed, errors, &timebase))
+        Ok(report::report(outcomes, sampler.removed(), &times, ports, removed, errors, &timebase))
     }
-}
-
-/// Ends the workers that are ready, and returns the first error of the workers that failed.
-fn first_error(threads: Vec<(Sender<()>, Thread)>) -> Option<Error> {
-    let mut error = None;
-    for (number, (go, thread)) in threads.into_iter().enumerate() {
-        drop(go);
-        match thread.join() {
-            Ok(Err(failed)) => error = error.or(Some(failed)),
-            Ok(Ok(_)) => {}
-            Err(_) => {
-                let message = "panicked during set-up".to_owned();
-                error = error.or(Some(Error::Worker { worker: number, message }));
-            }
-        }
-    }
-    error
-}
-
-/// Stops the run if the thread of a worker panics, because nobody serves the queues of that worker any more.
-struct StopOnPanic(Arc<RunControl>);
-
-impl Drop for StopOnPanic {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.stop();
-        }
-    }
-}
-
-/// The message that a worker sends when it is ready: the worker's number, its properties, an empty sample for
-/// statistics requests, and the memory of its packet buffers.
-type Ready = (usize, Arc<WorkerInfo>, Box<Sample>, BatchMemory);
-
-impl WorkerBuilder {
-    /// The body of the worker's thread: sets up the worker, waits for the start, runs the loop, and returns the
-    /// outcome.
-    fn run(self, ready: Sender<Ready>, started: &Receiver<()>) -> Result<Option<(Outcome, Times)>> {
-        let (clock, core, plan) = (self.clock.clone(), self.core, self.plan.clone());
-        let _guard = StopOnPanic(self.control.clone());
-        let stages_info = ReportedStage::of(&self.program);
-        let (control, digest) = (self.control.clone(), self.digest.clone());
-        // If this worker fails, the run does not start. `stop` ends the wait of the other workers for their peers.
-        let set_up = self.set_up().inspect_err(|_| control.stop())?;
-        let Some((mut worker, pages)) = set_up else { return Ok(None) };
-        let ports: Vec<String> = plan.ports.iter().map(|port| port.config.name.clone()).collect();
-        let granted = sample::granted(&ports, &worker.lanes);
-        let slots = worker.pool.layout().count();
-        let info = Arc::new(WorkerInfo { core, slots, pages, granted, ports, stages_info, digest });
-        // `start` waits until every worker has sent this message or dropped its sender.
-        let sample = worker.first_sample(&info);
-        let _ = ready.send((worker.number, info.clone(), sample, worker.pool.batch_memory()));
-        worker.recorder = control.black_box().map(|black_box| black_box.recorder(worker.number, &info));
-        worker.info = Some(info.clone());
-        drop(ready);
-        if started.recv().is_err() {
-            return Ok(None);
-        }
-        let panic = catch_unwind(AssertUnwindSafe(|| worker.run(&clock))).err();
-        let panic = panic.map(|panic| worker.end_after_panic(&*panic, &clock));
-        // A change of the pipeline may have replaced the graph and the properties of the worker.
-        let info = worker.info.clone().unwrap_or(info);
-        Ok(Some(collect_outcome(worker, &info, panic)))
-    }
-
-    /// Builds the worker. Returns `None` if the run was stopped during the wait for peers.
-    fn set_up(self) -> Result<Option<(Worker, PageKind)>> {
-        pin_current_thread(self.core)?;
-        let runtime = &self.plan.runtime;
-        if matches!(runtime.idle, config::Idle::Sleep | config::Idle::Adaptive) {
-            // By default, the kernel ends a sleep up to 50 µs late, to wake several threads together. If this call
-            // fails, sleeps are longer.
-            let _ = set_current_timer_slack(NonZeroU64::new(1));
-        }
-        let mut open = lanes::open(&self.plan, &self.ports, self.node, (self.number, self.workers))?;
-        if !lanes::await_peers(&self.plan, &self.ports, self.number, &mut open, || self.control.is_stopped())? {
-            return Ok(None);
-        }
-        let OpenLanes { lanes, pool, pages } = open;
-        let inputs = self.plan.ports.iter().enumerate().filter(|(_, port)| port.input).map(|(at, _)| at).collect();
-        let mut graph = Graph::new(self.program, lanes.len(), &pool);
-        let thread = self.control.thread(self.number);
-        thread.id.store(gettid().as_raw_nonzero().get(), Ordering::Relaxed);
-        graph.set_marker(thread.marker.clone());
-        let worker = Worker {
-            number: self.number,
-            latency: LatencyRecorder::default(),
-            timed: stopwatch::FIRST,
-            stopwatch: Some(Box::new(Stopwatch::new(&self.clock, graph.counters().count()))),
-            inputs,
-            retiring: Vec::new(),
-            closing: ClosingLanes::default(),
-            configured_burst: runtime.burst as usize,
-            burst: (runtime.burst as usize).min(graph.burst()),
-            dropped_before: 0,
-            info: None,
-            lanes,
-            graph,
-            pool,
-            idle: IdlePolicy::new(runtime.idle),
-            drain_timeout: runtime.drain_timeout.0,
-            control: self.control,
-            counts: LoopCounters::default(),
-            reply: self.reply,
-            observer: None,
-            recorder: None,
-        };
-        Ok(Some((worker, pages)))
-    }
-}
-
-/// Converts the counters of a worker that has ended to the worker's part of the report. `panic` is the message about a
-/// panic of the worker.
-fn collect_outcome(mut worker: Worker, info: &WorkerInfo, panic: Option<String>) -> (Outcome, Times) {
-    let mut sample = Sample::new(info);
-    // The loop below collects the counters of the stages, because a stage may panic while it returns its counters.
-    sample.scope = Scope::Health;
-    let ended = worker.counts.ended;
-    worker.fill(&mut sample, ended);
-    let mut outcome = Outcome::new(info, &sample.counters, Scope::All);
-    for ((name, stage), report) in worker.graph.stages().zip(&mut outcome.stages) {
-        let finish = || {
-            outcome.errors.extend(stage.finish().err());
-            report.counters.clear();
-            stage.all_counters(&mut |name, value| *report.counters.entry(name.to_owned()).or_default() += value);
-        };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(finish)) {
-            let message = format!("stage `{name}` panicked at its end: {}", panic_message(&*panic));
-            outcome.errors.push(Error::Worker { worker: worker.number, message });
-        }
-    }
-    outcome.report.slots_missing = sample.counters.out as u64;
-    // A queue that was created again may have other properties than the first queue.
-    outcome.report.granted = sample::granted(&info.ports, &worker.lanes);
-    outcome.report.error = worker.counts.fault.map(|(lane, error)| {
-        let name = info.ports.get(lane).map_or("?", String::as_str);
-        format!("worker {} stopped: port {name}: {error}", worker.number)
-    });
-    let number = worker.number;
-    outcome.report.error = outcome.report.error.or_else(|| Some(format!("worker {number} stopped: {}", panic?)));
-    (outcome, sample.times)
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::runtime::lane_swap::{RetiredLane, ReturnedSlots};
 use crate::runtime::packet_observer::PacketObserver;
+use crate::runtime::removed_workers::RemovedWorkers;
 use crate::runtime::report::{self, EarlierCounts, LateSlots, Outcome};
 use crate::runtime::sample::{Counters, Graphs, Message, RequesterEnd, Sample, Scope, Swap, Times};
 use crate::runtime::stopwatch::Stopwatch;
@@ -120,6 +121,7 @@ impl Snapshot {
             stages: stages.iter().map(stage).collect(),
             workers: workers.clone(),
             errors: errors.clone(),
+            removed_workers: self.report.removed_workers.clone(),
             ..self.report
         };
         Self {
@@ -171,6 +173,9 @@ impl Snapshot {
 /// Collects statistics from the workers of a run, and exchanges graphs with the workers.
 pub(crate) struct Sampler {
     workers: Vec<SampledWorker>,
+    removed: RemovedWorkers,
+    /// The times of removed workers, and the names of the stages of these times.
+    removed_times: (Vec<String>, Times),
     /// The time at which the sampler sent the current requests. `None` if no request is in progress.
     since: Option<Instant>,
     /// The scope of the current requests.
@@ -275,21 +280,43 @@ impl Sampler {
     /// Creates a sampler. `workers` has, for each worker, the worker's properties, an empty sample, and the requester's
     /// end of the worker's channel.
     pub(crate) fn new(workers: impl IntoIterator<Item = (Arc<WorkerInfo>, Box<Sample>, RequesterEnd)>) -> Self {
-        let asked = |(info, empty, request): (Arc<WorkerInfo>, _, _)| SampledWorker {
-            times: Times::new(info.stages_info.len()),
-            info,
-            request,
-            empty: Some(empty),
-            counters: None,
-            earlier: EarlierCounts::default(),
-            answers: 0,
-            sent: None,
-            queued: None,
-            returned: Graphs::new(),
-            retiring: RetiringLanes::default(),
-            observer: ObserverExchange::default(),
+        let workers =
+            workers.into_iter().map(|(info, empty, request)| SampledWorker::new(info, empty, request)).collect();
+        let (removed, removed_times) = (RemovedWorkers::default(), (Vec::new(), Times::new(0)));
+        Self { workers, removed, removed_times, since: None, scope: Scope::All, exchanges: 0 }
+    }
+
+    /// Adds a worker, like the workers of [`Sampler::new`].
+    pub(crate) fn add(&mut self, info: Arc<WorkerInfo>, empty: Box<Sample>, request: RequesterEnd) {
+        self.workers.push(SampledWorker::new(info, empty, request));
+    }
+
+    /// Removes the last worker, which has ended, and keeps its counters. `result` has the results of the worker, or is
+    /// `None` if the worker has no result.
+    pub(crate) fn remove_last(&mut self, result: Option<(Outcome, Times)>) {
+        let Some(mut worker) = self.workers.pop() else { return };
+        worker.take();
+        let outcome = match result {
+            Some((mut outcome, times)) => {
+                worker.settle();
+                outcome.add_earlier(&worker.earlier);
+                worker.times.add(&times);
+                outcome
+            }
+            None => worker.outcome(Scope::All),
         };
-        Self { workers: workers.into_iter().map(asked).collect(), since: None, scope: Scope::All, exchanges: 0 }
+        let lanes = outcome.lanes.iter().map(|lane| (&*lane.port, &lane.counters));
+        self.removed.add(&worker.info, &outcome.report, lanes, &outcome.stages);
+        let names = worker.info.stage_names();
+        let (before, times) = &self.removed_times;
+        let mut times = times.for_stages(before, &names);
+        times.add(&worker.times);
+        self.removed_times = (names, times);
+    }
+
+    /// Returns the counters of the workers that were removed.
+    pub(crate) fn removed(&self) -> &RemovedWorkers {
+        &self.removed
     }
 
     /// Sends a request to every worker, unless requests are already in progress. Returns `None` until all workers have
@@ -340,6 +367,8 @@ impl Sampler {
         for worker in &self.workers {
             sum.add(&worker.times.for_stages(&worker.info.stage_names(), stages));
         }
+        let (names, times) = &self.removed_times;
+        sum.add(&times.for_stages(names, stages));
         sum
     }
 
@@ -464,6 +493,23 @@ impl Sampler {
 }
 
 impl SampledWorker {
+    fn new(info: Arc<WorkerInfo>, empty: Box<Sample>, request: RequesterEnd) -> Self {
+        Self {
+            times: Times::new(info.stages_info.len()),
+            info,
+            request,
+            empty: Some(empty),
+            counters: None,
+            earlier: EarlierCounts::default(),
+            answers: 0,
+            sent: None,
+            queued: None,
+            returned: Graphs::new(),
+            retiring: RetiringLanes::default(),
+            observer: ObserverExchange::default(),
+        }
+    }
+
     fn ask(&mut self, scope: Scope) {
         // During an exchange, the sample has the size for the earlier graph, so send no request.
         if self.sent.is_some() {

@@ -85,6 +85,8 @@ pub(crate) struct Worker {
     pub(crate) timed: u64,
     pub(crate) stopwatch: Option<Box<Stopwatch>>,
     pub(crate) counts: LoopCounters,
+    /// The time at which the worker ends in any case, if a change removes the worker.
+    pub(crate) leave_by: Option<Instant>,
     /// The worker's end of the channel for statistics requests.
     pub(crate) reply: WorkerEnd,
     /// The observer of a client that captures or traces packets.
@@ -406,7 +408,7 @@ impl Worker {
     /// Returns `true` if the worker ends now: the run was stopped, a limit is reached, or all inputs have ended and all
     /// sends have completed.
     fn is_done(&mut self, received: usize, now: Ticks) -> bool {
-        if self.control.is_over(now) {
+        if self.control.is_over(now) || self.control.is_leaving(self.number) && self.has_passed_on(received) {
             return true;
         }
         // The loop refills only the lanes of input ports. An error may have stopped a lane that only sends. `refill`
@@ -417,6 +419,19 @@ impl Worker {
         }
         let mut inputs = self.inputs.iter().map(|&port| &self.lanes[port]);
         received == 0 && inputs.all(|lane| lane.source_ended()) && self.lanes.iter().all(|lane| lane.sending() == 0)
+    }
+
+    /// Returns `true` if a worker that a change removes can end: the queues have no packet, the stages hold no packet, and
+    /// all sends have completed, or `drain_timeout` is over. The devices pass no further packets to the worker.
+    #[cold]
+    fn has_passed_on(&mut self, received: usize) -> bool {
+        let Some(leave_by) = self.leave_by else {
+            // The last poll may have been before the devices stopped to pass packets to the worker, so poll again.
+            self.leave_by = Some(Period(self.drain_timeout).after_now());
+            return false;
+        };
+        let is_empty = received == 0 && !self.graph.holds() && self.lanes.iter().all(|lane| lane.sending() == 0);
+        is_empty || Instant::now() >= leave_by
     }
 
     /// Drains the lanes after the last receive: completes the sends in progress, then reclaims all buffers from the

@@ -22,4 +22,5 @@ mod tables;
 mod tasks;
 mod watchdog;
 mod wire;
+mod worker_count;
 mod workers;

@@ -23,6 +23,23 @@ pub(crate) trait Link<End>: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Checks whether the link can have this number of queues.
+    ///
+    /// # Errors
+    /// Fails with a suggested fix if the link can have only fewer queues.
+    fn check_queues(&self, _queues: u16) -> Result<()> {
+        Ok(())
+    }
+
+    /// Distributes the received frames among the first `queues` queues. The other queues receive no further frames, but
+    /// keep the frames that have already arrived. Any thread can call this method while the queues receive.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses the change.
+    fn distribute(&self, _queues: u16) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns whether the link is a kernel interface.
     fn is_interface(&self) -> bool {
         false

@@ -56,6 +56,18 @@ pub trait LinkParameters: fmt::Debug {
         self.interface().and_then(mtu_of)
     }
 
+    /// Whether received frames are divided among the workers only when the link is opened. Another number of workers then
+    /// needs a new link.
+    fn divides_when_opened(&self) -> bool {
+        false
+    }
+
+    /// Whether each worker has the receive queue of the NIC with its number. The kernel gets the frames of the other
+    /// receive queues.
+    fn owns_receive_queues(&self) -> bool {
+        false
+    }
+
     /// Returns whether the interface is the host's end of the link, as with a TAP interface. If `false`, the interface
     /// itself is the port.
     fn is_host_end(&self) -> bool {

@@ -15,7 +15,7 @@ use dataplane_testing::{PATIENCE, skip, wait_until};
 
 use WcStatus::{GeneralErr, LocLenErr, Success};
 
-fn device(link: LinkSpec, mtu: u32) -> Result<SoftDevice, Error> {
+pub(super) fn device(link: LinkSpec, mtu: u32) -> Result<SoftDevice, Error> {
     SoftDevice::new(SoftSpec { mtu, ..SoftSpec::new("soft", link) })
 }
 
@@ -24,13 +24,13 @@ fn rig(link: LinkSpec, mtu: u32) -> Rig {
     receiving(Rig::on(device(link, mtu).unwrap(), HostClock::manual(), Plan::default()))
 }
 
-fn receiving(rig: Rig) -> Rig {
+pub(super) fn receiving(rig: Rig) -> Rig {
     let mut rig = rig.ready();
     rig.post_recv_run(&(0..16).collect::<Vec<_>>()).unwrap();
     rig
 }
 
-fn packet(interface: &str) -> Rig {
+pub(super) fn packet(interface: &str) -> Rig {
     rig(LinkSpec::Packet(PacketSpec::new(interface)), 1500)
 }
 
@@ -52,14 +52,14 @@ fn is_ours(frame: &[u8]) -> bool {
 }
 
 impl Rig {
-    fn send_one(&mut self, frame: &[u8]) -> WcStatus {
+    pub(super) fn send_one(&mut self, frame: &[u8]) -> WcStatus {
         let desc = self.put(40, frame);
         self.post_send_run(&[desc], 7).unwrap();
         self.sent()[0].1
     }
 
     /// Returns the received test frames and posts their receives again.
-    fn frames(&mut self) -> Vec<Result<Vec<u8>, WcStatus>> {
+    pub(super) fn frames(&mut self) -> Vec<Result<Vec<u8>, WcStatus>> {
         let mut frames = Vec::new();
         for (wr_id, status, len) in self.received() {
             let slot = (wr_id - 1000) as u32;

@@ -2,6 +2,7 @@
 
 mod clocks;
 mod completions;
+mod distribution;
 mod faults;
 mod features;
 mod identity;

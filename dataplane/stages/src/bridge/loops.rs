@@ -117,7 +117,7 @@ impl LoopGuard {
             })
         });
         let ports: Vec<ProbedPort> = probed.collect();
-        let (next_port, is_first) = (ports.len(), setup.worker().0 == 0);
+        let (next_port, is_first) = (ports.len(), setup.worker_number() == 0);
         Self { loops, stage: setup.stage().to_owned(), ports, time, is_first, next_port, next_round: 0 }
     }
 

@@ -212,7 +212,7 @@ impl Resolution {
                 Problem::at("source", format!("stage `{}` resolves neighbours with other parameters", open.stage));
             return Err(problem.help("set the same most, reachable and ageing in both stages"));
         }
-        let reports_counters = setup.worker().0 == 0 && open.stage == setup.stage();
+        let reports_counters = setup.worker_number() == 0 && open.stage == setup.stage();
         let (reader, frames) = (open.tables.register_reader(), open.frames.join());
         let (hops, numbers) = (Vec::new(), Vec::new());
         let mut client =

@@ -10,7 +10,7 @@ mod ring;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -39,7 +39,7 @@ pub(crate) struct BlackBox {
     config: String,
     /// The overrides of the config, as options of a command.
     overrides: String,
-    rings: Box<[OnceLock<Arc<BurstRing>>]>,
+    rings: Box<[Mutex<Option<Arc<BurstRing>>>]>,
     messages: Sender<WriterMessage>,
 }
 
@@ -76,7 +76,7 @@ impl BlackBox {
     ) -> (Arc<Self>, Receiver<WriterMessage>) {
         let (messages, receiver) = mpsc::channel();
         let size = RingSize { bursts: settings.bursts as usize, packets: burst, bytes: settings.bytes as usize };
-        let rings = (0..workers).map(|_| OnceLock::new()).collect();
+        let rings = (0..workers).map(|_| Mutex::default()).collect();
         let (folder, config) = (source.resolve(&settings.folder), source.path().display().to_string());
         let overrides = source.overrides().map(|one| format!(" --set '{one}'")).collect();
         (Arc::new(Self { size, folder, config, overrides, rings, messages }), receiver)
@@ -87,7 +87,7 @@ impl BlackBox {
     pub(crate) fn recorder(&self, worker: usize, info: &Arc<WorkerInfo>) -> Recorder {
         let recorder = Recorder::new(worker, self.size, info.clone());
         if let Some(place) = self.rings.get(worker) {
-            let _ = place.set(recorder.ring().clone());
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorder.ring().clone());
         }
         recorder
     }
@@ -103,9 +103,9 @@ impl BlackBox {
     pub(crate) fn file(&self, event: BlackBoxEvent) -> Vec<u8> {
         let BlackBoxEvent { cause, mut bursts, batch } = event;
         let known = bursts.as_ref().map(|bursts| bursts.worker);
-        let read = |(worker, ring): (usize, &OnceLock<Arc<BurstRing>>)| match Some(worker) == known {
+        let read = |(worker, ring): (usize, &Mutex<Option<Arc<BurstRing>>>)| match Some(worker) == known {
             true => bursts.take(),
-            false => Some(ring.get()?.read(worker)),
+            false => Some(ring.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.read(worker)),
         };
         let workers: Vec<WorkerBursts> = self.rings.iter().enumerate().filter_map(read).collect();
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);

@@ -7,11 +7,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::history::digest;
 use super::refusal::{busy, ending, failed, silent};
-use super::state::{PipelineVersion, RunState, lock, start_tasks};
+use super::state::{ANSWER_POLL_INTERVAL, ANSWER_TIMEOUT, PipelineVersion, RunState, lock, start_tasks};
+use super::workers::AddedWorkers;
 use crate::config::Plan;
 use crate::runtime::Assembly;
 use crate::runtime::lane_swap::{LaneSource, LaneSwap};
@@ -23,12 +24,6 @@ use dataplane_control::Refusal;
 use dataplane_core::mem::PreferredNumaNode;
 use dataplane_core::pipeline::{Graph, Owner, Program, StageTable, Succession};
 use dataplane_core::units::Nanos;
-
-/// The maximum time that a change waits for the answers of the workers. A worker that sleeps, or waits in a stage,
-/// answers late.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The wait between two checks for the answers of the workers.
-const ANSWER_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The parameters of an exchange.
 pub(super) struct Exchange<'a> {
@@ -43,6 +38,8 @@ pub(super) struct Exchange<'a> {
     pub(super) must_answer: bool,
     /// The ports after the exchange, and the lanes of the added ports. `None` if the ports stay the same.
     pub(super) ports: Option<&'a mut ChangedPorts>,
+    /// The workers that start with the exchange.
+    pub(super) added: AddedWorkers,
 }
 
 /// The result of an exchange.
@@ -65,7 +62,7 @@ pub(super) struct ReturnedGraphs {
 }
 
 impl RunState {
-    /// Starts the new tasks, and switches all workers to their new graphs. The caller must then install the new
+    /// Starts the new tasks and the added workers, and switches the workers that continue to their new graphs. The caller must then install the new
     /// version ([`RunState::install`]).
     ///
     /// # Errors
@@ -77,7 +74,7 @@ impl RunState {
         assembly: Assembly,
         left: Vec<String>,
     ) -> Result<Exchanged, Refusal> {
-        let Exchange { current, held, kept, must_answer, mut ports } = exchange;
+        let Exchange { current, held, kept, must_answer, mut ports, added } = exchange;
         if must_answer {
             self.check_workers()?;
         }
@@ -137,8 +134,10 @@ impl RunState {
                     ports::number(&ports.ports);
                 }
             }
+            let mut workers = lock(&self.workers);
             let mut sampler = lock(&self.sampler);
             swaps.into_iter().enumerate().for_each(|(worker, swap)| sampler.swap(worker, swap));
+            self.start_workers(added, &mut workers, &mut sampler);
         }
         let late = self.await_exchange(number);
         let graphs = lock(&self.sampler).returned(number);
@@ -245,7 +244,7 @@ impl RunState {
         sample.times.touch();
         Some(Box::new(Swap {
             exchange,
-            graph: Graph::in_memory(program, info.ports.len(), self.memories.get(worker)?),
+            graph: Graph::in_memory(program, info.ports.len(), lock(&self.memories).get(worker)?),
             stopwatch: Some(Box::new(Stopwatch::new(&self.clock, stages))),
             info,
             successions,

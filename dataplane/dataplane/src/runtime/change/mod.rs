@@ -19,6 +19,7 @@ mod refusal;
 mod retire;
 mod state;
 mod transaction;
+mod workers;
 
 pub(crate) use history::{digest, digest_of};
 pub(crate) use state::{Changes, PipelineVersion, RunState, lock, start_tasks};

@@ -42,13 +42,22 @@ pub(super) fn panicked(message: &str) -> Refusal {
 
 /// Returns the refusal of a change whose added ports cannot be opened.
 pub(super) fn not_opened(error: &dataplane_core::error::Error) -> Refusal {
+    unchanged("an added port cannot be opened", error)
+}
+
+/// Returns the refusal of a change because an added worker cannot be started.
+pub(super) fn not_started(error: &dataplane_core::error::Error) -> Refusal {
+    unchanged("an added worker cannot be started", error)
+}
+
+fn unchanged(what: &str, error: &dataplane_core::error::Error) -> Refusal {
     let error = error.to_string();
     let unchanged = "the program runs the same config as before";
     let (why, help) = match error.split_once("; help: ") {
         Some((why, help)) => (why, format!("{help}; {unchanged}")),
         None => (&*error, unchanged.to_owned()),
     };
-    Refusal::new(ErrorCode::Failed, format!("an added port cannot be opened: {why}"), help)
+    Refusal::new(ErrorCode::Failed, format!("{what}: {why}"), help)
 }
 
 /// Returns the refusal of a change because a worker cannot run on a core.

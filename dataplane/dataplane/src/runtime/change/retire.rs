@@ -77,6 +77,7 @@ impl RunState {
                 state.end_stages(&earlier, graphs, is_unconfirmed);
             }
             awaited.into_iter().for_each(|exchange| state.await_late_workers(exchange));
+            state.await_removed_workers();
             state.close_ports(closing);
             for tasks in ending {
                 tasks.stop();
@@ -109,7 +110,8 @@ impl RunState {
         let Some(drain_timeout) = ports.first().map(|port| port.drain_timeout) else { return };
         let mut is_open = true;
         while std::mem::take(&mut is_open) {
-            for (worker, memory) in self.memories.iter().enumerate() {
+            let memories = lock(&self.memories).clone();
+            for (worker, memory) in memories.iter().enumerate() {
                 let retired = lock(&self.sampler).retired(worker);
                 is_open |= retired.is_some();
                 for lane in retired.into_iter().flatten() {

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::history::ChangeHistory;
 use crate::config::{Plan, PortPlan, Qp, Source};
 use crate::runtime::control::RunControl;
 use crate::runtime::ports::{LivePort, OnPortChange, PortOpener};
 use crate::runtime::snapshot::Sampler;
+use crate::runtime::worker_thread::WorkerHandle;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::Result;
 use dataplane_core::mem::BatchMemory;
@@ -20,6 +21,12 @@ use dataplane_core::pipeline::{
 };
 use dataplane_core::telemetry::PortReport;
 use dataplane_core::topology::Topology;
+
+/// The maximum time that a change waits for the answers of the workers. A worker that sleeps, or waits in a stage,
+/// answers late.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// The wait between two checks for the answers of the workers.
+pub(super) const ANSWER_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -77,7 +84,9 @@ pub(crate) struct RunState {
     /// The absolute path of the config file with which the run started.
     pub(crate) config_file: Option<PathBuf>,
     /// The packet memory of each worker.
-    pub(crate) memories: Vec<BatchMemory>,
+    pub(crate) memories: Mutex<Vec<BatchMemory>>,
+    /// The workers, in the order of their numbers. Removed workers that have not ended are last.
+    pub(crate) workers: Mutex<Vec<WorkerHandle>>,
     /// The functions to call when a port changes.
     pub(crate) handlers: Arc<Mutex<Vec<(Owner, PortHandler)>>>,
     pub(crate) sampler: Mutex<Sampler>,

@@ -1,5 +1,6 @@
 //! Changes as transactions: apply, confirm, revert and roll back.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
@@ -12,7 +13,8 @@ use super::refusal;
 use super::retire::{ClosingPort, POLL_INTERVAL};
 use super::state::{Changes, PipelineVersion, Retiring, RunState, Unconfirmed, lock};
 use crate::config::Source;
-use crate::runtime::ports::ChangedPorts;
+use crate::runtime::devices::PortDevice;
+use crate::runtime::ports::{ChangedPorts, LivePort};
 use crate::runtime::{Assembly, difference};
 use dataplane_control::change::{Applied, ChangePlan, ChangeState, ConfigMistake, History, Operation};
 use dataplane_control::{ErrorCode, Refusal};
@@ -169,6 +171,19 @@ fn applied(number: u64, source: &Source) -> Applied {
     Applied { number, digest, operations: Vec::new(), confirm_s: None, warnings: Vec::new() }
 }
 
+/// The result of a switch to a new pipeline.
+struct Switched {
+    next: Arc<PipelineVersion>,
+    graphs: ReturnedGraphs,
+    /// The ports after the change. `None` if the ports stay the same.
+    ports: Option<Vec<LivePort>>,
+    closing: Vec<ClosingPort>,
+    /// The devices of the ports before the change.
+    devices: Vec<Arc<dyn PortDevice>>,
+    /// The workers that have not switched yet.
+    late: Vec<usize>,
+}
+
 /// Marks a change as in progress, until the value is dropped.
 struct Busy<'a>(&'a RunState);
 
@@ -211,16 +226,11 @@ impl RunState {
         };
         self.await_closed_ports(&current, &assembly)?;
         self.await_files(&assembly, &kept)?;
-        let mut ports = self.open_ports(&current, &assembly)?;
-        let moved = self.move_workers(&assembly.plan)?;
-        let exchange =
-            Exchange { current: &current, held: None, kept: &kept, must_answer: true, ports: ports.as_mut() };
-        let Exchanged { next, graphs, late } = self.exchange(exchange, assembly, left)?;
-        moved.keep();
-        let (ports, removed) = ports.map(|ports| (ports.ports, ports.removed)).unzip();
-        let closing = ClosingPort::of(&current.plan, removed.unwrap_or_default());
+        let Switched { next, graphs, ports, closing, devices, late } =
+            self.switch(&current, None, &kept, assembly, left)?;
         let removed = closing.iter().map(ClosingPort::port).collect();
         warnings.extend(late.iter().map(|worker| late_worker(*worker)));
+        warnings.extend(self.distribute(&current.plan, &next.plan, &devices).into_iter().map(warning));
         let deadline = options.confirm.map(|time| Instant::now().checked_add(time).unwrap_or_else(far));
         let number = self.install(&next, ports, removed, |changes| {
             let before = changes.history.number();
@@ -237,10 +247,38 @@ impl RunState {
         Ok(Applied { operations, confirm_s, warnings, ..applied(number, source) })
     }
 
-    /// If a change changes the ports, waits until the ports that earlier changes removed are closed, because the change may
-    /// add these ports again.
+    /// Opens the added ports, moves and builds workers, and switches all workers to the new pipeline. `held` is the
+    /// pipeline before the change that is reverted, or `None` if the change is no revert. The caller must then
+    /// distribute the packets among the workers ([`RunState::distribute`]), and install the new version.
+    fn switch(
+        &self,
+        current: &PipelineVersion,
+        held: Option<&PipelineVersion>,
+        kept: &BTreeSet<String>,
+        mut assembly: Assembly,
+        left: Vec<String>,
+    ) -> Result<Switched, Refusal> {
+        let before = lock(&self.ports).clone();
+        let mut ports = self.open_ports(current, &assembly)?;
+        let moved = self.move_workers(&assembly.plan)?;
+        let after = ports.as_ref().map_or(&before, |ports| &ports.ports);
+        let added = self.build_workers(current, &mut assembly, after)?;
+        let must_answer = held.is_none();
+        let exchange = Exchange { current, held, kept, must_answer, ports: ports.as_mut(), added };
+        let Exchanged { next, graphs, late } = self.exchange(exchange, assembly, left)?;
+        moved.keep();
+        // The workers that end still receive from removed ports.
+        let devices = before.into_iter().map(|port| port.device).collect();
+        let (ports, removed) = ports.map(|ports| (ports.ports, ports.removed)).unzip();
+        let closing = ClosingPort::of(&current.plan, removed.unwrap_or_default());
+        Ok(Switched { next, graphs, ports, closing, devices, late })
+    }
+
+    /// If a change changes the ports or the number of workers, waits until the ports that earlier changes removed are
+    /// closed, because the change may add these ports again.
     fn await_closed_ports(&self, current: &PipelineVersion, assembly: &Assembly) -> Result<(), Refusal> {
-        if difference::has_same_ports(&current.plan, &assembly.plan) {
+        let has_same_workers = current.plan.cores.len() == assembly.plan.cores.len();
+        if difference::has_same_ports(&current.plan, &assembly.plan) && has_same_workers {
             return Ok(());
         }
         let is_closing = |retiring: &Retiring| retiring.closes_ports && !retiring.thread.is_finished();
@@ -261,8 +299,8 @@ impl RunState {
             return Ok(None);
         }
         let opener = self.port_opener();
-        let before = lock(&self.ports).clone();
-        let opened = opener.open_added(&assembly.plan, &assembly.ports, &before, &self.memories);
+        let (before, memories) = (lock(&self.ports).clone(), lock(&self.memories).clone());
+        let opened = opener.open_added(&assembly.plan, &assembly.ports, &before, &memories);
         opened.map(Some).map_err(|error| refusal::not_opened(&error))
     }
 
@@ -290,22 +328,17 @@ impl RunState {
             self.prepare(&current, registry, &earlier.source, false, Some(reverts))?;
         let Some((assembly, kept)) = assembly else { return Err(needs_restart(operations)) };
         self.await_closed_ports(&current, &assembly)?;
-        let mut ports = self.open_ports(&current, &assembly)?;
-        let moved = self.move_workers(&assembly.plan)?;
-        let exchange =
-            Exchange { current: &current, held: Some(earlier), kept: &kept, must_answer: false, ports: ports.as_mut() };
-        let Exchanged { next, graphs, late } = self.exchange(exchange, assembly, left)?;
-        moved.keep();
-        let (ports, removed) = ports.map(|ports| (ports.ports, ports.removed)).unzip();
-        let closing = ClosingPort::of(&current.plan, removed.unwrap_or_default());
+        let Switched { next, graphs, ports, closing, devices, late } =
+            self.switch(&current, Some(earlier), &kept, assembly, left)?;
         let removed = closing.iter().map(ClosingPort::port).collect();
+        let mut warnings: Vec<ConfigMistake> = late.iter().map(|worker| late_worker(*worker)).collect();
+        warnings.extend(self.distribute(&current.plan, &next.plan, &devices).into_iter().map(warning));
         let number = self.install(&next, ports, removed, |changes| {
             let (source, restores) = (&earlier.source, Some(unconfirmed.restores));
             let number = changes.history.add(source, operations.len(), "revert", ChangeState::InForce, restores);
             changes.history.set_state(unconfirmed.number, ChangeState::Reverted);
             number
         });
-        let warnings = late.iter().map(|worker| late_worker(*worker)).collect();
         // A worker that has not taken the reverted pipeline still uses the tasks of the earlier pipeline.
         let of_earlier = ReturnedGraphs { awaited: graphs.late, ..ReturnedGraphs::default() };
         self.retire(current, &next, graphs, closing, false);
@@ -345,6 +378,12 @@ fn late_worker(worker: usize) -> ConfigMistake {
             .to_owned(),
         help: None,
     }
+}
+
+/// Returns a warning about the workers.
+fn warning(message: String) -> ConfigMistake {
+    let (level, file) = ("warning".to_owned(), "workers".to_owned());
+    ConfigMistake { level, file, line: 0, column: 0, message, help: None }
 }
 
 /// Refuses a change while another change is unconfirmed.

@@ -35,6 +35,8 @@ pub mod change {
         AddPort,
         RemovePort,
         ChangePort,
+        AddWorker,
+        RemoveWorker,
         MoveWorker,
         RestartWorkers,
         ChangeRuntime,

@@ -2502,6 +2502,7 @@ pub mod pipeline {
         #[derive(Clone, Debug, Default)]
         pub struct StageRecord {
             pub stage_shared_types: BTreeSet<TypeId>,
+            pub workers: Option<usize>,
             pub read: BTreeMap<PathBuf, Option<Fingerprint>>,
             pub written: BTreeSet<PathBuf>,
             private: _,
@@ -2591,6 +2592,13 @@ pub mod pipeline {
                 key: &str,
                 less: &str,
             ) -> Result<(), Problem> {}
+            pub fn declare_worker_memory(
+                &mut self,
+                bytes: u64,
+                key: &str,
+                less: &str,
+            ) -> Result<(), Problem> {}
+            pub fn joining(mut self) -> Self {}
             pub fn next_hops(&mut self) -> &mut NextHops {}
             pub fn shared_by_workers<T: Send + Sync + 'static>(
                 &mut self,
@@ -2625,7 +2633,8 @@ pub mod pipeline {
                 check: impl FnOnce() -> Result<(), Problem> + Send + 'static,
             ) {}
             pub fn stage(&self) -> &str {}
-            pub fn worker(&self) -> (usize, usize) {}
+            pub fn worker(&mut self) -> (usize, usize) {}
+            pub fn worker_number(&self) -> usize {}
         }
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum PortChange {
@@ -3189,6 +3198,15 @@ pub mod telemetry {
             pub granted: BTreeMap<String, String>,
             pub error: Option<String>,
         }
+        #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+        pub struct RemovedWorkersReport {
+            pub workers: u64,
+            pub loops: u64,
+            pub idle_loops: u64,
+            pub sleeps: Option<SleepReport>,
+            pub bytes: Totals,
+            pub ledger: Ledger,
+        }
         #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
         pub struct Report {
             pub duration_s: f64,
@@ -3203,6 +3221,7 @@ pub mod telemetry {
             pub removed_ports: Vec<PortReport>,
             pub stages: Vec<StageReport>,
             pub workers: Vec<WorkerReport>,
+            pub removed_workers: Option<RemovedWorkersReport>,
             pub errors: Vec<String>,
             pub logs_lost: u64,
         }
@@ -3218,8 +3237,8 @@ pub mod telemetry {
     pub use ledger::Ledger;
     pub use recent::{LiveStatistics, PortRates, Rates, Recent, WorkerRates};
     pub use report::{
-        CounterKind, LatencyReport, PortReport, Report, SleepReport, StageReport, Totals,
-        WorkerReport,
+        CounterKind, LatencyReport, PortReport, RemovedWorkersReport, Report,
+        SleepReport, StageReport, Totals, WorkerReport,
     };
 }
 pub mod topology {

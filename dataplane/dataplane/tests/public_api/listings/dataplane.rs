@@ -852,7 +852,7 @@ pub mod runtime {
             pub fn is_finished(&self) -> bool {}
             pub fn stalls(&self) -> Vec<String> {}
             pub fn events(&self) -> Vec<String> {}
-            pub fn join(mut self) -> Result<Report> {}
+            pub fn join(self) -> Result<Report> {}
         }
     }
     mod snapshot {

@@ -56,6 +56,8 @@ mod device {
         pub fn remove(&self) {}
         pub fn counters(&self) -> SoftCounters {}
         pub fn queue_counters(&self) -> Vec<(QpNum, SoftCounters)> {}
+        pub fn check_queues(&self, queues: u16) -> Result<()> {}
+        pub fn distribute(&self, queues: u16) -> Result<()> {}
         pub fn wire_error(&self) -> Option<Error> {}
         pub fn describe_link(&self) -> Option<String> {}
         pub fn finish(&self) -> Result<()> {}
@@ -357,6 +359,8 @@ mod link {
             fn interface(&self) -> Option<&str> {}
             fn interface_key(&self) -> &'static str {}
             fn default_mtu(&self) -> Option<u32> {}
+            fn divides_when_opened(&self) -> bool {}
+            fn owns_receive_queues(&self) -> bool {}
             fn is_host_end(&self) -> bool {}
             fn device(&self) -> &'static str {}
             fn locks_memory(&self) -> bool {}

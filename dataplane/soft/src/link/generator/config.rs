@@ -177,6 +177,10 @@ impl LinkParameters for GeneratorConfig {
         "generator"
     }
 
+    fn divides_when_opened(&self) -> bool {
+        true
+    }
+
     /// Checks the addresses, and the sizes against the headers and the MTU of the port. Other checks ensure that a
     /// buffer has room for a frame of MTU size.
     fn check(&self, port: &PortLimits<'_>, mistakes: &mut Vec<LinkMistake>) {

@@ -18,6 +18,7 @@ use crate::fabric::Fabric;
 use crate::link::{Link, Sent, Wire};
 use crate::rss::Rss;
 use dataplane_core::clock::HostClock;
+use dataplane_core::error::Result;
 use dataplane_core::units::Nanos;
 use dataplane_core::verbs::{QpSpec, WcStatus};
 
@@ -59,6 +60,14 @@ impl<End: From<Port>> Link<End> for LoopbackLink {
         Some(&self.fabric)
     }
 
+    fn distribute(&self, queues: u16) -> Result<()> {
+        self.receive.change(|list| {
+            list.queues = Some(queues);
+            list.inboxes.iter_mut().for_each(|entry| entry.queues = queues);
+        });
+        Ok(())
+    }
+
     fn drive(&self) {
         self.fabric.drive();
     }
@@ -67,18 +76,35 @@ impl<End: From<Port>> Link<End> for LoopbackLink {
 /// One direction of a cable.
 #[derive(Debug)]
 struct Bus {
-    /// The inboxes of the queue pairs that receive from this direction.
-    inboxes: RwLock<Arc<[Arc<FrameInbox>]>>,
-    /// Incremented after every change of `inboxes`.
+    receivers: RwLock<Receivers>,
+    /// Incremented after every change of `receivers`.
     generation: AtomicU64,
     free_buffers: ArrayQueue<Vec<u8>>,
+}
+
+/// The queue pairs that receive from one direction of a cable.
+#[derive(Clone, Debug, Default)]
+struct Receivers {
+    inboxes: Vec<Receiver>,
+    /// The number of queues that share the frames. `None` before the first call of [`Link::distribute`].
+    queues: Option<u16>,
+    /// A copy of `inboxes` for the senders.
+    shared: Arc<[Receiver]>,
+}
+
+/// A queue pair that receives.
+#[derive(Clone, Debug)]
+struct Receiver {
+    inbox: Arc<FrameInbox>,
+    /// The number of queues that share the frames.
+    queues: u16,
 }
 
 /// The received frames of one queue pair.
 #[derive(Debug)]
 struct FrameInbox {
-    /// Index of the queue, and number of queues.
-    queue: (u16, u16),
+    /// Index of the queue.
+    queue: u16,
     /// Selects the queue of a frame.
     rss: Arc<Rss>,
     frames: ArrayQueue<Vec<u8>>,
@@ -93,14 +119,13 @@ impl Bus {
             // The queue has capacity for all of these buffers.
             let _ = free_buffers.push(Vec::with_capacity(FRAME_BYTES));
         }
-        Self { inboxes: RwLock::new([].into()), generation: AtomicU64::new(1), free_buffers }
+        Self { receivers: RwLock::default(), generation: AtomicU64::new(1), free_buffers }
     }
 
-    fn change(&self, with: impl FnOnce(&mut Vec<Arc<FrameInbox>>)) {
-        let mut inboxes = self.inboxes.write().unwrap_or_else(PoisonError::into_inner);
-        let mut list = inboxes.to_vec();
-        with(&mut list);
-        *inboxes = list.into();
+    fn change(&self, with: impl FnOnce(&mut Receivers)) {
+        let mut receivers = self.receivers.write().unwrap_or_else(PoisonError::into_inner);
+        with(&mut receivers);
+        receivers.shared = receivers.inboxes.as_slice().into();
         self.generation.fetch_add(1, Ordering::Release);
     }
 }
@@ -112,9 +137,9 @@ pub(crate) struct Port {
     queue: (u16, u16),
     rss: Arc<Rss>,
     inbox: Option<Arc<FrameInbox>>,
-    /// A copy of the inboxes of the receiving end. The copy is current while `generation` equals the generation of the
+    /// The queue pairs of the receiving end. The list is current while `generation` equals the generation of the
     /// [`Bus`].
-    peers: Arc<[Arc<FrameInbox>]>,
+    peers: Arc<[Receiver]>,
     generation: u64,
 }
 
@@ -127,12 +152,15 @@ impl Port {
 impl Wire for Port {
     fn open(&mut self) -> Result<(), i32> {
         let inbox = Arc::new(FrameInbox {
-            queue: self.queue,
+            queue: self.queue.0,
             rss: self.rss.clone(),
             frames: ArrayQueue::new(FRAMES),
             missed: AtomicU64::new(0),
         });
-        self.link.receive.change(|list| list.push(inbox.clone()));
+        self.link.receive.change(|list| {
+            let queues = list.queues.unwrap_or(self.queue.1);
+            list.inboxes.push(Receiver { inbox: inbox.clone(), queues });
+        });
         self.inbox = Some(inbox);
         Ok(())
     }
@@ -140,7 +168,7 @@ impl Wire for Port {
     fn close(&mut self) -> u64 {
         let mut lost = self.missed();
         let Some(inbox) = self.inbox.take() else { return lost };
-        self.link.receive.change(|list| list.retain(|other| !Arc::ptr_eq(other, &inbox)));
+        self.link.receive.change(|list| list.inboxes.retain(|other| !Arc::ptr_eq(&other.inbox, &inbox)));
         while let Some(buffer) = inbox.frames.pop() {
             lost += 1;
             let _ = self.link.receive.free_buffers.push(buffer);
@@ -178,10 +206,11 @@ impl Wire for Port {
         let bus = &*self.link.send;
         let now = bus.generation.load(Ordering::Acquire);
         if now != self.generation {
-            self.peers = bus.inboxes.read().unwrap_or_else(PoisonError::into_inner).clone();
+            self.peers = bus.receivers.read().unwrap_or_else(PoisonError::into_inner).shared.clone();
             self.generation = now;
         }
-        for inbox in self.peers.iter().filter(|inbox| inbox.queue.0 == inbox.rss.queue(frame, inbox.queue.1)) {
+        let selected = |peer: &&Receiver| peer.inbox.queue == peer.inbox.rss.queue(frame, peer.queues);
+        for Receiver { inbox, .. } in self.peers.iter().filter(selected) {
             let Some(mut buffer) = bus.free_buffers.pop() else {
                 inbox.missed.fetch_add(1, Ordering::Relaxed);
                 continue;

@@ -8,7 +8,9 @@
 
 pub(super) mod config;
 mod doctor;
+mod fanout;
 mod offload;
+mod option;
 mod outbox;
 mod socket;
 mod spec;
@@ -25,9 +27,10 @@ use crate::link::{Link, Sent, Wire};
 use crate::rss::Rss;
 use crate::status::Status;
 use dataplane_core::clock::HostClock;
-use dataplane_core::error::Result;
+use dataplane_core::error::{Error, Result};
 use dataplane_core::units::Nanos;
 use dataplane_core::verbs::{QpSpec, WcStatus};
+use fanout::Members;
 use offload::Splitter;
 use outbox::Outbox;
 use socket::{PacketSocket, insert_tag};
@@ -61,16 +64,20 @@ struct PacketState {
     interface: Interface,
     /// Whether the interface was deleted since the sockets were bound. A new interface may get the same index.
     is_deleted: bool,
-    /// Fanout group of the queues, through which the kernel distributes frames. `None` before the first queue joins.
+    /// Fanout group of the queues, through which the kernel distributes frames. `None` while no queue has a socket.
     group: Option<u16>,
+    /// The sockets of the group.
+    members: Members,
+    /// The number of queues that receive frames. `None` before the first call of [`Link::distribute`]: all queues.
+    queues: Option<u16>,
     shares: Vec<Weak<QueueShare>>,
 }
 
 /// State that a queue shares with the watcher thread.
 #[derive(Debug)]
 struct QueueShare {
-    /// Index of the queue, and number of queues.
-    queue: (u16, u16),
+    /// Index of the queue.
+    queue: u16,
     /// New sockets, if the interface was removed and recreated.
     fresh: Handover<PacketSocket>,
     /// The receiving socket. Any thread may read its drop counter.
@@ -114,7 +121,9 @@ impl Packets {
         // Open a socket now and drop it, so that a refusal is reported here and not when the first worker starts.
         PacketSocket::open(spec, longest, interface.index, by_nic, None)
             .map_err(|(what, error)| refused(&spec.interface, what, "CAP_NET_RAW", &error))?;
-        let state = Mutex::new(PacketState { interface, is_deleted: false, group: None, shares: Vec::new() });
+        let (members, shares) = (Members::default(), Vec::new());
+        let state = PacketState { interface, is_deleted: false, group: None, members, queues: None, shares };
+        let state = Mutex::new(state);
         Ok(Self { spec: spec.clone(), longest, stamped, by_nic: by_nic.into(), last_error: Mutex::default(), state })
     }
 
@@ -141,7 +150,14 @@ impl Packets {
         }
         state.is_deleted = false;
         let before = std::mem::replace(&mut state.interface, now);
+        let mut distributed = Ok(());
+        if !is_new && now.is_set_up && !before.is_set_up {
+            state.members.sort();
+            distributed = state.distribute();
+        }
+        // Log without the lock, because the logger of the program may call this module.
         drop(state);
+        self.warn_about(distributed);
         now.report_changes(&before, status);
         status.set_link(now.has_carrier);
     }
@@ -151,11 +167,14 @@ impl Packets {
         if self.spec.hardware_stamps {
             self.by_nic.store(enable_nic(&self.spec.interface), Ordering::Relaxed);
         }
+        // The sockets of the deleted interface belong to the earlier group.
         state.group = None;
+        state.members.clear();
         state.shares.retain(|share| share.strong_count() > 0);
         let mut sockets = Vec::new();
         for share in state.shares.iter().filter_map(Weak::upgrade) {
-            let socket = self.socket(share.queue, now.index, &mut state.group)?;
+            let socket = self.socket(now.index, &mut state.group)?;
+            state.members.join(share.queue);
             sockets.push((share, socket));
         }
         *lock(&self.last_error) = None;
@@ -163,23 +182,25 @@ impl Packets {
             share.set_receiver(&socket);
             share.fresh.put(socket);
         }
-        Ok(())
+        state.distribute().map_err(|error| self.log_once(("PACKET_FANOUT_DATA", error)))
     }
 
-    fn socket(&self, queue: (u16, u16), index: u32, group: &mut Option<u16>) -> Result<PacketSocket, ()> {
-        let group = (queue.1 > 1).then_some(group);
-        PacketSocket::open(&self.spec, self.longest, index, self.by_nic(), group).map_err(|(what, error)| {
-            let last_error = format!("{}: {what}: {error}", self.spec.interface);
-            // Log an error only if it differs from the last error, because the watcher thread retries several times a
-            // second.
-            if lock(&self.last_error).replace(last_error.clone()).as_ref() != Some(&last_error) {
-                tracing::warn!("{last_error}");
-            }
-        })
+    fn socket(&self, index: u32, group: &mut Option<u16>) -> Result<PacketSocket, ()> {
+        let socket = PacketSocket::open(&self.spec, self.longest, index, self.by_nic(), Some(group));
+        socket.map_err(|refused| self.log_once(refused))
+    }
+
+    /// Logs an operation that the kernel refused.
+    fn log_once(&self, (what, error): (&str, io::Error)) {
+        let last_error = format!("{}: {what}: {error}", self.spec.interface);
+        // Log an error only if it differs from the last error, because the watcher thread retries several times a second.
+        if lock(&self.last_error).replace(last_error.clone()).as_ref() != Some(&last_error) {
+            tracing::warn!("{last_error}");
+        }
     }
 
     /// Opens the sockets of a queue, and registers the queue with the watcher thread.
-    fn join(&self, queue: (u16, u16)) -> Result<(Arc<QueueShare>, PacketSocket), i32> {
+    fn join(&self, queue: u16) -> Result<(Arc<QueueShare>, PacketSocket), i32> {
         // Log without the lock, because the logger of the program may call this module.
         self.try_join(queue).map_err(|(what, error)| {
             tracing::error!("{}", refused(&self.spec.interface, what, "CAP_NET_RAW", &error));
@@ -187,11 +208,11 @@ impl Packets {
         })
     }
 
-    fn try_join(&self, queue: (u16, u16)) -> Result<(Arc<QueueShare>, PacketSocket), (&'static str, io::Error)> {
+    fn try_join(&self, queue: u16) -> Result<(Arc<QueueShare>, PacketSocket), (&'static str, io::Error)> {
         let mut state = lock(&self.state);
         let PacketState { interface, group, .. } = &mut *state;
-        let group = (queue.1 > 1).then_some(group);
-        let socket = PacketSocket::open(&self.spec, self.longest, interface.index, self.by_nic(), group)?;
+        let socket = PacketSocket::open(&self.spec, self.longest, interface.index, self.by_nic(), Some(group))?;
+        state.members.join(queue);
         let share = Arc::new(QueueShare {
             queue,
             fresh: Handover::default(),
@@ -200,13 +221,50 @@ impl Packets {
         });
         state.shares.retain(|share| share.strong_count() > 0);
         state.shares.push(Arc::downgrade(&share));
+        if let Err(error) = state.distribute() {
+            state.members.leave(queue);
+            return Err(("PACKET_FANOUT_DATA", error));
+        }
         Ok((share, socket))
+    }
+
+    /// Closes the sockets of a queue.
+    fn leave(&self, queue: OpenQueue) {
+        let mut state = lock(&self.state);
+        let OpenQueue { share, socket } = queue;
+        // A queue that has not taken the sockets of a new interface is a member of the group by its new socket.
+        state.members.leave(share.queue);
+        *lock(&share.receiver) = None;
+        drop((share, socket));
+        state.shares.retain(|share| share.strong_count() > 0);
+        let mut distributed = Ok(());
+        if state.members.is_empty() {
+            state.group = None;
+        } else {
+            distributed = state.distribute();
+        }
+        drop(state);
+        self.warn_about(distributed);
+    }
+
+    fn warn_about(&self, distributed: io::Result<()>) {
+        if let Err(error) = distributed {
+            tracing::warn!("{}: PACKET_FANOUT_DATA: {error}", self.spec.interface);
+        }
+    }
+}
+
+impl PacketState {
+    /// Makes the kernel distribute the frames among the queues that receive frames.
+    fn distribute(&self) -> io::Result<()> {
+        let receiver = self.shares.iter().filter_map(Weak::upgrade).find_map(|share| lock(&share.receiver).clone());
+        receiver.map_or(Ok(()), |receiver| self.members.distribute(&receiver, self.queues))
     }
 }
 
 impl<End: From<Box<PacketPort>>> Link<End> for Packets {
     fn end(self: Arc<Self>, spec: &QpSpec, _: &Arc<Rss>, _: &HostClock) -> End {
-        Box::new(PacketPort::new(self, spec.queue)).into()
+        Box::new(PacketPort::new(self, spec.queue.0)).into()
     }
 
     fn is_interface(&self) -> bool {
@@ -215,6 +273,14 @@ impl<End: From<Box<PacketPort>>> Link<End> for Packets {
 
     fn has_nic_stamps(&self) -> bool {
         self.by_nic()
+    }
+
+    fn distribute(&self, queues: u16) -> Result<()> {
+        let mut state = lock(&self.state);
+        state.queues = Some(queues);
+        // A removed interface has no frames to distribute.
+        let refusal = |error| Error::Wire(format!("interface `{}`: PACKET_FANOUT_DATA: {error}", self.spec.interface));
+        if state.is_deleted { Ok(()) } else { state.distribute().map_err(refusal) }
     }
 
     /// Returns the interface and the source of timestamps, if timestamps are requested.
@@ -237,7 +303,8 @@ impl<End: From<Box<PacketPort>>> Link<End> for Packets {
 #[derive(Debug)]
 pub(crate) struct PacketPort {
     link: Arc<Packets>,
-    queue: (u16, u16),
+    /// Index of the queue.
+    queue: u16,
     /// The sockets of the queue. `Some` while the port receives.
     end: Option<OpenQueue>,
     splitter: Splitter,
@@ -255,7 +322,7 @@ struct OpenQueue {
 }
 
 impl PacketPort {
-    fn new(link: Arc<Packets>, queue: (u16, u16)) -> Self {
+    fn new(link: Arc<Packets>, queue: u16) -> Self {
         let splitter = Splitter::new(LONGEST, link.longest);
         let outbox = Outbox::new(link.longest);
         Self { link, queue, end: None, splitter, outbox, lost: 0, received_at: None }
@@ -267,6 +334,14 @@ impl PacketPort {
         let Some(end) = &mut self.end else { return };
         if let Some(fresh) = end.share.fresh.take() {
             self.lost += std::mem::replace(&mut end.socket, fresh).discard();
+        }
+    }
+}
+
+impl Drop for PacketPort {
+    fn drop(&mut self) {
+        if let Some(end) = self.end.take() {
+            self.link.leave(end);
         }
     }
 }
@@ -283,7 +358,9 @@ impl Wire for PacketPort {
         self.splitter.clear();
         let Some(mut end) = self.end.take() else { return left + std::mem::take(&mut self.lost) };
         end.share.read_drops();
-        left + std::mem::take(&mut self.lost) + end.share.missed.load(Ordering::Relaxed) + end.socket.discard()
+        let lost = std::mem::take(&mut self.lost) + end.share.missed.load(Ordering::Relaxed) + end.socket.discard();
+        self.link.leave(end);
+        left + lost
     }
 
     fn missed(&mut self) -> u64 {

@@ -16,7 +16,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
+use super::fanout;
 use super::offload::{HEADER, PendingOffload};
+use super::option::set_option;
 use super::spec::PacketSpec;
 use dataplane_core::units::Nanos;
 
@@ -95,9 +97,8 @@ pub(super) fn insert_tag(bytes: &mut [u8], tag: [u8; 4]) {
 
 impl PacketSocket {
     /// Opens the sockets of one queue on the interface `index`, for frames of up to `longest` bytes. `by_nic` selects
-    /// NIC timestamps instead of kernel timestamps. `group` is `Some` if there are several queues. The receiving socket
-    /// then joins the fanout group with this number. If there is no number yet, the socket creates the group, and the
-    /// function stores the group's number.
+    /// NIC timestamps instead of kernel timestamps. If `group` is `Some`, the receiving socket joins the fanout group with
+    /// this number. If there is no number yet, the socket creates the group, and the function stores the group's number.
     ///
     /// # Errors
     /// Returns the operation that the kernel refused, and the error.
@@ -147,7 +148,7 @@ impl PacketSocket {
         }
         bind(&receiver, index, libc::ETH_P_ALL as u16).map_err(|error| ("bind", error))?;
         if let Some(group) = group {
-            join(&receiver, group, spec.outgoing).map_err(|error| ("PACKET_FANOUT", error))?;
+            fanout::join(&receiver, group, spec.outgoing).map_err(|error| ("PACKET_FANOUT", error))?;
         }
         let sender = packet_socket().map_err(|error| ("opening an AF_PACKET socket", error))?;
         if spec.qdisc_bypass {
@@ -303,15 +304,6 @@ fn packet_socket() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn set_option<T>(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
-    // SAFETY: the value has the given size, and the kernel copies it.
-    let done = unsafe {
-        let (value, size) = ((&raw const *value).cast(), size_of::<T>() as libc::socklen_t);
-        libc::setsockopt(socket.as_raw_fd(), level, option, value, size)
-    };
-    if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
 /// Enlarges a socket buffer. `force` is the socket option that may exceed the limit of the host, if the process has
 /// CAP_NET_ADMIN. Otherwise the option `ask` sets the size, and the limit applies.
 fn grow(socket: &OwnedFd, force: libc::c_int, ask: libc::c_int) {
@@ -337,25 +329,4 @@ fn bind(socket: &OwnedFd, index: u32, protocol: u16) -> io::Result<()> {
         libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size)
     };
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Joins the fanout group of the queues, or creates the group if `group` is `None`. The group distributes frames to its
-/// sockets by flow hash.
-fn join(socket: &OwnedFd, group: &mut Option<u16>, outgoing: bool) -> io::Result<()> {
-    // In a group, this flag filters outgoing frames. The socket option PACKET_IGNORE_OUTGOING has no effect there.
-    let kind = libc::PACKET_FANOUT_HASH | if outgoing { 0 } else { libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING };
-    let found = if group.is_none() { libc::PACKET_FANOUT_FLAG_UNIQUEID } else { 0 };
-    let argument = u32::from(group.unwrap_or(0)) | (kind | found) << 16;
-    set_option(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &argument)?;
-    let (mut joined, mut length) = (0u32, size_of::<u32>() as libc::socklen_t);
-    // SAFETY: the option writes at most `length` bytes.
-    let done = unsafe {
-        let to = (&raw mut joined).cast();
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_FANOUT, to, &raw mut length)
-    };
-    if done == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    *group = Some(joined as u16);
-    Ok(())
 }

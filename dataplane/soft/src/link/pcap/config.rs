@@ -133,6 +133,10 @@ impl LinkParameters for PcapConfig {
         "pcap"
     }
 
+    fn divides_when_opened(&self) -> bool {
+        true
+    }
+
     /// Checks that the link has an input or an output. Also checks that the keys that apply to the input are set only
     /// if there is an input, and that the keys that apply to the output are set only if there is an output.
     fn check(&self, port: &PortLimits<'_>, mistakes: &mut Vec<LinkMistake>) {

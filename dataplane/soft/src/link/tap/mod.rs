@@ -10,7 +10,9 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::epoll;
 
 use crate::counters::Counting;
 use crate::link::interface::{Handover, Interface, Request, Watcher, refused};
@@ -70,10 +72,42 @@ struct TapState {
     index: u32,
     /// Attached queues that no queue pair uses.
     spare: Vec<Arc<OwnedFd>>,
-    /// Queues that queue pairs use.
-    queues: Vec<Weak<OwnedFd>>,
-    /// The handovers through which queue pairs get new queues after the interface was removed and recreated.
-    ends: Vec<Weak<Handover<Arc<OwnedFd>>>>,
+    ends: Vec<TapEnd>,
+    /// The number of queue pairs that receive frames. `None` before the first call of [`Link::distribute`]: all queue
+    /// pairs.
+    receiving: Option<u16>,
+}
+
+/// The handover through which a queue pair gets a new list of queues.
+type QueueHandover = Handover<Vec<Arc<OwnedFd>>>;
+
+/// An open queue pair.
+#[derive(Debug)]
+struct TapEnd {
+    /// Index of the queue pair.
+    index: u16,
+    handover: Arc<QueueHandover>,
+    /// The queues that the queue pair reads. Empty if the queue pair receives no
+    /// frames.
+    queues: Vec<Arc<OwnedFd>>,
+}
+
+impl TapEnd {
+    fn add(&mut self, queue: Arc<OwnedFd>) {
+        self.queues.push(queue);
+        self.handover.put(self.queues.clone());
+    }
+}
+
+impl TapState {
+    fn receives(&self, index: u16) -> bool {
+        self.receiving.is_none_or(|queues| index < queues)
+    }
+
+    /// Returns the attached queues.
+    fn attached(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
+        self.ends.iter().flat_map(|end| &end.queues).chain(&self.spare)
+    }
 }
 
 impl Tap {
@@ -109,7 +143,7 @@ impl Tap {
             let persist = tun(&first, libc::TUNSETPERSIST, 1);
             persist.map_err(|error| refusal("making the TAP persistent", &error))?;
         }
-        let state = TapState { index, spare: vec![Arc::new(first)], queues: Vec::new(), ends: Vec::new() };
+        let state = TapState { index, spare: vec![Arc::new(first)], ends: Vec::new(), receiving: None };
         Ok(Self { spec: spec.clone(), stamped, state: Mutex::new(state) })
     }
 
@@ -139,8 +173,7 @@ impl Tap {
             // No interface has this name. If the queues are still attached, the interface was renamed or moved to
             // another network namespace, and still carries frames.
             None => {
-                let queues: Vec<_> = state.queues.iter().filter_map(Weak::upgrade).collect();
-                let is_attached = queues.iter().chain(&state.spare).any(|queue| tun_name(queue).is_ok());
+                let is_attached = state.attached().any(|queue| tun_flags(queue).is_ok());
                 if !is_attached {
                     // A new interface may get the index of the deleted interface.
                     state.index = 0;
@@ -150,58 +183,126 @@ impl Tap {
         }
     }
 
-    /// Attaches all queues to the new interface.
+    /// Attaches a queue of the new interface for each queue pair that receives frames.
     fn reattach(&self, state: &mut TapState, now: &Interface) -> io::Result<()> {
-        state.ends.retain(|end| end.strong_count() > 0);
-        let ends: Vec<_> = state.ends.iter().filter_map(Weak::upgrade).collect();
-        let attached: io::Result<Vec<_>> = ends.iter().map(|_| attach(&self.spec.name).map(Arc::new)).collect();
-        let attached = attached?;
+        let receiving = state.ends.iter().filter(|end| state.receives(end.index)).count();
+        let attached: io::Result<Vec<_>> = (0..receiving).map(|_| attach(&self.spec.name).map(Arc::new)).collect();
+        let mut attached = attached?;
         state.spare.clear();
-        state.queues = attached.iter().map(Arc::downgrade).collect();
-        ends.iter().zip(attached).for_each(|(end, queue)| end.put(queue));
+        let most = state.receiving;
+        for end in &mut state.ends {
+            end.queues.clear();
+            if most.is_none_or(|queues| end.index < queues) {
+                attached.pop().into_iter().for_each(|queue| end.add(queue));
+            }
+        }
         state.index = now.index;
         Ok(())
     }
 
-    /// Returns the queue for the queue pair with this handover.
-    fn join(&self, end: &Arc<Handover<Arc<OwnedFd>>>) -> Result<Arc<OwnedFd>, i32> {
+    /// Returns the queues for the queue pair with this index and this handover. Returns no queue if the queue pair receives
+    /// no frames yet.
+    fn join(&self, index: u16, handover: &Arc<QueueHandover>) -> Result<Vec<Arc<OwnedFd>>, i32> {
         // Log without the lock, because the logger of the program may call this module.
-        self.try_join(end).map_err(|error| {
+        self.try_join(index, handover).map_err(|error| {
             tracing::error!("{error}");
             libc::EBUSY
         })
     }
 
-    fn try_join(&self, end: &Arc<Handover<Arc<OwnedFd>>>) -> Result<Arc<OwnedFd>, Error> {
+    fn try_join(&self, index: u16, handover: &Arc<QueueHandover>) -> Result<Vec<Arc<OwnedFd>>, Error> {
         let mut state = self.state();
-        let queue = match state.spare.pop() {
-            Some(queue) => queue,
-            None => Arc::new(attach(&self.spec.name).map_err(|error| match error.raw_os_error() {
-                Some(libc::EBUSY) => Error::Wire(format!(
-                    "interface `{0}` has one queue, but there are several workers; help: set workers = 1 in \
-                     [runtime], or create the TAP with `ip tuntap add {0} mode tap multi_queue`",
-                    self.spec.name
-                )),
-                _ => refused(&self.spec.name, "opening a queue of the TAP", "CAP_NET_ADMIN", &error),
-            })?),
-        };
-        state.queues.retain(|queue| queue.strong_count() > 0);
-        state.queues.push(Arc::downgrade(&queue));
-        state.ends.retain(|other| other.strong_count() > 0);
-        state.ends.push(Arc::downgrade(end));
-        Ok(queue)
+        let mut queues = Vec::new();
+        // An attached queue receives frames at once.
+        if state.receives(index) {
+            queues.push(match state.spare.pop() {
+                Some(queue) => queue,
+                None => Arc::new(attach(&self.spec.name).map_err(|error| match error.raw_os_error() {
+                    Some(libc::EBUSY) => self.single_queue(),
+                    _ => refused(&self.spec.name, "opening a queue of the TAP", "CAP_NET_ADMIN", &error),
+                })?),
+            });
+            // Without this queue pair, nobody would read the queues that no other queue pair needs.
+            let open = state.ends.iter().filter(|end| state.receives(end.index)).count();
+            let needed = state.receiving.map_or(usize::MAX, |all| usize::from(all).saturating_sub(open + 1));
+            let surplus = state.spare.len().saturating_sub(needed);
+            queues.extend(state.spare.drain(..surplus));
+        }
+        state.ends.push(TapEnd { index, handover: handover.clone(), queues: queues.clone() });
+        Ok(queues)
     }
 
-    /// Takes a queue back from a queue pair. The queue stays attached for the next queue pair. Without an attached
-    /// queue, the kernel would remove an interface that is not persistent.
-    fn leave(&self, queue: Arc<OwnedFd>) {
-        self.state().spare.push(queue);
+    fn single_queue(&self) -> Error {
+        Error::Wire(format!(
+            "interface `{0}` has one queue, but there are several workers; help: set workers = 1 in [runtime], or create \
+             the TAP with `ip tuntap add {0} mode tap multi_queue`",
+            self.spec.name
+        ))
+    }
+
+    /// Removes the queue pair with this handover. Its queues stay attached for the next queue pair. Without an attached
+    /// queue, the kernel would remove an interface that is not persistent. Returns whether the queue pair still had queues.
+    fn leave(&self, handover: &Arc<QueueHandover>) -> bool {
+        let mut state = self.state();
+        let Some(at) = state.ends.iter().position(|end| Arc::ptr_eq(&end.handover, handover)) else { return false };
+        let end = state.ends.swap_remove(at);
+        let has_queues = !end.queues.is_empty();
+        state.spare.extend(end.queues);
+        has_queues
+    }
+
+    /// Gives a queue to each queue pair below `receiving`. The kernel discards the frames of a queue that is detached.
+    /// Therefore the queues of the other queue pairs stay attached, and the queue pairs below `receiving` read them too.
+    fn share_among(&self, receiving: u16) -> io::Result<()> {
+        let mut state = self.state();
+        state.receiving = Some(receiving);
+        let is_receiving = |end: &TapEnd| end.index < receiving;
+        if !state.ends.iter().any(is_receiving) {
+            return Ok(());
+        }
+        let mut free = Vec::new();
+        for end in state.ends.iter_mut().filter(|end| !is_receiving(end)) {
+            if !end.queues.is_empty() {
+                free.append(&mut end.queues);
+                end.handover.put(Vec::new());
+            }
+        }
+        while let Some(at) = state.ends.iter().position(|end| is_receiving(end) && end.queues.is_empty()) {
+            let queue = match free.pop() {
+                Some(queue) => queue,
+                None => match state.ends.iter_mut().find(|end| end.queues.len() > 1) {
+                    Some(donor) => {
+                        let queue = donor.queues.pop();
+                        donor.handover.put(donor.queues.clone());
+                        queue.map_or_else(|| attach(&self.spec.name).map(Arc::new), Ok)?
+                    }
+                    None => Arc::new(attach(&self.spec.name)?),
+                },
+            };
+            state.ends[at].add(queue);
+        }
+        for queue in free {
+            let readers = state.ends.iter_mut().filter(|end| is_receiving(end));
+            readers.min_by_key(|end| end.queues.len()).into_iter().for_each(|end| end.add(queue.clone()));
+        }
+        Ok(())
     }
 }
 
 impl<End: From<TapPort>> Link<End> for Tap {
-    fn end(self: Arc<Self>, _: &QpSpec, _: &Arc<Rss>, _: &HostClock) -> End {
-        TapPort::new(self).into()
+    fn end(self: Arc<Self>, spec: &QpSpec, _: &Arc<Rss>, _: &HostClock) -> End {
+        TapPort::new(self, spec.queue.0).into()
+    }
+
+    fn check_queues(&self, queues: u16) -> Result<()> {
+        let is_single = |queue: &Arc<OwnedFd>| Some(tun_flags(queue).ok()? & libc::IFF_MULTI_QUEUE == 0);
+        let is_single = self.state().attached().find_map(is_single);
+        if queues > 1 && is_single == Some(true) { Err(self.single_queue()) } else { Ok(()) }
+    }
+
+    fn distribute(&self, queues: u16) -> Result<()> {
+        let shared = self.share_among(queues);
+        shared.map_err(|error| refused(&self.spec.name, "changing the queues of the TAP", "CAP_NET_ADMIN", &error))
     }
 
     fn is_interface(&self) -> bool {
@@ -251,10 +352,12 @@ fn tun(queue: &OwnedFd, request: libc::Ioctl, value: libc::c_ulong) -> io::Resul
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Checks that the queue still has an interface. Returns an error if the interface was removed.
-fn tun_name(queue: &OwnedFd) -> io::Result<()> {
+/// Returns the flags of the interface of a queue. Returns an error if the interface was removed.
+fn tun_flags(queue: &OwnedFd) -> io::Result<libc::c_int> {
     let mut request = Request::new("-").ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-    request.ask_by(queue, libc::TUNGETIFF as _)
+    request.ask_by(queue, libc::TUNGETIFF as _)?;
+    // SAFETY: the request has just written the flags.
+    Ok(libc::c_int::from(unsafe { request.ifreq.ifr_ifru.ifru_flags }))
 }
 
 /// Configures the host's end. Changes only settings that differ, so that an interface with the right settings needs no
@@ -287,15 +390,24 @@ fn configure(spec: &TapSpec, mtu: Option<u32>) -> io::Result<u32> {
 #[derive(Debug)]
 pub(crate) struct TapPort {
     tap: Arc<Tap>,
-    /// `Some` while the port is open.
-    queue: Option<Arc<OwnedFd>>,
-    handover: Arc<Handover<Arc<OwnedFd>>>,
+    /// Index of the queue pair.
+    index: u16,
+    /// The queues to read. Empty while the port is closed or receives no frames.
+    queues: Vec<Arc<OwnedFd>>,
+    /// The queue on which the port sends: the first queue of the last list that was not empty.
+    sender: Option<Arc<OwnedFd>>,
+    /// The index in `queues` of the next queue to read.
+    next: usize,
+    /// An epoll instance that is readable when a queue is readable. `None` if there is at most one queue.
+    epoll: Option<OwnedFd>,
+    handover: Arc<QueueHandover>,
     buffer: Box<[u8]>,
 }
 
 impl TapPort {
-    fn new(tap: Arc<Tap>) -> Self {
-        Self { tap, queue: None, handover: Arc::default(), buffer: vec![0; LONGEST].into() }
+    fn new(tap: Arc<Tap>, index: u16) -> Self {
+        let (queues, handover, buffer) = (Vec::new(), Arc::default(), vec![0; LONGEST].into());
+        Self { tap, index, queues, sender: None, next: 0, epoll: None, handover, buffer }
     }
 
     fn drain(&mut self) -> u64 {
@@ -305,36 +417,66 @@ impl TapPort {
     /// Reads a frame into the buffer. Returns its length.
     #[inline]
     fn read(&mut self) -> Option<usize> {
-        let queue = self.queue.as_ref()?;
-        // SAFETY: the buffer is writable for the given length.
-        let n = unsafe { libc::read(queue.as_raw_fd(), self.buffer.as_mut_ptr().cast(), self.buffer.len()) };
-        // Treat any error as "no frame". The watcher thread detects a removed interface.
-        usize::try_from(n).ok().filter(|n| *n > 0)
+        for _ in 0..self.queues.len() {
+            let queue = self.queues.get(self.next)?;
+            // SAFETY: the buffer is writable for the given length.
+            let n = unsafe { libc::read(queue.as_raw_fd(), self.buffer.as_mut_ptr().cast(), self.buffer.len()) };
+            self.next = if self.next + 1 < self.queues.len() { self.next + 1 } else { 0 };
+            // Treat any error as "no frame". The watcher thread detects a removed interface.
+            if let Some(n) = usize::try_from(n).ok().filter(|n| *n > 0) {
+                return Some(n);
+            }
+        }
+        None
     }
 
-    /// Switches to the new queue if the interface was removed and created again.
+    /// Switches to the new queues, if there are any.
     #[inline]
-    fn take_new_queue(&mut self) {
-        if let Some(queue) = self.handover.take() {
-            self.queue = Some(queue);
+    fn take_new_queues(&mut self) {
+        if let Some(queues) = self.handover.take() {
+            self.set_queues(queues);
         }
+    }
+
+    #[cold]
+    fn set_queues(&mut self, queues: Vec<Arc<OwnedFd>>) {
+        (self.queues, self.next) = (queues, 0);
+        self.sender = self.queues.first().cloned().or(self.sender.take());
+        let watch = || {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).ok()?;
+            let data = epoll::EventData::new_u64(0);
+            let add = |queue: &Arc<OwnedFd>| epoll::add(&epoll, queue, data, epoll::EventFlags::IN);
+            self.queues.iter().try_for_each(add).ok()?;
+            Some(epoll)
+        };
+        // Without the epoll instance, the worker wakes only for the frames of the first queue.
+        self.epoll = if self.queues.len() > 1 { watch() } else { None };
+    }
+}
+
+impl Drop for TapPort {
+    fn drop(&mut self) {
+        self.tap.leave(&self.handover);
     }
 }
 
 impl Wire for TapPort {
     fn open(&mut self) -> Result<(), i32> {
-        self.handover = Arc::default();
-        self.queue = Some(self.tap.join(&self.handover)?);
+        self.close();
+        let queues = self.tap.join(self.index, &self.handover)?;
+        self.set_queues(queues);
         // Discard the frames that arrived before this queue pair started to receive.
         self.drain();
         Ok(())
     }
 
     fn close(&mut self) -> u64 {
-        let left = self.drain();
-        if let Some(queue) = self.queue.take() {
-            self.tap.leave(queue);
-        }
+        let has_queues = self.tap.leave(&self.handover);
+        self.take_new_queues();
+        // Another queue pair reads the queues of a queue pair that received no further frames.
+        let left = if has_queues { self.drain() } else { 0 };
+        self.set_queues(Vec::new());
+        (self.sender, self.handover) = (None, Arc::default());
         left
     }
 
@@ -344,12 +486,13 @@ impl Wire for TapPort {
 
     /// Returns `None` if the interface was removed, because the descriptor of its queue is then always readable.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.queue.as_ref().filter(|queue| tun_name(queue).is_ok()).map(|queue| queue.as_fd())
+        let first = self.queues.first().filter(|queue| tun_flags(queue).is_ok())?;
+        Some(self.epoll.as_ref().map_or(first.as_fd(), |epoll| epoll.as_fd()))
     }
 
     #[inline]
     fn take(&mut self, _: &Counting, deliver: impl FnOnce(&[u8], Option<Nanos>)) -> bool {
-        self.take_new_queue();
+        self.take_new_queues();
         let Some(n) = self.read() else { return false };
         deliver(&self.buffer[..n], None);
         true
@@ -358,8 +501,8 @@ impl Wire for TapPort {
     #[inline]
     fn send(&mut self, frame: &[u8], counts: &Counting) -> Result<Sent, WcStatus> {
         // `Wire::take` also takes a new queue, but a port that only sends never calls `Wire::take`.
-        self.take_new_queue();
-        let written = self.queue.as_ref().map_or(Err(libc::EBADFD), |queue| {
+        self.take_new_queues();
+        let written = self.sender.as_ref().map_or(Err(libc::EBADFD), |queue| {
             // SAFETY: the frame is readable for the given length.
             let n = unsafe { libc::write(queue.as_raw_fd(), frame.as_ptr().cast(), frame.len()) };
             if n == -1 { Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)) } else { Ok(()) }

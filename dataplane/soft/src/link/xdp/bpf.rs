@@ -9,6 +9,7 @@ use super::program::Instruction;
 // `enum bpf_cmd`.
 const MAP_CREATE: u32 = 0;
 const MAP_UPDATE_ELEM: u32 = 2;
+const MAP_DELETE_ELEM: u32 = 3;
 const PROG_LOAD: u32 = 5;
 /// Maximum number of attempts to load a program. A signal can interrupt the kernel's verifier (`EAGAIN`).
 const ATTEMPTS: usize = 5;
@@ -113,6 +114,24 @@ impl SocketMap {
         // SAFETY: `Update` has the layout of the anonymous structure of BPF_MAP_UPDATE_ELEM. Key and value have the sizes
         // of this map.
         unsafe { bpf(MAP_UPDATE_ELEM, &mut update).map(drop) }
+    }
+
+    /// Removes the socket of a queue, so that the frames of the queue go to the kernel.
+    pub(super) fn remove(&self, queue: u32) -> io::Result<()> {
+        #[repr(C)]
+        struct Delete {
+            map_fd: u32,
+            padding: u32,
+            key: *const u32,
+        }
+        let mut delete = Delete { map_fd: self.fd() as u32, padding: 0, key: &queue };
+        // SAFETY: `Delete` has the layout of the anonymous structure of BPF_MAP_DELETE_ELEM. The key has the size of this
+        // map.
+        match unsafe { bpf(MAP_DELETE_ELEM, &mut delete) } {
+            // The map has no socket for the queue.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            other => other.map(drop),
+        }
     }
 }
 

@@ -102,6 +102,10 @@ impl LinkParameters for XdpConfig {
         "xdp"
     }
 
+    fn owns_receive_queues(&self) -> bool {
+        true
+    }
+
     fn interface(&self) -> Option<&str> {
         Some(&self.interface)
     }

@@ -41,6 +41,9 @@ use crate::link::interface::{Interface, stamps};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::mem::Notice;
 
+/// Minimum number of entries of the map of sockets.
+const LEAST_QUEUES: u32 = 64;
+
 /// Bytes that the kernel reserves before every frame: `XDP_PACKET_HEADROOM`. Slots have at least this much headroom.
 pub const HEADROOM: u16 = 256;
 
@@ -123,7 +126,9 @@ impl Xdp {
         let name = &spec.interface;
         let interface = Interface::need(name)?;
         check_queues(spec)?;
-        let map = bpf::SocketMap::new(u32::from(spec.queues.max(1)));
+        // A later change may add queues.
+        let most = receive_queues(name).unwrap_or(0).max(u32::from(spec.queues)).max(LEAST_QUEUES);
+        let map = bpf::SocketMap::new(most);
         let map = map.map_err(|error| Error::Wire(explain(name, "creating the map of AF_XDP sockets", &error)))?;
         let stamp = if stamped { StampSource::Kernel } else { StampSource::Nothing };
         let Some(code) = program::program(&spec.filter, program::Taken::Socket(map.fd()), stamp) else {
@@ -287,6 +292,12 @@ impl Xdp {
         self.epoch.store(InterfaceEpoch { index, generation }.number(), Ordering::Relaxed);
     }
 
+    /// Passes the frames of all queues from `queues` on to the kernel.
+    fn release_from(&self, queues: u32) -> io::Result<()> {
+        let open: Vec<u32> = lock(&self.sockets).open.iter().map(|open| open.queue).collect();
+        open.into_iter().filter(|queue| *queue >= queues).try_for_each(|queue| self.map.remove(queue))
+    }
+
     /// Redirects the frames of a queue to the queue's socket.
     fn redirect(&self, queue: u32, socket: &socket::XdpSocket) -> io::Result<()> {
         self.map.set(queue, socket.as_fd())
@@ -356,7 +367,7 @@ impl Xdp {
             ("bind", Some(libc::EINVAL)) => format!(
                 "interface `{name}`: cannot bind to queue {queue}, which may not exist; help: `ethtool -L {name} \
                  combined {}`, or run fewer workers",
-                self.spec.queues
+                queue.saturating_add(1).max(self.spec.queues.into())
             ),
             ("bind", Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)) if self.spec.copying == Copying::Zero => format!(
                 "interface `{name}`: queue {queue} has no zero-copy mode (copy = \"zero\"); help: set copy = \"auto\" \

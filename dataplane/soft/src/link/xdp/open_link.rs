@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::queue::Queue;
-use super::{Attachment, Xdp, add, lock, socket};
+use super::{Attachment, Xdp, XdpSpec, add, check_queues, explain, lock, socket};
 use crate::counters::SoftCounters;
 use crate::link::Link;
 use crate::link::interface::{Interface, Watcher};
@@ -24,6 +24,17 @@ impl<End: From<Queue>> Link<End> for Xdp {
 
     fn is_zero_copy(&self) -> bool {
         true
+    }
+
+    fn check_queues(&self, queues: u16) -> Result<()> {
+        check_queues(&XdpSpec { queues, ..self.spec.clone() })
+    }
+
+    /// The NIC selects the queue of a frame, so the kernel gets the frames of the other queues. The frames of a queue go to
+    /// the socket of the queue as soon as the queue posts receives.
+    fn distribute(&self, queues: u16) -> Result<()> {
+        let released = self.release_from(queues.into());
+        released.map_err(|error| Error::Wire(explain(&self.spec.interface, "removing a socket from the map", &error)))
     }
 
     fn has_nic_stamps(&self) -> bool {

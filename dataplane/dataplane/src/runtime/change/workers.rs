@@ -1,0 +1,217 @@
+//! Adds and removes workers.
+//!
+//! An added worker is built on its own thread before the other workers switch to their new graphs: the thread allocates the
+//! packet memory, and opens a lane on each port. The devices pass no packets to these lanes until the worker runs. A removed
+//! worker keeps its graph: the devices stop to pass packets to the worker, the worker passes on the packets that it has
+//! already received, and then the worker ends.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::history::digest;
+use super::refusal::{busy, not_started};
+use super::state::{ANSWER_POLL_INTERVAL, ANSWER_TIMEOUT, PipelineVersion, RunState, lock};
+use crate::config::Plan;
+use crate::runtime::Assembly;
+use crate::runtime::devices::PortDevice;
+use crate::runtime::ports::LivePort;
+use crate::runtime::report::Outcome;
+use crate::runtime::sample::{self, RequesterEnd, Times};
+use crate::runtime::snapshot::Sampler;
+use crate::runtime::worker_thread::{Ready, StartingWorker, WorkerBuilder, WorkerHandle, WorkerResult, first_error};
+use dataplane_control::Refusal;
+use dataplane_core::error::Error;
+use dataplane_core::pipeline::panic_message;
+
+/// The maximum time that a change waits for the end of a removed worker, in addition to the time for its packets.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// The number of waits of up to `drain_timeout` at the end of a worker: for the last packets, for closed ports, for sends and
+/// for the buffers of the devices.
+const WAITS: u32 = 4;
+
+/// Workers that a change adds, and that wait for their start. Unless the workers are started, they end when the value is
+/// dropped.
+#[derive(Default)]
+pub(super) struct AddedWorkers {
+    starting: Vec<StartingWorker>,
+    ready: Vec<Ready>,
+    requests: Vec<RequesterEnd>,
+}
+
+impl Drop for AddedWorkers {
+    fn drop(&mut self) {
+        // The workers were built, so they have no errors.
+        let _ = first_error(std::mem::take(&mut self.starting));
+    }
+}
+
+impl RunState {
+    /// Builds the workers that a change adds, and takes their programs out of `assembly`. `ports` has the ports after the
+    /// change.
+    ///
+    /// # Errors
+    /// Fails if a thread, a core, memory or a queue of a port is not available. No worker is added then.
+    pub(super) fn build_workers(
+        &self,
+        current: &PipelineVersion,
+        assembly: &mut Assembly,
+        ports: &[LivePort],
+    ) -> Result<AddedWorkers, Refusal> {
+        let running = current.plan.cores.len();
+        if self.end_removed() > 0 {
+            let message = "a worker that an earlier change removed has not ended";
+            return Err(busy(message, "try again; if the worker never ends, restart the program"));
+        }
+        let mut added = AddedWorkers::default();
+        if assembly.programs.len() <= running {
+            return Ok(added);
+        }
+        let programs = assembly.programs.split_off(running);
+        let plan = Arc::new(assembly.plan.clone());
+        for port in ports {
+            port.device.check_workers(plan.cores.len()).map_err(|error| not_started(&error))?;
+        }
+        let (ready, readiness) = mpsc::channel();
+        for (number, program) in (running..).zip(programs) {
+            let core = plan.cores[number];
+            if number >= self.control.capacity() {
+                let message = format!("the host has only {} cores", self.control.capacity());
+                return Err(not_started(&Error::Worker { worker: number, message }));
+            }
+            let (request, reply) = sample::channel();
+            added.requests.push(request);
+            let builder = WorkerBuilder {
+                number,
+                workers: plan.cores.len(),
+                core,
+                node: self.topology.core(core).map(|core| core.node),
+                program,
+                plan: plan.clone(),
+                ports: ports.iter().map(|port| port.device.clone()).collect(),
+                control: self.control.clone(),
+                clock: self.clock.clone(),
+                reply,
+                digest: digest(&assembly.source),
+                keeps_received: self.keeps_received,
+                joins: true,
+            };
+            added.starting.push(builder.spawn(&ready).map_err(|error| not_started(&error))?);
+        }
+        drop(ready);
+        // The iteration ends when every worker has sent its message or dropped its sender.
+        added.ready.extend(readiness.iter());
+        if added.ready.len() < added.starting.len() {
+            let error = first_error(std::mem::take(&mut added.starting));
+            let message = "the worker ended during its set-up".to_owned();
+            return Err(not_started(&error.unwrap_or(Error::Worker { worker: running, message })));
+        }
+        added.ready.sort_unstable_by_key(|(number, ..)| *number);
+        Ok(added)
+    }
+
+    /// Starts the added workers. The caller has locked the workers and the sampler of the run.
+    pub(super) fn start_workers(
+        &self,
+        mut added: AddedWorkers,
+        workers: &mut Vec<WorkerHandle>,
+        sampler: &mut Sampler,
+    ) {
+        let mut memories = lock(&self.memories);
+        for ((_, info, sample, memory), request) in added.ready.drain(..).zip(added.requests.drain(..)) {
+            memories.push(memory);
+            sampler.add(info, sample, request);
+        }
+        workers.extend(added.starting.drain(..).map(|worker| worker.start(&self.control)));
+    }
+
+    /// Completes a change of the number of workers: distributes the packets of the ports among the workers of `plan`, and
+    /// ends the removed workers. `before` is the plan before the change. Returns warnings.
+    pub(super) fn distribute(&self, before: &Plan, plan: &Plan, ports: &[Arc<dyn PortDevice>]) -> Vec<String> {
+        let (running, workers) = (before.cores.len(), plan.cores.len());
+        if running == workers {
+            return Vec::new();
+        }
+        // A worker has posted receives before its first loop ends.
+        let is_running = |worker: usize| {
+            let has_left = self.control.thread(worker).has_left.load(Ordering::Relaxed);
+            has_left || self.control.board(worker).read().loops > 0
+        };
+        wait(ANSWER_TIMEOUT, || (running..workers).all(is_running));
+        let mut warnings = Vec::new();
+        for port in ports {
+            if let Err(error) = port.distribute(workers) {
+                warnings.push(format!("the packets of a port do not reach all workers: {error}"));
+            }
+        }
+        (workers..running).for_each(|worker| self.control.remove(worker));
+        let timeout = plan.runtime.drain_timeout.0.saturating_mul(WAITS).saturating_add(END_TIMEOUT);
+        let mut left = 0;
+        wait(timeout, || {
+            left = self.end_removed();
+            left == 0
+        });
+        if left > 0 {
+            warnings
+                .push(format!("{left} removed workers have not ended; they end as soon as their current stages end"));
+        }
+        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        warnings
+    }
+
+    /// Waits until the removed workers have ended, or the run has ended.
+    pub(super) fn await_removed_workers(&self) {
+        let is_over = || lock(&self.changes).is_over;
+        while self.end_removed() > 0 && !is_over() {
+            thread::sleep(ANSWER_POLL_INTERVAL);
+        }
+    }
+
+    /// Collects the results of the removed workers that have ended. Returns the number of removed workers that have not
+    /// ended.
+    fn end_removed(&self) -> usize {
+        let mut running = lock(&self.workers);
+        let is_removed = |worker: &WorkerHandle| self.control.is_leaving(worker.number);
+        while let Some(WorkerHandle { number, thread }) =
+            running.pop_if(|worker| is_removed(worker) && worker.thread.is_finished())
+        {
+            let joined = thread.join().unwrap_or_else(|panic| {
+                let message = format!("panicked: {}", panic_message(&*panic));
+                Err(Error::Worker { worker: number, message })
+            });
+            let result = self.note_failures(number, joined);
+            self.control.end(number);
+            lock(&self.memories).truncate(number);
+            lock(&self.sampler).remove_last(result);
+        }
+        running.iter().filter(|worker| is_removed(worker)).count()
+    }
+
+    /// Adds the errors of a removed worker to the failures of the run. Returns the results of the worker.
+    fn note_failures(&self, worker: usize, result: WorkerResult) -> Option<(Outcome, Times)> {
+        let (result, mut errors) = match result {
+            Ok(Some((outcome, times))) => {
+                let mut errors: Vec<String> = outcome.errors.iter().map(ToString::to_string).collect();
+                errors.extend(outcome.report.error.clone());
+                let missing = outcome.report.slots_missing;
+                errors.extend((missing > 0).then(|| format!("worker {worker}: {missing} packet buffers are missing")));
+                (Some((outcome, times)), errors)
+            }
+            Ok(None) => (None, Vec::new()),
+            Err(error) => (None, vec![error.to_string()]),
+        };
+        errors.iter().for_each(|error| tracing::error!("{error}"));
+        lock(&self.failures).append(&mut errors);
+        result
+    }
+}
+
+/// Waits until a condition holds, but at most `timeout`.
+fn wait(timeout: Duration, mut is_true: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_true() && begin.elapsed() < timeout {
+        thread::sleep(ANSWER_POLL_INTERVAL);
+    }
+}

@@ -1,0 +1,295 @@
+//! The fanout group of the queues, and the program that selects the queue of each frame (`packet(7)`, `PACKET_FANOUT`).
+//!
+//! The kernel asks a classic BPF program for the queue of each frame (`PACKET_FANOUT_CBPF`). The group can therefore change
+//! the number of queues that receive frames while all sockets stay open. A new socket joins the group before the program
+//! selects the socket, and a socket leaves the group after the program no longer selects the socket. With the hash of the
+//! kernel (`PACKET_FANOUT_HASH`), a socket would receive frames as soon as the socket joins, and the frames that wait in
+//! the ring of a closed socket would be lost.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use libc::{
+    BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K,
+    BPF_LD, BPF_LDX, BPF_MEM, BPF_MISC, BPF_MOD, BPF_MSH, BPF_MUL, BPF_RET, BPF_RSH, BPF_ST, BPF_TAX, BPF_W, BPF_X,
+    BPF_XOR, sock_filter, sock_fprog,
+};
+
+use super::option::set_option;
+
+/// Offsets of loads that are relative to the Ethernet header and to the network header.
+const LINK: u32 = libc::SKF_LL_OFF as u32;
+const NETWORK: u32 = libc::SKF_NET_OFF as u32;
+/// Offset of the load that returns the EtherType. The kernel has removed the outer VLAN tag.
+const ETHER_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PROTOCOL) as u32;
+/// The protocols with ports in the first four bytes: TCP, UDP, SCTP and UDP-Lite.
+const WITH_PORTS: [u32; 4] = [6, 17, 132, 136];
+/// The fractional part of the golden ratio, which spreads similar sums over all bits.
+const GOLDEN: u32 = 0x9e37_79b1;
+
+/// The sockets of a fanout group, in the order in which the kernel numbers the sockets.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    /// The queue of each socket, and the number of the join.
+    order: Vec<(u16, u64)>,
+    joins: u64,
+}
+
+impl Members {
+    /// Adds the socket of a queue. The kernel adds a new socket at the end.
+    pub(super) fn join(&mut self, queue: u16) {
+        self.joins += 1;
+        self.order.push((queue, self.joins));
+    }
+
+    /// Removes the socket of a queue. The kernel moves the last socket to the free place.
+    pub(super) fn leave(&mut self, queue: u16) {
+        if let Some(at) = self.order.iter().position(|(member, _)| *member == queue) {
+            self.order.swap_remove(at);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.order.clear();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// Restores the order of the joins. When an interface goes up again, the kernel adds its sockets again in the order in
+    /// which the sockets were opened.
+    pub(super) fn sort(&mut self) {
+        self.order.sort_by_key(|(_, join)| *join);
+    }
+
+    /// Returns the places of the sockets of the first `queues` queues, in the order of the queues. `None` stands for all
+    /// queues.
+    fn places(&self, queues: Option<u16>) -> Vec<u32> {
+        let mut places: Vec<(u16, u32)> =
+            self.order.iter().zip(0..).map(|((queue, _), place)| (*queue, place)).collect();
+        places.retain(|(queue, _)| queues.is_none_or(|queues| *queue < queues));
+        places.sort_unstable();
+        places.into_iter().map(|(_, place)| place).collect()
+    }
+
+    /// Makes the kernel distribute the frames of the group among the first `queues` queues. `socket` is a socket of the
+    /// group. When the function returns, no frame is on its way to another queue.
+    pub(super) fn distribute(&self, socket: &OwnedFd, queues: Option<u16>) -> io::Result<()> {
+        let mut code = program(&self.places(queues));
+        let program = sock_fprog { len: code.len() as libc::c_ushort, filter: code.as_mut_ptr() };
+        set_option(socket, libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &program)
+    }
+}
+
+/// Joins a fanout group, or creates a group if `group` is `None`. The socket of a new group receives all frames until a
+/// program selects the sockets.
+pub(super) fn join(socket: &OwnedFd, group: &mut Option<u16>, outgoing: bool) -> io::Result<()> {
+    // In a group, this flag filters outgoing frames. The socket option PACKET_IGNORE_OUTGOING has no effect there.
+    let kind = libc::PACKET_FANOUT_CBPF | if outgoing { 0 } else { libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING };
+    let found = if group.is_none() { libc::PACKET_FANOUT_FLAG_UNIQUEID } else { 0 };
+    let argument = u32::from(group.unwrap_or(0)) | (kind | found) << 16;
+    set_option(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &argument)?;
+    let (mut joined, mut length) = (0u32, size_of::<u32>() as libc::socklen_t);
+    // SAFETY: the option writes at most `length` bytes.
+    let done = unsafe {
+        let to = (&raw mut joined).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_FANOUT, to, &raw mut length)
+    };
+    if done == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    *group = Some(joined as u16);
+    Ok(())
+}
+
+/// An assembler with forward jumps to labels.
+#[derive(Default)]
+struct Code {
+    code: Vec<sock_filter>,
+    /// The jumps whose targets are not known yet: the instruction, whether the jump is taken if the condition holds, and
+    /// the label.
+    jumps: Vec<(usize, bool, Label)>,
+}
+
+/// A target of jumps.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Label {
+    Ipv6,
+    Other,
+    Ports4,
+    Ports6,
+    Addresses,
+    Select,
+}
+
+impl Code {
+    fn add(&mut self, code: u32, k: u32) {
+        self.code.push(sock_filter { code: code as u16, jt: 0, jf: 0, k });
+    }
+
+    /// Adds a conditional jump. Continues with the next instruction if the target is `None`.
+    fn jump(&mut self, condition: u32, k: u32, if_true: Option<Label>, if_false: Option<Label>) {
+        let at = self.code.len();
+        self.jumps.extend(if_true.map(|label| (at, true, label)));
+        self.jumps.extend(if_false.map(|label| (at, false, label)));
+        self.add(BPF_JMP | condition | BPF_K, k);
+    }
+
+    fn always(&mut self, label: Label) {
+        self.jumps.push((self.code.len(), true, label));
+        self.add(BPF_JMP | BPF_JA, 0);
+    }
+
+    /// Places a label before the next instruction.
+    fn place(&mut self, label: Label) {
+        let here = self.code.len();
+        let code = &mut self.code;
+        self.jumps.retain(|(at, if_true, target)| {
+            if *target != label {
+                return true;
+            }
+            let distance = here - at - 1;
+            match &mut code[*at] {
+                jump if u32::from(jump.code) == BPF_JMP | BPF_JA => jump.k = distance as u32,
+                jump if *if_true => jump.jt = distance as u8,
+                jump => jump.jf = distance as u8,
+            }
+            false
+        });
+    }
+
+    /// Stores `sum * GOLDEN ^ xor` of the accumulator and X in the accumulator. Both orders of the two values have the same
+    /// result, so both directions of a flow have the same hash.
+    fn mix(&mut self) {
+        self.add(BPF_ST, 2);
+        self.add(BPF_ALU | BPF_XOR | BPF_X, 0);
+        self.add(BPF_ST, 3);
+        self.add(BPF_LD | BPF_MEM | BPF_W, 2);
+        self.add(BPF_ALU | BPF_ADD | BPF_X, 0);
+        self.add(BPF_ALU | BPF_MUL | BPF_K, GOLDEN);
+        self.add(BPF_LDX | BPF_MEM | BPF_W, 3);
+        self.add(BPF_ALU | BPF_XOR | BPF_X, 0);
+    }
+
+    /// Loads a word at each offset of the packet, and mixes the two words.
+    fn mix_words(&mut self, one: u32, other: u32) {
+        self.add(BPF_LD | BPF_ABS | BPF_W, one);
+        self.add(BPF_MISC | BPF_TAX, 0);
+        self.add(BPF_LD | BPF_ABS | BPF_W, other);
+        self.mix();
+    }
+
+    /// Adds the accumulator to the hash in the first word of the memory.
+    fn add_to_hash(&mut self) {
+        self.add(BPF_LDX | BPF_MEM | BPF_W, 0);
+        self.add(BPF_ALU | BPF_ADD | BPF_X, 0);
+        self.add(BPF_ST, 0);
+    }
+
+    /// Mixes the ports, which are a word in the accumulator, and adds the result to the hash.
+    fn add_ports(&mut self) {
+        self.add(BPF_ST, 4);
+        self.add(BPF_ALU | BPF_RSH | BPF_K, 16);
+        self.add(BPF_MISC | BPF_TAX, 0);
+        self.add(BPF_LD | BPF_MEM | BPF_W, 4);
+        self.add(BPF_ALU | libc::BPF_AND | BPF_K, 0xffff);
+        self.mix();
+        self.add_to_hash();
+    }
+}
+
+/// Returns a program that selects one of these places for each frame, by the addresses and ports of the frame. Both
+/// directions of a flow have the same place. Frames that are not IP packets are selected by their MAC addresses. For a
+/// truncated packet, the kernel selects place 0.
+fn program(places: &[u32]) -> Vec<sock_filter> {
+    let mut it = Code::default();
+    if places.len() < 2 {
+        it.add(BPF_RET | BPF_K, places.first().copied().unwrap_or(0));
+        return it.code;
+    }
+    it.add(BPF_LD | BPF_IMM, 0);
+    it.add(BPF_ST, 0);
+    it.add(BPF_LD | BPF_ABS | BPF_W, ETHER_TYPE);
+    it.jump(BPF_JEQ, libc::ETH_P_IPV6 as u32, Some(Label::Ipv6), None);
+    it.jump(BPF_JEQ, libc::ETH_P_IP as u32, None, Some(Label::Other));
+    it.mix_words(NETWORK + 12, NETWORK + 16);
+    it.add_to_hash();
+    // Only the first fragment of a packet has ports, so the ports of fragments are not used.
+    it.add(BPF_LD | BPF_ABS | BPF_H, NETWORK + 6);
+    it.jump(BPF_JSET, 0x3fff, Some(Label::Addresses), None);
+    it.add(BPF_LD | BPF_ABS | BPF_B, NETWORK + 9);
+    WITH_PORTS.iter().for_each(|protocol| it.jump(BPF_JEQ, *protocol, Some(Label::Ports4), None));
+    it.always(Label::Addresses);
+    it.place(Label::Ports4);
+    it.add(BPF_LDX | BPF_MSH | BPF_B, NETWORK);
+    it.add(BPF_LD | BPF_IND | BPF_W, NETWORK);
+    it.add_ports();
+    it.always(Label::Select);
+    it.place(Label::Ipv6);
+    for word in 0..4 {
+        it.mix_words(NETWORK + 8 + 4 * word, NETWORK + 24 + 4 * word);
+        it.add_to_hash();
+    }
+    it.add(BPF_LD | BPF_ABS | BPF_B, NETWORK + 6);
+    WITH_PORTS.iter().for_each(|protocol| it.jump(BPF_JEQ, *protocol, Some(Label::Ports6), None));
+    it.always(Label::Addresses);
+    it.place(Label::Ports6);
+    it.add(BPF_LD | BPF_ABS | BPF_W, NETWORK + 40);
+    it.add_ports();
+    it.always(Label::Select);
+    it.place(Label::Other);
+    it.mix_words(LINK + 2, LINK + 8);
+    it.add_to_hash();
+    it.place(Label::Addresses);
+    it.place(Label::Select);
+    it.add(BPF_LD | BPF_MEM | BPF_W, 0);
+    it.add(BPF_ALU | BPF_MUL | BPF_K, GOLDEN);
+    it.add(BPF_ALU | BPF_RSH | BPF_K, 16);
+    it.add(BPF_ALU | BPF_MOD | BPF_K, places.len() as u32);
+    if places.iter().copied().eq(0..places.len() as u32) {
+        it.add(BPF_RET | BPF_A, 0);
+        return it.code;
+    }
+    for (index, place) in (0..).zip(places) {
+        it.code.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 0, jf: 1, k: index });
+        it.add(BPF_RET | BPF_K, *place);
+    }
+    it.add(BPF_RET | BPF_K, places[0]);
+    it.code
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_follow_the_kernel_when_sockets_join_and_leave() {
+        let mut members = Members::default();
+        // The sockets may join in any order.
+        [1, 0, 2].into_iter().for_each(|queue| members.join(queue));
+        assert_eq!(members.places(None), [1, 0, 2]);
+        assert_eq!(members.places(Some(2)), [1, 0]);
+        assert_eq!(members.places(Some(1)), [1]);
+        // The last socket moves to the free place.
+        members.leave(1);
+        assert_eq!(members.places(None), [1, 0]);
+        members.join(1);
+        assert_eq!(members.places(None), [1, 2, 0]);
+        members.sort();
+        assert_eq!(members.places(None), [0, 2, 1]);
+    }
+
+    #[test]
+    fn program_has_no_open_jumps_and_fits_into_the_limit_of_the_kernel() {
+        for queues in [0, 1, 2, 3, 1024] {
+            let code = program(&(0..queues).rev().collect::<Vec<_>>());
+            assert!(code.len() <= 4096, "{queues} queues: {} instructions", code.len());
+            for (at, jump) in code.iter().enumerate().filter(|(_, one)| u32::from(one.code) & 7 == BPF_JMP) {
+                let is_always = u32::from(jump.code) == BPF_JMP | BPF_JA;
+                let distance = if is_always { jump.k } else { u32::from(jump.jt.max(jump.jf)) };
+                assert!(distance > 0 && at + 1 + (distance as usize) < code.len(), "{queues} queues, instruction {at}");
+            }
+        }
+    }
+}
