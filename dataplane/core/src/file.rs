@@ -473,7 +473,7 @@ impl LockedFile {
     }
 
     /// Opens and locks a file for writing, and creates the file if it does not exist. The content stays until
-    /// [`Self::empty`] is called, because the run may still fail to start. `readers` selects the users that may read a
+    /// [`Self::truncate`] is called, because the run may still fail to start. `readers` selects the users that may read a
     /// new file.
     ///
     /// Refuses symbolic links and files of other users, with one exception: the file, or a link to a folder, may belong

@@ -15,7 +15,7 @@
 //!
 //! [`EndpointParameters`] contains every attribute that the local side chooses, and checks the attributes against a
 //! device. [`Listener`] and [`connect()`] exchange endpoints between programs over TCP. The listener treats every
-//! incoming connection as hostile, and every wait has a deadline. [`join`] connects two queue pairs of one process.
+//! incoming connection as hostile, and every wait has a deadline. [`connect_pair`] connects two queue pairs of one process.
 //! [`Connector`] performs the state changes on a queue pair that the caller owns. A generation is one connection of a
 //! queue pair. Each generation has its own packet sequence numbers.
 //!
