@@ -3,8 +3,9 @@
 //! A background task first reads the whole state from the kernel (a dump). The task then follows the changes and writes
 //! them to [`Forwarding`], without stopping the workers. Some changes are missed: the kernel may drop messages,
 //! and the kernel does not report the IPv4 routes of an interface that goes down. The task then reads the whole state
-//! again (a resync) and writes only the differences. The task also asks the kernel to resolve the neighbours that
-//! workers need.
+//! again (a resync) and writes only the differences. Changes that the kernel reported during a resync can be older than
+//! the state that the task read. If the result of such changes is not certain, the task reads the state again. The task
+//! also asks the kernel to resolve the neighbours that workers need.
 
 mod messages;
 mod overflow;
@@ -22,7 +23,7 @@ use crate::parameter::MEMORY_HELP;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::pipeline::{CapabilitySet, PortInfo, Setup, StopSignal, Task};
 use overflow::Overflow;
-use socket::{Events, Requests};
+use socket::{Events, Received, Requests};
 use state::State;
 
 /// Longest time that a worker's neighbour request waits.
@@ -102,11 +103,15 @@ fn follow(state: &mut State, events: &Events, requests: &mut Requests, resync_in
     let (mut overflow, mut last_check) = (Overflow::default(), None::<Instant>);
     while !stop.is_set() {
         match events.wait(POLL_INTERVAL, |message| state.apply(message)) {
-            Ok(complete) => {
-                if !complete {
+            Ok(received) => {
+                let lost = received == Received::Lost;
+                if lost {
                     tracing::debug!("kernel: messages were lost, reading the whole state again");
                 }
-                if !complete || state.take_resync_needed() {
+                if received == Received::All {
+                    state.end_replay();
+                }
+                if lost || state.take_resync_needed() {
                     resync_at = resync_at.or(Some(Instant::now() + RESYNC_DELAY));
                 }
             }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use ipnet::IpNet;
-use netlink_packet_core::{NLM_F_APPEND, NLM_F_REPLACE};
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_EXCL, NLM_F_REPLACE};
 
 use super::messages::{KernelTarget, Route};
 use crate::forwarding::MAX_ROUTES;
@@ -21,6 +21,17 @@ pub(super) struct RankedRoute {
     pub(super) target: KernelTarget,
 }
 
+/// The events of a prefix and metric that arrived during a replay.
+#[derive(Clone, Copy, Debug)]
+enum ReplayedEvents {
+    /// One event. The routes show whether the dump already contains the change.
+    One,
+    /// Only replacements of the first route. The last event names the first route of the kernel.
+    Replacements,
+    /// An event named all routes, so the state before this event does not matter.
+    Complete,
+}
+
 /// Routes by table and prefix. The routes of a prefix are in order of preference.
 #[derive(Debug, Default)]
 pub(super) struct Rib {
@@ -32,6 +43,10 @@ pub(super) struct Rib {
     wide: Vec<IpNet>,
     /// Number of routes that were not added because [`MAX_ROUTES`] routes are known.
     pub(super) refused: u64,
+    /// The events of a replay, by table, prefix and metric. `None` if no replay is in progress.
+    replayed: Option<HashMap<(u32, IpNet, u32), ReplayedEvents>>,
+    /// Whether the routes can differ from the routes of the kernel.
+    in_doubt: bool,
 }
 
 /// Whether an entry is a prefix of [`LOCAL`] that covers more than one address.
@@ -40,23 +55,71 @@ fn is_wide((table, prefix): (u32, IpNet)) -> bool {
 }
 
 impl Rib {
+    /// Starts a replay after a dump. The dump may already contain the changes of the events that were queued during the
+    /// dump. If several such events change one prefix, the routes after the events are not always known.
+    pub(super) fn start_replay(&mut self) {
+        self.replayed = Some(HashMap::new());
+    }
+
+    /// Ends the replay. All later events are newer than the dump.
+    pub(super) fn end_replay(&mut self) {
+        self.replayed = None;
+    }
+
+    /// Returns whether the routes can differ from the routes of the kernel since the last call.
+    pub(super) fn take_in_doubt(&mut self) -> bool {
+        std::mem::take(&mut self.in_doubt)
+    }
+
+    /// Records an event of a replay.
+    fn record(&mut self, (table, prefix): (u32, IpNet), metric: u32, event: ReplayedEvents) {
+        use ReplayedEvents::{Complete, Replacements};
+        let Some(replayed) = &mut self.replayed else { return };
+        match replayed.entry((table, prefix, metric)) {
+            Entry::Vacant(none) => {
+                none.insert(event);
+            }
+            Entry::Occupied(mut known) => match (*known.get(), event) {
+                (_, Complete) => *known.get_mut() = event,
+                (Complete, _) | (Replacements, Replacements) => {}
+                _ => self.in_doubt = true,
+            },
+        }
+    }
+
     /// Adds a route, or replaces a known route. `flags` are the netlink flags of the message.
     pub(super) fn add(&mut self, route: Route, flags: u16) {
         let key = (route.table, route.prefix);
         let ranked = RankedRoute { metric: route.metric, target: route.target };
+        // An IPv6 message lists all paths of its prefix and metric. An IPv4 message with the exclusive flag reports the
+        // only route of its prefix and metric.
+        let complete = flags & NLM_F_EXCL != 0 || matches!(key.1, IpNet::V6(_));
+        // An IPv4 message replaces the first known route of equal metric only if it has the replace flag. With the
+        // append flag, the new route follows the known routes of equal metric. Without these flags, the new route
+        // precedes them (`ip route prepend`).
+        let replaces = flags & NLM_F_REPLACE != 0;
+        self.record(
+            key,
+            ranked.metric,
+            match (complete, replaces) {
+                (true, _) => ReplayedEvents::Complete,
+                (_, true) => ReplayedEvents::Replacements,
+                _ => ReplayedEvents::One,
+            },
+        );
         let choices = match self.routes.entry(key) {
             Entry::Occupied(choices) => choices.into_mut(),
             Entry::Vacant(none) => none.insert(Vec::new()),
         };
+        if complete {
+            let before = choices.len();
+            choices.retain(|known| known.metric != ranked.metric || *known == ranked);
+            self.count -= before - choices.len();
+        }
         if choices.contains(&ranked) {
             return;
         }
         let same = choices.iter().position(|known| known.metric == ranked.metric);
-        // An IPv6 message lists all paths of its prefix and metric, so the message replaces the known route. An IPv4
-        // message replaces the first known route of equal metric only if it has the replace flag. With the append flag,
-        // the new route follows the known routes of equal metric. Without these flags, the new route precedes them
-        // (`ip route prepend`).
-        let replaces = flags & NLM_F_REPLACE != 0 || matches!(key.1, IpNet::V6(_));
         let appended = flags & NLM_F_APPEND != 0;
         match same {
             Some(at) if replaces => choices[at] = ranked,
@@ -82,12 +145,21 @@ impl Rib {
     /// Removes a route.
     pub(super) fn remove(&mut self, route: &Route) {
         let key = (route.table, route.prefix);
+        if matches!(key.1, IpNet::V4(_)) {
+            self.record(key, route.metric, ReplayedEvents::One);
+        }
         let Entry::Occupied(mut entry) = self.routes.entry(key) else { return };
         let choices = entry.get_mut();
         let of_metric = |ranked: &RankedRoute| ranked.metric == route.metric;
         let exact = choices.iter().position(|ranked| of_metric(ranked) && ranked.target == route.target);
-        let at = exact.or_else(|| choices.iter().position(of_metric));
-        let Some(at) = at else { return };
+        let Some(at) = exact.or_else(|| choices.iter().position(of_metric)) else { return };
+        if exact.is_none() && matches!(key.1, IpNet::V4(_)) {
+            // The kernel removed a route that is not known. During a replay, this is usual: the dump does not contain a
+            // route that was removed before. Otherwise the known route has lost next hops.
+            let is_dead = matches!(&route.target, KernelTarget::Hops(hops) if hops.is_empty());
+            self.in_doubt |= is_dead || self.replayed.is_none();
+            return;
+        }
         // An IPv6 message can remove single paths of a multipath route.
         if let (None, KernelTarget::Hops(all), KernelTarget::Hops(gone), IpNet::V6(_)) =
             (exact, &mut choices[at].target, &route.target, key.1)
@@ -130,5 +202,140 @@ impl Rib {
     /// Returns all tables and prefixes.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = (u32, IpNet)> + '_ {
         self.routes.keys().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::NLM_F_CREATE;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kernel::messages::KernelHop;
+
+    const ADD: u16 = NLM_F_CREATE | NLM_F_EXCL;
+    const PREPEND: u16 = NLM_F_CREATE;
+    const APPEND: u16 = NLM_F_CREATE | NLM_F_APPEND;
+
+    /// An event of the prefix 20.0.0.0/8: the flags of a new route, or `None` for a removal; metric; gateway.
+    type Event = (Option<u16>, u32, u8);
+
+    fn prefix() -> IpNet {
+        "20.0.0.0/8".parse().unwrap()
+    }
+
+    fn target(gateway: u8) -> KernelTarget {
+        let via = Some([10, 1, 0, gateway].into());
+        KernelTarget::Hops(Box::new([KernelHop { index: 7, via, weight: 1, encapsulated: false }]))
+    }
+
+    fn apply(rib: &mut Rib, (flags, metric, gateway): Event) {
+        let route = Route { table: MAIN, prefix: prefix(), metric, target: target(gateway) };
+        match flags {
+            Some(flags) => rib.add(route, flags),
+            None => rib.remove(&route),
+        }
+    }
+
+    /// Reads the routes of the kernel, as a resync does.
+    fn dump(kernel: &[(u32, u8)]) -> Rib {
+        let mut rib = Rib::default();
+        kernel.iter().for_each(|(metric, gateway)| apply(&mut rib, (Some(NLM_F_APPEND), *metric, *gateway)));
+        rib.start_replay();
+        rib
+    }
+
+    fn is_equal(rib: &Rib, kernel: &[(u32, u8)]) -> bool {
+        let ranked = |(metric, gateway): &(u32, u8)| RankedRoute { metric: *metric, target: target(*gateway) };
+        let expected: Vec<_> = kernel.iter().map(ranked).collect();
+        rib.count == expected.len() && rib.routes.get(&(MAIN, prefix())).map_or(&[][..], |known| known) == expected
+    }
+
+    /// Executes a command as `fib_table_insert` and `fib_table_delete` of the kernel do. Returns whether the kernel
+    /// reports an event.
+    fn execute(kernel: &mut Vec<(u32, u8)>, (flags, metric, gateway): Event) -> bool {
+        let known = kernel.iter().position(|route| *route == (metric, gateway));
+        let Some(flags) = flags else { return known.map(|at| kernel.remove(at)).is_some() };
+        let first = kernel.iter().position(|(known, _)| *known == metric);
+        let behind = kernel.iter().position(|(known, _)| *known > metric).unwrap_or(kernel.len());
+        // The kernel reports the exclusive flag exactly if the route is the first route of its metric.
+        if known.is_some() || (flags & NLM_F_EXCL != 0) != first.is_none() {
+            return false;
+        }
+        match first {
+            Some(at) if flags & NLM_F_REPLACE != 0 => kernel[at].1 = gateway,
+            Some(at) if flags & NLM_F_APPEND == 0 => kernel.insert(at, (metric, gateway)),
+            _ => kernel.insert(behind, (metric, gateway)),
+        }
+        true
+    }
+
+    fn commands(most: usize) -> impl Strategy<Value = Vec<Event>> {
+        let flags = prop::sample::select(vec![Some(ADD), Some(PREPEND), Some(APPEND), Some(NLM_F_REPLACE), None]);
+        prop::collection::vec((flags, 0..2u32, 0..4u8), 0..most)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4096))]
+
+        /// Some events are older than the dump, and later events are newer. The mirror then has the routes of the
+        /// kernel, or reports that a resync is needed. After the replay, each event is exact.
+        #[test]
+        fn routes_after_a_replay_are_the_routes_of_the_kernel_or_in_doubt(
+            before in commands(12),
+            older in commands(8),
+            newer in commands(4),
+            later in commands(12),
+        ) {
+            let mut kernel = Vec::new();
+            for command in before {
+                execute(&mut kernel, command);
+            }
+            let mut events: Vec<Event> = older.into_iter().filter(|command| execute(&mut kernel, *command)).collect();
+            let mut rib = dump(&kernel);
+            events.extend(newer.into_iter().filter(|command| execute(&mut kernel, *command)));
+            events.iter().for_each(|event| apply(&mut rib, *event));
+            if rib.take_in_doubt() {
+                rib = dump(&kernel);
+            }
+            prop_assert!(is_equal(&rib, &kernel), "{:?} instead of {:?} after {:?}", rib, kernel, events);
+            rib.end_replay();
+            for event in later {
+                if !execute(&mut kernel, event) {
+                    continue;
+                }
+                apply(&mut rib, event);
+                prop_assert!(is_equal(&rib, &kernel), "{:?} instead of {:?} after {:?}", rib, kernel, event);
+            }
+            prop_assert!(!rib.take_in_doubt());
+        }
+    }
+
+    /// Routing daemons send such events. Otherwise each resync during convergence would need a further resync.
+    #[test]
+    fn usual_events_of_routing_daemons_need_no_further_resync() {
+        let (add, replace, remove) = (|to| (Some(ADD), 0, to), |to| (Some(NLM_F_REPLACE), 0, to), |to| (None, 0, to));
+        for events in [
+            vec![add(1), replace(2), replace(3), remove(3)],
+            vec![replace(1), replace(2), replace(0)],
+            vec![remove(0), add(1), remove(1), add(0), replace(1)],
+            vec![remove(0)],
+        ] {
+            for older in 0..=events.len() {
+                let mut kernel = if events[0] == add(1) { Vec::new() } else { vec![(0, 0)] };
+                let mut rib = Rib::default();
+                for (number, event) in events.iter().enumerate() {
+                    if number == older {
+                        rib = dump(&kernel);
+                    }
+                    assert!(execute(&mut kernel, *event));
+                }
+                if older == events.len() {
+                    rib = dump(&kernel);
+                }
+                events.iter().for_each(|event| apply(&mut rib, *event));
+                assert!(is_equal(&rib, &kernel) && !rib.take_in_doubt(), "{events:?} with {older} older events");
+            }
+        }
     }
 }

@@ -34,6 +34,17 @@ pub(super) struct Message {
     pub(super) inner: RouteNetlinkMessage,
 }
 
+/// Result of [`Events::wait`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    /// The queue is empty.
+    All,
+    /// The queue may have further messages.
+    Part,
+    /// The kernel dropped messages. The caller must read the whole state again.
+    Lost,
+}
+
 fn is_readable(socket: &Socket, within: Duration) -> io::Result<bool> {
     let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
     match poll(&mut fds, Timespec::try_from(within).ok().as_ref()) {
@@ -86,11 +97,10 @@ impl Events {
         Ok(Self(socket))
     }
 
-    /// Waits for changes and calls `each` with each change. Returns `false` if the kernel dropped messages. The caller
-    /// must then read the whole state again.
-    pub(super) fn wait(&self, within: Duration, mut each: impl FnMut(Message)) -> io::Result<bool> {
+    /// Waits for changes and calls `each` with each change.
+    pub(super) fn wait(&self, within: Duration, mut each: impl FnMut(Message)) -> io::Result<Received> {
         if !is_readable(&self.0, within)? {
-            return Ok(true);
+            return Ok(Received::All);
         }
         let mut buffer = Vec::with_capacity(READ_BUFFER);
         for _ in 0..MAX_READS {
@@ -101,13 +111,13 @@ impl Events {
                         each(Message { flags: message.header.flags, inner });
                     }
                 }),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Received::All),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if is_loss(&error) => return self.discard().map(|()| false),
+                Err(error) if is_loss(&error) => return self.discard().map(|()| Received::Lost),
                 Err(error) => return Err(error),
             }
         }
-        Ok(true)
+        Ok(Received::Part)
     }
 
     /// Discards all queued messages after a loss, because the whole state is read again anyway. After a loss, the

@@ -127,6 +127,11 @@ impl State {
         self.writer.allow_requests_again();
     }
 
+    /// Records that all later changes are newer than the last resync.
+    pub(super) fn end_replay(&mut self) {
+        self.rib.end_replay();
+    }
+
     /// Applies a change.
     pub(super) fn apply(&mut self, message: Message) {
         let flags = message.flags;
@@ -188,7 +193,7 @@ impl State {
     fn route_changed(&mut self, (table, prefix): (u32, IpNet), wide: usize) {
         // Routes of the main table inside a prefix of `Rib::wide` are not used. If such a prefix is added or removed,
         // these routes must be removed or written again.
-        self.resync_needed |= self.rib.wide().len() != wide;
+        self.resync_needed |= self.rib.wide().len() != wide || self.rib.take_in_doubt();
         if let Some(table) = self.table(table) {
             self.write(table, prefix);
         }
@@ -407,6 +412,7 @@ impl State {
         // An event may have changed the wide prefixes of `self.rib` since the routes were written.
         let all = other_ports || rib.wide() != self.written_wide;
         self.written_wide = rib.wide().to_vec();
+        rib.start_replay();
         let old = std::mem::replace(&mut self.rib, rib);
         let mut changed = std::mem::take(&mut self.refused);
         for (table, prefix) in old.prefixes().chain(self.rib.prefixes()) {
