@@ -1,8 +1,6 @@
 //! The method `flows`: the capacity of a stateful device, and the highest rate of new flows.
 
-use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -14,8 +12,7 @@ use super::opened::{Opened, TrafficArgs, verdict};
 use super::output::output;
 use super::progress::Progress;
 use super::ratios::{percent, width};
-use super::threads::use_all_cores;
-use super::trials::{Ended, PortTrials, rest};
+use super::trials::{Ended, NewFlows, PortTrials};
 use crate::rate::Rate;
 use crate::report::{self, CapacityReport, FlowTrialReport, FlowsReport, Pps};
 use crate::search::{Goal, search};
@@ -75,45 +72,6 @@ enum Test {
     Rate,
 }
 
-/// Removes the flows of the previous trial from the device, and selects the flows of the next trial.
-pub(super) struct NewFlows {
-    /// The command that removes all flows.
-    flush: Option<String>,
-    /// The time in which the device removes idle flows, if there is no command.
-    expire: Option<Duration>,
-    /// The number of the first flow that no trial has used.
-    next: u64,
-}
-
-impl NewFlows {
-    /// Prepares a trial with up to `count` new flows.
-    pub(super) fn prepare(&mut self, opened: &mut Opened, count: u64) -> Result<(), Ended> {
-        match (&self.flush, self.expire) {
-            (Some(command), _) => flush(command).map_err(Ended::Failed)?,
-            (None, Some(time)) => rest(opened, time)?,
-            (None, None) => {}
-        }
-        opened.tester.set_first_flow(self.next);
-        self.next = self.next.wrapping_add(count);
-        Ok(())
-    }
-}
-
-fn flush(command: &str) -> Result<()> {
-    let text = command.to_owned();
-    let run = move || {
-        use_all_cores();
-        Command::new("sh").arg("-c").arg(text).stdin(Stdio::null()).stdout(Stdio::null()).status()
-    };
-    let failed = |why: String| Error::Topology(format!("the command of --flush failed: {command}: {why}"));
-    match thread::spawn(run).join() {
-        Ok(Ok(status)) if status.success() => Ok(()),
-        Ok(Ok(status)) => Err(failed(status.to_string())),
-        Ok(Err(error)) => Err(failed(error.to_string())),
-        Err(_) => Err(failed("the thread of the command failed".to_owned())),
-    }
-}
-
 /// Checks that there is one stream with many flows.
 fn check(streams: &[Stream], max_flows: u64) -> Result<()> {
     let [stream] = streams else {
@@ -162,7 +120,7 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<()> {
         tester_limits: Vec::new(),
     };
     let progress = Progress::new(args.max_flows as f64 / rate * 8.0 + 20.0 * args.trial.0.as_secs_f64());
-    let new_flows = NewFlows { flush: args.flush.clone(), expire: args.expire.map(|Period(time)| time), next: 0 };
+    let new_flows = NewFlows::new(args.flush.clone(), args.expire.map(|Period(time)| time));
     let mut run = Run { args, opened: &mut opened, flows: new_flows, progress };
     let ended = run.all(rate, fastest, &shares, &mut report).err();
     run.progress.clear();

@@ -1,13 +1,14 @@
 //! Trials of a search on the open ports.
 
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dataplane::Error;
+use dataplane::{Error, Result};
 
-use super::flows::NewFlows;
 use super::opened::{Opened, verdict};
+use super::threads::use_all_cores;
 use crate::report::{CounterReport, Nanoseconds, Pps, TrialReport};
 use crate::search::{Measurement, Trials, is_ignored};
 
@@ -105,4 +106,48 @@ pub(super) fn rest(opened: &Opened, time: Duration) -> Result<(), Ended> {
         thread::sleep(left.min(LOOK));
     }
     Ok(())
+}
+
+/// Removes the flows of the previous trial from the device, and selects the flows of the next trial.
+pub(super) struct NewFlows {
+    /// The command that removes all flows.
+    flush: Option<String>,
+    /// The time in which the device removes idle flows, if there is no command.
+    expire: Option<Duration>,
+    /// The number of the first flow that no trial has used.
+    pub(super) next: u64,
+}
+
+impl NewFlows {
+    /// Returns the flows of the first trial.
+    pub(super) fn new(flush: Option<String>, expire: Option<Duration>) -> Self {
+        Self { flush, expire, next: 0 }
+    }
+
+    /// Prepares a trial with up to `count` new flows.
+    pub(super) fn prepare(&mut self, opened: &mut Opened, count: u64) -> Result<(), Ended> {
+        match (&self.flush, self.expire) {
+            (Some(command), _) => flush(command).map_err(Ended::Failed)?,
+            (None, Some(time)) => rest(opened, time)?,
+            (None, None) => {}
+        }
+        opened.tester.set_first_flow(self.next);
+        self.next = self.next.wrapping_add(count);
+        Ok(())
+    }
+}
+
+fn flush(command: &str) -> Result<()> {
+    let text = command.to_owned();
+    let run = move || {
+        use_all_cores();
+        Command::new("sh").arg("-c").arg(text).stdin(Stdio::null()).stdout(Stdio::null()).status()
+    };
+    let failed = |why: String| Error::Topology(format!("the command of --flush failed: {command}: {why}"));
+    match thread::spawn(run).join() {
+        Ok(Ok(status)) if status.success() => Ok(()),
+        Ok(Ok(status)) => Err(failed(status.to_string())),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(_) => Err(failed("the thread of the command failed".to_owned())),
+    }
 }
