@@ -461,7 +461,7 @@ impl Port {
 
     /// Returns whether the device may report information about received packets besides their length and timestamp.
     pub fn has_recv_info(&self) -> bool {
-        self.qp == Qp::RawPacket && self.link.as_ref().is_none_or(|link| link.kind() != "xdp")
+        self.qp == Qp::RawPacket && self.link.as_ref().is_none_or(|link| link.copies_frames())
     }
 
     /// Returns the kernel interface that represents the port, if there is one.

@@ -225,7 +225,12 @@ fn links_are_named_only_in_their_folders_and_the_lists() {
                 ("xdp", ["XdpConfig", "XdpSpec", "::Xdp("]),
             ] {
                 let is_own = inside.starts_with(&format!("soft/src/link/{kind}/"));
-                let named: Vec<&str> = names.into_iter().filter(|name| text.contains(name)).collect();
+                let named: Vec<String> = names
+                    .map(str::to_owned)
+                    .into_iter()
+                    .chain(["==", "!="].map(|operator| format!("kind() {operator} \"{kind}\"")))
+                    .filter(|name| text.contains(name))
+                    .collect();
                 assert!(is_own || named.is_empty(), "{inside} names {named:?}");
             }
         }

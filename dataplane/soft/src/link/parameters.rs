@@ -84,6 +84,12 @@ pub trait LinkParameters: fmt::Debug {
         false
     }
 
+    /// Returns whether the device copies frames between the link and the packet buffers. Only such a device reports
+    /// received information, applies flow rules and computes offloads.
+    fn copies_frames(&self) -> bool {
+        true
+    }
+
     /// Returns the buffer layout of a worker with this link, for frames of up to `longest` bytes. `asked` is the layout
     /// that the config requests.
     fn buffers(&self, asked: Buffers, _longest: u32) -> Buffers {

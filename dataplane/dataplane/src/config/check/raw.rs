@@ -14,13 +14,14 @@ pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &
         ("rate_limit", port.rate_limit.is_some()),
     ];
     for (key, _) in given.into_iter().filter(|(_, given)| *given) {
-        if port.link.as_ref().is_some_and(|link| link.kind() == "xdp") {
+        if let Some(link) = port.link.as_ref().filter(|link| !link.copies_frames()) {
             let help = match key {
                 "flow" => "remove the key, and select packets with an `acl` stage",
                 "rate_limit" => "remove the key, and limit the rate with a `limit` stage",
                 _ => "remove the key",
             };
-            let message = format!("`{key}` is not available on `xdp` links, because they do not copy frames");
+            let kind = link.kind();
+            let message = format!("`{key}` is not available on `{kind}` links, because they do not copy frames");
             checker.error(key, message, help);
         } else if port.qp != Qp::RawPacket {
             let message =

@@ -364,6 +364,7 @@ mod link {
             fn is_host_end(&self) -> bool {}
             fn device(&self) -> &'static str {}
             fn locks_memory(&self) -> bool {}
+            fn copies_frames(&self) -> bool {}
             fn buffers(&self, asked: Buffers, _longest: u32) -> Buffers {}
             fn max_headroom(&self) -> u32 {}
             fn capabilities(&self) -> CapabilitySet {}

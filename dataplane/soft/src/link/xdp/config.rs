@@ -114,6 +114,10 @@ impl LinkParameters for XdpConfig {
         true
     }
 
+    fn copies_frames(&self) -> bool {
+        false
+    }
+
     /// Returns the layout of a buffer: half a page, or whole pages. Half a page is used if the requested size fits, and
     /// if the headroom, a frame of `longest` bytes and the guard also fit.
     fn buffers(&self, asked: Buffers, longest: u32) -> Buffers {
