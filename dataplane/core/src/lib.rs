@@ -6,26 +6,27 @@
 //!
 //! # Modules
 //!
-//! The modules, lowest first. Each module may use `units`, `error` and the modules in the column "uses" of its row.
+//! The modules, lowest first. Each module may use the modules in the column "uses" of its row.
 //!
 //! | module | responsibility | uses |
 //! | --- | --- | --- |
 //! | [`units`] | newtypes for core, NUMA node, memory key, tick, nanosecond, byte | – |
 //! | [`error`] | the error type of set-up code | – |
 //! | [`sync`] | atomics and locks; tests with the model checker loom use the atomics and locks of loom | – |
-//! | [`file`](mod@file) | opens and locks the files that a config names | – |
-//! | [`parse_errors`] | turns the errors of serde into messages for people | – |
+//! | [`file`](mod@file) | opens and locks the files that a config names | error |
+//! | [`parse_errors`] | turns the errors of serde into messages for people | error |
 //! | [`pcapng`] | encodes the blocks of pcapng files | – |
-//! | [`topology`] | cores, caches, NUMA nodes, device locality; thread pinning | – |
-//! | [`clock`] | the system clock, device clocks, and timestamps with their source | sync |
-//! | [`mem`] | huge-page regions, the buffer pool, batches and packets | topology, clock |
+//! | [`topology`] | cores, caches, NUMA nodes, device locality; thread pinning | units, error |
+//! | [`clock`] | the system clock, device clocks, and timestamps with their source | units, error, sync |
+//! | [`mem`] | huge-page regions, the buffer pool, batches and packets | units, error, topology, clock |
 //! | [`header`] | checked views of protocol headers | – |
-//! | [`verbs`] | the verbs contract as traits, which every provider implements | mem, header, clock |
-//! | [`connect`] | connects queue pairs: parameters, the handshake, the peer exchange | verbs |
-//! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim. With this module, apps can also send and receive messages without `unsafe` code | verbs, mem, clock |
-//! | [`pipeline`] | the `Stage` trait, the registry, the graph that moves packets from stage to stage | mem, header, clock, file, sync |
-//! | [`harness`] | runs one stage on packets without a device | pipeline, mem, header, clock |
+//! | [`verbs`] | the verbs contract as traits, which every provider implements | units, error, mem, header, clock |
+//! | [`connect`] | connects queue pairs: parameters, the handshake, the peer exchange | units, error, verbs |
+//! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim. With this module, apps can also send and receive messages without `unsafe` code | units, error, verbs, mem, clock |
+//! | [`pipeline`] | the `Stage` trait, the registry, the graph that moves packets from stage to stage | units, error, mem, header, clock, file, sync |
+//! | [`harness`] | runs one stage on packets without a device | units, error, pipeline, mem, header, clock |
 //! | [`telemetry`] | the ledger, histograms, snapshots, the report | clock |
+//! | [`prelude`] | re-exports for stages | mem, pipeline |
 
 pub mod clock;
 pub mod connect;

@@ -33,6 +33,7 @@
 //! | [`runtime`] | creates the objects of a plan; the worker loop; the control thread | config |
 //! | [`testing`] | runs packets through a stage or a whole config without a device | runtime, config |
 //! | [`app`] | the command line that every app has | runtime, config, testing |
+//! | [`prelude`] | re-exports for apps | app |
 //!
 //! This project does not include TCP termination, a control plane, or drivers that take the device from the kernel.
 

@@ -219,6 +219,15 @@ impl Modules {
     }
 }
 
+/// Returns the imports of each source file of a crate. The paths are relative to the source folder of the crate.
+pub(super) fn imports(crate_folder: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let modules = Modules::read(crate_folder);
+    let owned = |(file, imports): (&str, BTreeMap<&str, String>)| {
+        (file.to_owned(), imports.into_keys().map(str::to_owned).collect())
+    };
+    modules.edges().into_iter().map(owned).collect()
+}
+
 /// The files of a circle. Each file has a list of its imports from the circle.
 pub(super) type Circle = BTreeMap<String, Vec<String>>;
 
