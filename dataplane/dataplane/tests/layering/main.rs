@@ -243,6 +243,47 @@ fn modules_of_the_other_crates_use_the_modules_in_the_listing() {
     );
 }
 
+/// The methods of batches and pools that move, duplicate or free packet buffers without a check of the state of the
+/// buffer.
+const BUFFER_METHODS: [&str; 11] = [
+    "append",
+    "forget",
+    "forget_first",
+    "forget_from",
+    "free_from",
+    "free_one",
+    "push_from",
+    "put",
+    "put_descs",
+    "put_one",
+    "take",
+];
+
+/// The modules that call [`BUFFER_METHODS`] without `unsafe`. A wrong call puts a buffer into two places.
+const MOVES_BUFFERS: [&str; 2] = ["lane", "pipeline"];
+
+#[test]
+fn only_lanes_and_the_pipeline_move_packet_buffers() {
+    // A module without `mem` in its row cannot name a batch or a pool.
+    let names_batches: BTreeSet<String> =
+        modules("core").into_iter().filter(|(_, uses)| uses.contains("mem")).map(|(name, _)| name).collect();
+    for name in MOVES_BUFFERS {
+        assert!(names_batches.contains(name), "`{name}` is not in the table of core");
+    }
+    for path in sources("core") {
+        let inside = path.strip_prefix(crates().join("core/src")).unwrap().to_str().unwrap();
+        let module = module_of(inside);
+        if !names_batches.contains(&module) || MOVES_BUFFERS.contains(&module.as_str()) {
+            continue;
+        }
+        let text = code(&path);
+        let is_called =
+            |name: &&str| [".", "Batch::", "Pool::"].iter().any(|prefix| text.contains(&format!("{prefix}{name}(")));
+        let called: Vec<&str> = BUFFER_METHODS.into_iter().filter(is_called).collect();
+        assert!(called.is_empty(), "{inside} calls {called:?}, and only {MOVES_BUFFERS:?} may call these methods");
+    }
+}
+
 /// Stages register their tasks and handlers through `Setup`, so the runtime does not depend on the crate of the stages.
 #[test]
 fn runtime_does_not_name_any_stage() {
