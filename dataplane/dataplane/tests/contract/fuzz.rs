@@ -1143,9 +1143,15 @@ const RERUNS: usize = 3;
 /// The prefix of messages about requests that did not end exactly once.
 const ACCOUNTING: &str = "accounting: ";
 
-/// Runs programs on both beds. `test` is the test name in the command that repeats a program.
-pub(crate) fn compare<A: RawDevice, B: RawDevice>(first: &TestBed<A>, second: &TestBed<B>, test: &str, count: u64) {
-    let (seed, count) = (env_number("FUZZ_SEED", 1), env_number("FUZZ_COUNT", count));
+/// Runs `count` programs on both beds. `seed` is the seed of the first program. The variables `FUZZ_SEED` and
+/// `FUZZ_COUNT` replace both numbers. `test` is the test name in the command that repeats a program.
+pub(crate) fn compare<A: RawDevice, B: RawDevice>(
+    first: &TestBed<A>,
+    second: &TestBed<B>,
+    test: &str,
+    (seed, count): (u64, u64),
+) {
+    let (seed, count) = (env_number("FUZZ_SEED", seed), env_number("FUZZ_COUNT", count));
     let mut spent = [Duration::ZERO; 2];
     let message = "creating the shared objects failed";
     let mut objects = (SharedObjects::new(first).expect(message), SharedObjects::new(second).expect(message));
