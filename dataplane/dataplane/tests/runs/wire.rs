@@ -58,8 +58,12 @@ fn damaged_input_and_failed_output_are_both_reported() {
         fs::write(&input, &whole[..whole.len() - 1]).unwrap();
         let report = folder.run(&config("workers = 1", "kind = 'pcap', input = 'in.pcap', output = '/dev/full'"));
         assert_conserved(&report);
-        let told = |what: &str| report.errors.iter().filter(|error| error.contains(what)).count();
-        assert_eq!((told("in.pcap: damaged"), told("No space left"), report.errors.len()), (1, 1, 2), "{report}");
+        let reported = |what: &str| report.errors.iter().filter(|error| error.contains(what)).count();
+        assert_eq!(
+            (reported("in.pcap: damaged"), reported("No space left"), report.errors.len()),
+            (1, 1, 2),
+            "{report}"
+        );
     }
 }
 
