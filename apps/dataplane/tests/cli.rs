@@ -193,6 +193,24 @@ fn missing_capture_and_device_are_reported_at_their_config_lines() {
 }
 
 #[test]
+fn doctor_prints_the_privileges_that_the_links_of_the_run_need() {
+    let folder = folder_with_config();
+    let pcap = "device = \"soft\"\nlink = { kind = \"pcap\", output = \"lan.pcapng\" }";
+    let packet = "device = \"host\"\nmtu = 1500\nlink = { kind = \"packet\", interface = \"lo\" }";
+    for (link, needs_raw_sockets) in [(pcap, false), (packet, true)] {
+        folder.write("x.toml", CONFIG.replace(pcap, link));
+        let (_, out, err) = dataplane(&folder, "doctor @/x.toml");
+        let section = out.split_once("privileges of the run").unwrap_or_else(|| panic!("{out}{err}")).1;
+        let line = |start: &str| section.lines().find_map(|line| line.trim().strip_prefix(start)).unwrap().to_owned();
+        // A program without privileges has no capability to keep or to give up.
+        let wrong =
+            if needs_raw_sockets { line("gives up the capabilities:") } else { line("keeps the capabilities:") };
+        assert!(!wrong.contains("net_raw"), "{link}: {section}");
+        assert_eq!(line("writes only:").trim(), folder.path().display().to_string(), "{link}: {section}");
+    }
+}
+
+#[test]
 fn strict_check_fails_on_problems_that_prevent_the_start_of_a_run() {
     let folder = Folder::new();
     let (port, end) = ("[[port]]\nname = \"a\"\n", "[pipeline]\ninput = [\"a\"]\n[[pipeline.stage]]\nuse = \"drop\"\n");
@@ -309,12 +327,17 @@ fn endless(folder: &Folder) -> RunningProgram {
 }
 
 fn start_endless(folder: &Folder, config: &str) -> RunningProgram {
+    RunningProgram::start(&mut endless_command(folder, config))
+}
+
+fn endless_command(folder: &Folder, config: &str) -> Command {
     let config =
         config.replace("kind = \"pcap\", input = \"in.pcap\", output = \"wan.pcapng\"", "kind = \"generator\"");
     let config = config.replace("kind = \"pcap\", output = \"lan.pcapng\"", "kind = \"generator\"");
     let path = folder.write("endless.toml", config);
     let mut run = command(&[OsStr::new("run"), path.as_os_str(), OsStr::new("-jv")]);
-    RunningProgram::start(run.stdout(Stdio::piped()).stderr(Stdio::piped()))
+    run.stdout(Stdio::piped()).stderr(Stdio::piped());
+    run
 }
 
 /// Waits for the end of a run that was stopped by a signal, and returns its report.
@@ -347,14 +370,36 @@ fn abort(mut running: RunningProgram) -> String {
     lines.collect()
 }
 
-/// The port sends 1,000 bits per second, so the run drains for longer than the test.
+/// Returns a config whose port sends 1,000 bits per second, so that a run drains for longer than a test.
+fn draining_config() -> String {
+    let config = CONFIG.replace("hugepages = \"none\"", "hugepages = \"none\"\ndrain_timeout = \"1h\"");
+    let slow = "output = \"lan.pcapng\" }\nqp = \"raw_packet\"\nrate_limit = { rate = \"1kbps\" }";
+    config.replace("output = \"lan.pcapng\" }", slow)
+}
+
 #[test]
 fn repeated_stop_signal_ends_a_run_that_drains() {
     let folder = folder_with_config();
-    let config = CONFIG.replace("hugepages = \"none\"", "hugepages = \"none\"\ndrain_timeout = \"1h\"");
-    let slow = "output = \"lan.pcapng\" }\nqp = \"raw_packet\"\nrate_limit = { rate = \"1kbps\" }";
-    let running = start_endless(&folder, &config.replace("output = \"lan.pcapng\" }", slow));
+    let running = start_endless(&folder, &draining_config());
     assert!(abort(running).contains("aborted: packets in processing are lost, and there is no report"));
+}
+
+/// A destructor of a C library may wait for a thread that is stuck.
+#[test]
+fn repeated_stop_signal_runs_no_destructors_of_c_libraries() {
+    let folder = folder_with_config();
+    let source = "long write(int, const void *, unsigned long);
+        __attribute__((destructor)) static void end(void) { if (write(2, \"destructor\\n\", 11) < 0) return; }\n";
+    let (source, library) = (folder.write("ended.c", source), folder.file("ended.so"));
+    // Rust links programs with `cc`, so every host that builds the tests has this compiler.
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status().unwrap();
+    assert!(built.success());
+    let (_, _, err) = run(command(&["--version"]).env("LD_PRELOAD", &library));
+    assert!(err.contains("destructor"), "the program does not load the library: {err}");
+
+    let mut endless = endless_command(&folder, &draining_config());
+    let err = abort(RunningProgram::start(endless.env("LD_PRELOAD", &library)));
+    assert!(err.contains("aborted: packets") && !err.contains("destructor"), "{err}");
 }
 
 /// The reader of the report does not read, and another writer keeps the pipe full.

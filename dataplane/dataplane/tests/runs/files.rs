@@ -2,6 +2,7 @@
 //! blocks.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
@@ -272,4 +273,21 @@ fn output_error_during_the_run_is_reported_once() {
     assert_eq!(drops(&report, "out.tx_error"), report.ledger.dropped, "{report}");
     assert_eq!(report.errors.len(), 1, "{report}");
     assert!(report.errors[0].contains("/dev/full") && report.errors[0].contains("No space left"), "{report}");
+}
+
+#[test]
+fn output_is_readable_for_its_owner_and_the_group_of_the_config_only() {
+    let folder = folder();
+    let about = fs::metadata(folder.file("in.pcap")).unwrap();
+    // Only root can give a file to any group.
+    let group = if about.uid() == 0 { 12_345 } else { about.gid() };
+    for (name, keys, mode, owner) in [
+        ("alone.pcapng", String::new(), 0o600, None),
+        ("group.pcapng", format!("\", group = \"{group}"), 0o640, Some(group)),
+    ] {
+        assert_good(&folder.run(&config("in.pcap", &format!("{name}{keys}"), "")));
+        let about = fs::metadata(folder.file(name)).unwrap();
+        assert_eq!(about.mode() & 0o7777, mode, "{name}");
+        assert!(owner.is_none_or(|group| about.gid() == group), "{name}: group {}", about.gid());
+    }
 }
