@@ -190,13 +190,19 @@ impl Default for RendezvousConfig {
 impl RendezvousConfig {
     /// Returns the address on which this side listens, if `other` cannot listen at the same time. A listener on a
     /// wildcard address uses the TCP port of all addresses. The listener on `[::]` also accepts connections over IPv4.
+    /// Listeners on the same link-local address of two interfaces do not collide.
     pub(crate) fn shared_listener(&self, other: &Self) -> Option<SocketAddr> {
         let (one, two) = (self.listen?, other.listen?);
+        let scope = |address: SocketAddr| match address {
+            SocketAddr::V6(address) if address.scope_id() != 0 => Some(address.scope_id()),
+            _ => None,
+        };
+        let two_interfaces = scope(one).zip(scope(two)).is_some_and(|(one, two)| one != two);
         let all_v4 = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let covers = |one: IpAddr, two: IpAddr| match one.to_canonical() {
             IpAddr::V6(address) if address.is_unspecified() => true,
             address if address == all_v4 => two.to_canonical().is_ipv4(),
-            address => address == two.to_canonical(),
+            address => address == two.to_canonical() && !two_interfaces,
         };
         let overlap = covers(one.ip(), two.ip()) || covers(two.ip(), one.ip());
         (one.port() == two.port() && overlap).then_some(one)

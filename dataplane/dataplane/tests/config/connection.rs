@@ -259,8 +259,8 @@ fn peers_of_one_config_must_name_each_other() {
     assert_eq!(records(&refused)[0].2, "`a` needs the capability rc for its queue pairs");
 }
 
-/// Durations are limited, because the sum of a very long duration and the current time can overflow.
-/// A listener on a wildcard address uses the TCP port of all addresses. The listener on `[::]` also accepts IPv4.
+/// A listener on a wildcard address uses the TCP port of all addresses. The listener on `[::]` also accepts IPv4. The
+/// same link-local address can exist on several interfaces.
 #[test]
 fn two_ports_cannot_listen_on_one_address() {
     for (first, second, collides) in [
@@ -271,6 +271,9 @@ fn two_ports_cannot_listen_on_one_address() {
         ("[::]:18515", "0.0.0.0:18515", true),
         ("[::]:18515", "[2001:db8::1]:18515", true),
         ("0.0.0.0:18515", "[::ffff:192.0.2.1]:18515", true),
+        ("[fe80::1%2]:18515", "[fe80::1%2]:18515", true),
+        ("[fe80::1%2]:18515", "[::]:18515", true),
+        ("[fe80::1%2]:18515", "[fe80::1%3]:18515", false),
         ("192.0.2.1:18515", "192.0.2.1:18516", false),
         ("192.0.2.1:18515", "192.0.2.2:18515", false),
         ("0.0.0.0:18515", "[2001:db8::1]:18515", false),
@@ -293,6 +296,7 @@ fn two_ports_cannot_listen_on_one_address() {
     }
 }
 
+/// Durations are limited, because the sum of a very long duration and the current time can overflow.
 #[test]
 fn duration_of_more_than_a_year_is_refused_at_its_line() {
     let message = "`18446744073709551615s` is longer than the maximum of 365days".to_owned();
