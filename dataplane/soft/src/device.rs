@@ -147,6 +147,7 @@ impl SoftDevice {
             faults: spec.faults,
             refused_change: spec.refused_change,
             reset_is_final: spec.has(SoftQuirk::ResetIsFinal),
+            has_plain_flow_rules: spec.has(SoftQuirk::PlainFlowRules),
             clock: spec.clock.clone(),
             port: spec.port.clone(),
             mtu: spec.mtu,
@@ -449,7 +450,7 @@ impl RawDevice for SoftDevice {
     fn create_flow_counters(&self) -> Result<Arc<dyn FlowCounters>, VerbError> {
         const VERB: &str = "ibv_create_counters";
         self.0.shared.check(VERB)?;
-        match self.0.shared.has(Capability::FlowRules) {
+        match self.0.shared.has(Capability::FlowRules) && !self.0.shared.has_plain_flow_rules {
             true => Ok(Arc::new(SoftFlowCounters::new(self.0.shared.identity))),
             false => Err(VerbError::new(VERB, libc::EOPNOTSUPP)),
         }

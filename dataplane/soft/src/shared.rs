@@ -29,6 +29,8 @@ pub(super) struct Shared {
     pub(super) refused_change: Option<(QpState, QpState)>,
     /// Whether queue pairs that were reset cannot be used again.
     pub(super) reset_is_final: bool,
+    /// See [`SoftQuirk::PlainFlowRules`](crate::SoftQuirk::PlainFlowRules).
+    pub(super) has_plain_flow_rules: bool,
     pub(super) clock: HostClock,
     pub(super) port: PortSpec,
     /// The largest payload of a frame or datagram, in bytes.

@@ -26,6 +26,9 @@ pub enum SoftQuirk {
     ResetIsFinal,
     /// A post of an unsignalled send to a UD queue pair fails with `EINVAL`, as on efa.
     RefusesUnsignalled,
+    /// Flow rules match neither the source MAC address nor IPv6 nor tunnels, and have no tag, drop and counters, as on
+    /// mlx4.
+    PlainFlowRules,
 }
 
 /// The description of a software device with one port.

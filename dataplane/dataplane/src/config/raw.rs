@@ -209,7 +209,8 @@ pub struct FlowRuleConfig {
     pub dont_trap: bool,
 }
 
-/// The headers that a rule matches. An empty header table, such as `udp = {}`, matches any header of that kind.
+/// The headers that a rule matches. An empty header table, such as `udp = {}`, matches any header of that kind. mlx4
+/// can match only Ethernet, IPv4, TCP and UDP headers, and supports no `tag`, `count` or `action = "drop"`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Match {

@@ -250,7 +250,8 @@ fn soft_unchecked(name: &'static str) -> TestBed<SoftDevice> {
 /// the GID of the endpoints.
 fn soft_fewer_capabilities(name: &'static str) -> TestBed<SoftDevice> {
     let bed = soft_with(name, Profile::Spec, |spec| {
-        spec.disabled_capabilities = vec![Capability::Atomic, Capability::FlowTag]
+        spec.disabled_capabilities = vec![Capability::Atomic, Capability::FlowTag];
+        spec.quirks = vec![soft::SoftQuirk::PlainFlowRules];
     });
     let own = bed.b.gid();
     let mut further = own;

@@ -20,8 +20,9 @@ pub(crate) const SOFT_ALONE: &[&str] = &["raw packets from a device to itself"];
 /// The capabilities that the software devices of `soft_unchecked` lack. These devices do not check every key, and
 /// refuse the change from RTS to SQD.
 pub(crate) const SOFT_UNCHECKED: &[&str] = &["state SQD"];
-/// The capabilities that a software device lacks if it refuses atomics and flow tags.
-pub(crate) const SOFT_FEWER_CAPABILITIES: &[&str] = &["atomic", "flow_tag"];
+/// The capabilities that a software device lacks if it refuses atomics and flow tags, and has only plain flow rules.
+pub(crate) const SOFT_FEWER_CAPABILITIES: &[&str] =
+    &["atomic", "flow counters", "flow rules with these headers", "flow_tag"];
 /// The capabilities that the software devices of `soft_other_nic` lack.
 pub(crate) const SOFT_OTHER_NIC: &[&str] = &[
     "completion of unsupported operations",

@@ -15,9 +15,10 @@ pub(crate) const MLX5: FlowLimits = FlowLimits {
     priorities: Some(16),
     rss_levels: LEVELS,
     unsupported_fields: &["ipv4 ttl", "ipv4 flags", "ipv6 hop_limit", "gre flags"],
+    ..FlowLimits::NONE
 };
 
-/// The limits of the kernel's mlx4 driver. `priorities` is `MLX4_IB_FLOW_MAX_PRIO` + 1. `unsupported_fields` follows
+/// The limits of the kernel's mlx4 driver. `priorities` is `MLX4_IB_FLOW_MAX_PRIO` + 1. The unsupported parts follow
 /// from `parse_flow_attr` in `main.c`. The driver creates a rule with the source MAC address or the EtherType, but the
 /// rule ignores these two fields.
 const MLX4: FlowLimits = FlowLimits {
@@ -25,6 +26,8 @@ const MLX4: FlowLimits = FlowLimits {
     priorities: Some(4096),
     rss_levels: LEVELS,
     unsupported_fields: &["ethernet src", "ether_type", "ipv4 protocol", "ipv4 tos", "ipv4 ttl", "ipv4 flags"],
+    unsupported_headers: &["IPv6", "VXLAN", "GRE", "MPLS"],
+    unsupported_actions: &["tag", "drop", "count"],
 };
 
 /// Returns the limits of a driver.

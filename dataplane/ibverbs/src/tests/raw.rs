@@ -13,9 +13,9 @@ use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Desc, PageKind, Region, RegionSpec, RunSource, SlotLayout};
 use dataplane_core::verbs::{
     Access, CompletionQueue, Completions, CqApi, CqSpec, Cursor, Device, EthernetMatch, FlowCount, FlowRule,
-    FlowTraffic, GidKind, HeaderMatch, MaskedValue, MemoryRegion, PollFields, ProtectionDomain, QpAttributes, QpCaps,
-    QpSpec, QpState, QpType, QueuePair, RateLimit, RawDevice, RawReceive, RawSpec, RecvRequest, SendApi, SendFlags,
-    SendOp, SendRequest, Sge,
+    FlowTraffic, GidKind, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, MaskedValue, MemoryRegion, PollFields,
+    ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RateLimit, RawDevice, RawReceive,
+    RawSpec, RecvRequest, SendApi, SendFlags, SendOp, SendRequest, Sge, TunnelMatch,
 };
 
 /// A `VerbsDevice` and the fake device below it. The `VerbsDevice` is dropped first.
@@ -220,6 +220,33 @@ fn field_that_mlx4_ignores_is_refused() {
     }
     let outer = HeaderMatch { ethernet: Some(only_dst), ..HeaderMatch::default() };
     assert_eq!(refused_by_mlx4(FlowRule::new(FlowTraffic::Headers { outer, tunnel: None })), "");
+}
+
+/// mlx4 refuses these rules with `EINVAL`, which says nothing about the reason.
+#[test]
+fn header_or_action_that_mlx4_lacks_is_named() {
+    let any = FlowRule::new(FlowTraffic::ANY_HEADERS);
+    let of = |ip, tunnel| {
+        let outer = HeaderMatch { ip: Some(ip), ..HeaderMatch::default() };
+        FlowRule::new(FlowTraffic::Headers { outer, tunnel })
+    };
+    let ipv4 = IpMatch::V4(Ipv4Match::default());
+    let (key, protocol) = (MaskedValue::ANY, MaskedValue::ANY);
+    let gre = TunnelMatch::Gre { flags: MaskedValue::ANY, protocol, key };
+    let other = test_device();
+    let counters = other.device.create_flow_counters().unwrap();
+    for (rule, message) in [
+        (of(IpMatch::V6(Ipv6Match::default()), None), "mlx4 cannot match IPv6 headers; help: "),
+        (of(ipv4, Some((gre, HeaderMatch::default()))), "mlx4 cannot match GRE headers; help: "),
+        (FlowRule { tag: Some(5), ..any.clone() }, "mlx4 does not support the action `tag`; help: "),
+        (FlowRule { drop: true, ..any.clone() }, "mlx4 does not support the action `drop`; help: "),
+        (FlowRule { count: Some(counters), ..any.clone() }, "mlx4 does not support the action `count`; help: "),
+    ] {
+        let error = refused_by_mlx4(rule);
+        assert!(error.contains(message), "{error}");
+    }
+    assert_eq!(refused_by_mlx4(of(ipv4, None)), "");
+    assert_eq!(refused_by_mlx4(any), "");
 }
 
 #[test]

@@ -81,12 +81,20 @@ impl RawSettings {
     }
 }
 
+/// The limits of [`SoftQuirk::PlainFlowRules`](crate::SoftQuirk::PlainFlowRules).
+const PLAIN_FLOW_RULES: FlowLimits = FlowLimits {
+    unsupported_fields: &["ethernet src"],
+    unsupported_headers: &["IPv6", "VXLAN", "GRE", "MPLS"],
+    unsupported_actions: &["tag", "drop", "count"],
+    ..FlowLimits::NONE
+};
+
 /// Returns the capabilities of a device for raw packets.
 pub(super) fn caps(device: &Shared) -> RawPacketCaps {
     let has = |capability| device.has(capability);
     RawPacketCaps {
         flow_rules: has(Capability::FlowRules),
-        flow: FlowLimits::NONE,
+        flow: if device.has_plain_flow_rules { PLAIN_FLOW_RULES } else { FlowLimits::NONE },
         rx_checksum: has(Capability::RxChecksum),
         tx_checksum: has(Capability::TxChecksum),
         vlan_strip: has(Capability::VlanStrip),

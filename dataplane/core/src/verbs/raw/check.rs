@@ -40,6 +40,26 @@ impl FlowRule {
         self.matched_fields().into_iter().filter(|field| field.partial).map(|field| field.name).collect()
     }
 
+    /// Returns the names of the headers of the rule that some drivers cannot match.
+    pub(super) fn limited_headers(&self) -> Vec<&'static str> {
+        let FlowTraffic::Headers { outer, tunnel } = &self.traffic else { return Vec::new() };
+        let inner = tunnel.as_ref().map(|(_, inner)| inner);
+        let ip = [Some(outer), inner].into_iter().flatten().filter_map(|headers| headers.ip);
+        let ipv6 = ip.filter(|ip| matches!(ip, IpMatch::V6(_))).map(|_| "IPv6");
+        let tunnel = tunnel.iter().map(|(tunnel, _)| match tunnel {
+            TunnelMatch::Vxlan { .. } => "VXLAN",
+            TunnelMatch::Gre { .. } => "GRE",
+            TunnelMatch::Mpls { .. } => "MPLS",
+        });
+        ipv6.chain(tunnel).collect()
+    }
+
+    /// Returns the names of the actions of the rule.
+    pub(super) fn actions(&self) -> Vec<&'static str> {
+        let all = [(self.tag.is_some(), "tag"), (self.drop, "drop"), (self.count.is_some(), "count")];
+        all.into_iter().filter(|(there, _)| *there).map(|(_, name)| name).collect()
+    }
+
     /// Checks that the rule is consistent.
     ///
     /// # Errors
@@ -56,8 +76,7 @@ impl FlowRule {
                 check_headers(inner)?;
             }
         } else {
-            let actions = [(self.tag.is_some(), "tag"), (self.drop, "drop"), (self.count.is_some(), "count")];
-            if let Some((_, action)) = actions.into_iter().find(|(there, _)| *there) {
+            if let Some(action) = self.actions().into_iter().next() {
                 return Err(FlowError::ActionWithoutHeaders(action));
             }
             if self.dont_trap {

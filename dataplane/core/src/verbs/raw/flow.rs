@@ -293,6 +293,10 @@ pub struct FlowLimits {
     pub rss_levels: u16,
     /// The header fields that the driver cannot match.
     pub unsupported_fields: &'static [&'static str],
+    /// The headers that the driver cannot match: `IPv6`, `VXLAN`, `GRE` or `MPLS`.
+    pub unsupported_headers: &'static [&'static str],
+    /// The actions that the driver does not support: `tag`, `drop` or `count`.
+    pub unsupported_actions: &'static [&'static str],
 }
 
 impl Default for FlowLimits {
@@ -303,7 +307,14 @@ impl Default for FlowLimits {
 
 impl FlowLimits {
     /// No known limits.
-    pub const NONE: Self = Self { driver: "the device", priorities: None, rss_levels: 1, unsupported_fields: &[] };
+    pub const NONE: Self = Self {
+        driver: "the device",
+        priorities: None,
+        rss_levels: 1,
+        unsupported_fields: &[],
+        unsupported_headers: &[],
+        unsupported_actions: &[],
+    };
 
     /// Checks a rule for a port with `queues` queues.
     ///
@@ -312,6 +323,12 @@ impl FlowLimits {
     pub fn check(&self, rule: &FlowRule, queues: u16) -> Result<(), FlowError> {
         rule.check()?;
         let driver = self.driver;
+        if let Some(header) = rule.limited_headers().into_iter().find(|name| self.unsupported_headers.contains(name)) {
+            return Err(FlowError::UnsupportedHeader { driver, header });
+        }
+        if let Some(action) = rule.actions().into_iter().find(|name| self.unsupported_actions.contains(name)) {
+            return Err(FlowError::UnsupportedAction { driver, action });
+        }
         if let Some(field) = rule.matched_fields().iter().find(|field| self.unsupported_fields.contains(&field.name)) {
             return Err(FlowError::UnsupportedField { driver, field: field.name });
         }
@@ -369,6 +386,28 @@ pub enum FlowError {
         driver: &'static str,
         /// The name of the field.
         field: &'static str,
+    },
+    /// The driver cannot match a header.
+    #[error(
+        "{driver} cannot match {header} headers; help: remove this header from the rule, and select these frames with \
+         a stage"
+    )]
+    UnsupportedHeader {
+        /// The name of the driver.
+        driver: &'static str,
+        /// The name of the header.
+        header: &'static str,
+    },
+    /// The driver does not support an action.
+    #[error(
+        "{driver} does not support the action `{action}`; help: remove the action from the rule, and use a stage \
+         instead"
+    )]
+    UnsupportedAction {
+        /// The name of the driver.
+        driver: &'static str,
+        /// The name of the action.
+        action: &'static str,
     },
     /// The priority is too large for the driver.
     #[error(

@@ -3888,6 +3888,8 @@ pub mod verbs {
                 pub priorities: Option<u16>,
                 pub rss_levels: u16,
                 pub unsupported_fields: &'static [&'static str],
+                pub unsupported_headers: &'static [&'static str],
+                pub unsupported_actions: &'static [&'static str],
             }
             impl Default for FlowLimits {}
             impl FlowLimits {
@@ -3910,6 +3912,8 @@ pub mod verbs {
                     wanted: &'static str,
                 },
                 UnsupportedField { driver: &'static str, field: &'static str },
+                UnsupportedHeader { driver: &'static str, header: &'static str },
+                UnsupportedAction { driver: &'static str, action: &'static str },
                 Priority {
                     driver: &'static str,
                     priority: u16,

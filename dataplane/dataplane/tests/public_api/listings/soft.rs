@@ -724,6 +724,7 @@ mod spec {
         RefusesUdOperations,
         ResetIsFinal,
         RefusesUnsignalled,
+        PlainFlowRules,
     }
     #[derive(Clone, Debug)]
     pub struct SoftSpec {
