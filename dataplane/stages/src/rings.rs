@@ -2,7 +2,8 @@
 //! producer and a single consumer. A worker therefore never waits for a thread that was descheduled within an operation
 //! on the queue.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
@@ -19,7 +20,35 @@ pub(crate) struct FromWorkers<T> {
 pub(crate) struct ToWorkers<T> {
     capacity: usize,
     /// The rings, and the index of the ring that the next call of [`ToWorkers::push`] fills first.
-    rings: Mutex<(Vec<Producer<T>>, usize)>,
+    rings: Mutex<(Vec<ProducerEnd<T>>, usize)>,
+}
+
+/// The background thread's end of a queue of [`ToWorkers`].
+#[derive(Debug)]
+struct ProducerEnd<T> {
+    ring: Producer<T>,
+    /// Whether a worker has read from the queue.
+    is_read: Arc<AtomicBool>,
+}
+
+/// The worker's end of a queue of [`ToWorkers`].
+#[derive(Debug)]
+pub(crate) struct WorkerEnd<T> {
+    ring: Consumer<T>,
+    /// Whether `is_read` is set.
+    is_marked: bool,
+    is_read: Arc<AtomicBool>,
+}
+
+impl<T> WorkerEnd<T> {
+    /// Removes and returns an element.
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        if !self.is_marked {
+            self.is_marked = true;
+            self.is_read.store(true, Ordering::Relaxed);
+        }
+        self.ring.pop().ok()
+    }
 }
 
 impl<T> FromWorkers<T> {
@@ -63,27 +92,34 @@ impl<T> ToWorkers<T> {
         Self { capacity, rings: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, (Vec<Producer<T>>, usize)> {
+    fn lock(&self) -> MutexGuard<'_, (Vec<ProducerEnd<T>>, usize)> {
         self.rings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a queue, and returns the worker's end of this queue.
-    pub(crate) fn join(&self) -> Consumer<T> {
+    pub(crate) fn join(&self) -> WorkerEnd<T> {
         let (producer, consumer) = RingBuffer::new(self.capacity);
-        self.lock().0.push(producer);
-        consumer
+        let is_read = Arc::new(AtomicBool::new(false));
+        self.lock().0.push(ProducerEnd { ring: producer, is_read: is_read.clone() });
+        WorkerEnd { ring: consumer, is_marked: false, is_read }
     }
 
     /// Adds an element to the queue of the next worker whose queue has room. Returns `false`, and drops the element, if
     /// all queues are full.
+    ///
+    /// After a worker has read from any queue, the elements go only to queues from which a worker has read. The other
+    /// queues belong to stages that are prepared for a change of the config. Such stages possibly never run.
     pub(crate) fn push(&self, element: T) -> bool {
         let (rings, turn) = &mut *self.lock();
-        rings.retain(|ring| !ring.is_abandoned());
+        rings.retain(|end| !end.ring.is_abandoned());
+        let is_read = |end: &ProducerEnd<T>| end.is_read.load(Ordering::Relaxed);
+        let is_any_read = rings.iter().any(is_read);
+        let has_room = |end: &ProducerEnd<T>| (is_read(end) || !is_any_read) && !end.ring.is_full();
         let count = rings.len();
-        let free = (0..count).map(|step| (*turn + step) % count).find(|place| !rings[*place].is_full());
+        let free = (0..count).map(|step| (*turn + step) % count).find(|place| has_room(&rings[*place]));
         let Some(place) = free else { return false };
         *turn = place + 1;
-        rings[place].push(element).is_ok()
+        rings[place].ring.push(element).is_ok()
     }
 }
 
@@ -110,10 +146,30 @@ mod tests {
         assert!(!queues.push(0), "there is no worker");
         let (mut a, mut b) = (queues.join(), queues.join());
         assert_eq!([1, 2, 3, 4, 5].map(|element| queues.push(element)), [true, true, true, true, false]);
-        assert_eq!([a.pop(), a.pop(), b.pop()], [Ok(1), Ok(3), Ok(2)]);
+        assert_eq!([a.pop(), a.pop(), b.pop()], [Some(1), Some(3), Some(2)]);
         drop(a);
         assert_eq!([6, 7].map(|element| queues.push(element)), [true, false]);
-        assert_eq!([b.pop(), b.pop()], [Ok(4), Ok(6)]);
+        assert_eq!([b.pop(), b.pop()], [Some(4), Some(6)]);
+    }
+
+    #[test]
+    fn stages_that_do_not_run_get_no_elements() {
+        let queues = ToWorkers::new(16);
+        let mut running = queues.join();
+        assert_eq!(running.pop(), None);
+        let mut prepared = queues.join();
+        for element in 0..10 {
+            assert!(queues.push(element));
+        }
+        assert_eq!(
+            [(); 11].map(|()| running.pop()).into_iter().flatten().collect::<Vec<_>>(),
+            (0..10).collect::<Vec<_>>()
+        );
+        // The prepared stage runs now, and the other stage has ended.
+        assert_eq!(prepared.pop(), None);
+        drop(running);
+        assert!(queues.push(10));
+        assert_eq!(prepared.pop(), Some(10));
     }
 
     #[test]

@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rtrb::{Consumer, Producer};
+use rtrb::Producer;
 
 use crate::forwarding::{self, Forwarding, MAX_NEIGHBORS, Reader, Resolved, Writer};
 use crate::responder::is_host;
-use crate::rings::{FromWorkers, ToWorkers};
+use crate::rings::{FromWorkers, ToWorkers, WorkerEnd};
 use dataplane_core::error::Result;
 use dataplane_core::header::MacAddr;
 use dataplane_core::header::ndp::is_link_local;
@@ -301,7 +301,7 @@ pub struct ResolutionClient {
     /// 2.
     pub numbers: Vec<u32>,
     /// The frames that wait to be sent.
-    frames: Consumer<Frame>,
+    frames: WorkerEnd<Frame>,
     /// Whether this client reports the counters that all workers share.
     reports_counters: bool,
 }
@@ -322,7 +322,7 @@ impl ResolutionClient {
     pub fn generate(&mut self, batch: &mut Batch) {
         for _ in 0..FRAMES {
             // If there is no free slot for a frame, the frame is lost. The state machine sends the request again.
-            if !self.frames.pop().is_ok_and(|frame| frame.generate(batch)) {
+            if !self.frames.pop().is_some_and(|frame| frame.generate(batch)) {
                 return;
             }
         }
