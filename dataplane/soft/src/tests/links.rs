@@ -2,6 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 use super::*;
 use dataplane_core::error::Error;
@@ -308,6 +312,52 @@ fn microseconds_and_swapped_byte_order_are_supported() {
     assert_eq!(rig.received().len(), 2, "the queue pair receives the second frame, and then the first frame again");
     assert_eq!((rig.get(1, 60), rig.get(2, 60)), (frame(5, 60), frame(8, 60)));
     assert!(!rig.qp.source_ended());
+}
+
+/// A logger that reads the error of a device.
+struct ErrorLogger {
+    device: SoftDevice,
+    errors: Arc<Mutex<Vec<String>>>,
+}
+
+impl Subscriber for ErrorLogger {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        let error = self.device.wire_error().map_or(String::new(), |error| error.to_string());
+        self.errors.lock().unwrap().push(error);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// The message about a write error is logged without the lock of the file.
+#[test]
+fn logger_can_read_the_error_of_the_device() {
+    let mut rig = Rig::new(SoftSpec::new("soft", LinkSpec::Pcap(playing(None, Some("/dev/full".into()))))).ready();
+    let desc = rig.put(1, &frame(1, 1500));
+    let errors = Arc::new(Mutex::new(Vec::new()));
+    let logger = ErrorLogger { device: rig.device.clone(), errors: errors.clone() };
+    tracing::subscriber::with_default(logger, || {
+        for wr_id in 0..300 {
+            rig.post_send_run(&[desc], wr_id).unwrap();
+            rig.sent();
+        }
+    });
+    let errors = errors.lock().unwrap();
+    assert!(matches!(&errors[..], [error] if error.starts_with("/dev/full: ")), "{errors:?}");
 }
 
 /// If the disk is full, sends fail, the queue pair stays in RTS, and the error names the file.

@@ -144,9 +144,22 @@ impl Packets {
         // receive again, so open new sockets.
         let is_new = state.is_deleted || now.index != state.interface.index;
         // It is possible that the new interface is not an Ethernet interface. The port cannot use such an interface.
-        if is_new && (!now.is_ethernet || !now.is_set_up || self.reopen(&mut state, &now).is_err()) {
-            status.set_link(false);
-            return;
+        let mut no_stamps = None;
+        if is_new {
+            let reopened = match now.is_ethernet && now.is_set_up {
+                true => self.reopen(&mut state, &now, &mut no_stamps).map_err(Some),
+                false => Err(None),
+            };
+            if let Err(error) = reopened {
+                // Log without the lock, because the logger of the program may call this module.
+                drop(state);
+                self.warn_about_stamps(no_stamps);
+                if let Some(error) = error {
+                    self.log_once(error);
+                }
+                status.set_link(false);
+                return;
+            }
         }
         state.is_deleted = false;
         let before = std::mem::replace(&mut state.interface, now);
@@ -155,17 +168,30 @@ impl Packets {
             state.members.sort();
             distributed = state.distribute();
         }
-        // Log without the lock, because the logger of the program may call this module.
         drop(state);
+        self.warn_about_stamps(no_stamps);
         self.warn_about(distributed);
         now.report_changes(&before, status);
         status.set_link(now.has_carrier);
     }
 
-    /// Opens new sockets for all queues on a new interface. Logs an error of a socket.
-    fn reopen(&self, state: &mut PacketState, now: &Interface) -> Result<(), ()> {
+    /// Logs why NIC timestamps are not available.
+    fn warn_about_stamps(&self, error: Option<io::Error>) {
+        if let Some(error) = error {
+            stamps::warn_kernel_stamps(&self.spec.interface, &error);
+        }
+    }
+
+    /// Opens new sockets for all queues on a new interface. Sets `no_stamps` if NIC timestamps are not available.
+    fn reopen(
+        &self,
+        state: &mut PacketState,
+        now: &Interface,
+        no_stamps: &mut Option<io::Error>,
+    ) -> Result<(), (&'static str, io::Error)> {
         if self.spec.hardware_stamps {
-            self.by_nic.store(enable_nic(&self.spec.interface), Ordering::Relaxed);
+            *no_stamps = stamps::enable_nic_stamps(&self.spec.interface).err();
+            self.by_nic.store(no_stamps.is_none(), Ordering::Relaxed);
         }
         // The sockets of the deleted interface belong to the earlier group.
         state.group = None;
@@ -173,7 +199,8 @@ impl Packets {
         state.shares.retain(|share| share.strong_count() > 0);
         let mut sockets = Vec::new();
         for share in state.shares.iter().filter_map(Weak::upgrade) {
-            let socket = self.socket(now.index, &mut state.group)?;
+            let group = Some(&mut state.group);
+            let socket = PacketSocket::open(&self.spec, self.longest, now.index, self.by_nic(), group)?;
             state.members.join(share.queue);
             sockets.push((share, socket));
         }
@@ -182,12 +209,7 @@ impl Packets {
             share.set_receiver(&socket);
             share.fresh.put(socket);
         }
-        state.distribute().map_err(|error| self.log_once(("PACKET_FANOUT_DATA", error)))
-    }
-
-    fn socket(&self, index: u32, group: &mut Option<u16>) -> Result<PacketSocket, ()> {
-        let socket = PacketSocket::open(&self.spec, self.longest, index, self.by_nic(), Some(group));
-        socket.map_err(|refused| self.log_once(refused))
+        state.distribute().map_err(|error| ("PACKET_FANOUT_DATA", error))
     }
 
     /// Logs an operation that the kernel refused.

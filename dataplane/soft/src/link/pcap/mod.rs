@@ -91,17 +91,6 @@ struct Output {
 }
 
 impl Output {
-    fn attempt(&mut self, work: impl FnOnce(&mut Writer) -> io::Result<()>) -> bool {
-        if self.failed.is_none()
-            && let Err(error) = work(&mut self.writer)
-        {
-            tracing::error!("cannot write {}: {error}, further packets are dropped", self.path.display());
-            self.lost = self.writer.abandon();
-            self.failed = Some(error);
-        }
-        self.failed.is_none()
-    }
-
     fn error(&self) -> Option<Error> {
         let failed = self.failed.as_ref()?;
         // Return a copy of the error, because later calls return the same error.
@@ -159,21 +148,36 @@ impl<End: From<Player>> Link<End> for Files {
     /// killed program loses few frames.
     fn drive(&self) {
         let Some(output) = &self.output else { return };
-        let mut output = lock(output);
-        if output.flushed.elapsed() >= FLUSH {
-            output.flushed = Instant::now();
-            if !output.writer.is_new() {
-                output.attempt(Writer::flush);
+        attempt(output, |output| {
+            if output.flushed.elapsed() < FLUSH {
+                return Ok(());
             }
-        }
+            output.flushed = Instant::now();
+            if output.writer.is_new() { Ok(()) } else { output.writer.flush() }
+        });
     }
 
     fn finish(&self) -> Result<()> {
         let Some(output) = &self.output else { return Ok(()) };
-        let mut output = lock(output);
-        output.attempt(Writer::flush);
-        output.error().map_or(Ok(()), Err)
+        attempt(output, |output| output.writer.flush());
+        lock(output).error().map_or(Ok(()), Err)
     }
+}
+
+/// Calls `work` unless an earlier call failed. Returns whether all calls succeeded.
+fn attempt(output: &Mutex<Output>, work: impl FnOnce(&mut Output) -> io::Result<()>) -> bool {
+    let mut locked = lock(output);
+    if locked.failed.is_some() {
+        return false;
+    }
+    let Err(error) = work(&mut locked) else { return true };
+    let message = format!("cannot write {}: {error}, further packets are dropped", locked.path.display());
+    locked.lost = locked.writer.abandon();
+    locked.failed = Some(error);
+    // Log without the lock, because the logger of the program may call this module.
+    drop(locked);
+    tracing::error!("{message}");
+    false
 }
 
 fn lock(output: &Mutex<Output>) -> std::sync::MutexGuard<'_, Output> {
@@ -279,7 +283,7 @@ impl Wire for Player {
     fn send(&mut self, frame: &[u8], _: &Counting) -> Result<Sent, WcStatus> {
         let Some(output) = &self.files.output else { return Ok(Sent::Gone) };
         let time = Nanos(self.wall.0.0 + self.timebase.between(self.wall.1, self.clock.now()).0);
-        match lock(output).attempt(|writer| writer.write(frame, time)) {
+        match attempt(output, |output| output.writer.write(frame, time)) {
             true => Ok(Sent::Gone),
             false => Err(WcStatus::GeneralErr),
         }

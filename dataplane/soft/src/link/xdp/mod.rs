@@ -158,12 +158,13 @@ impl Xdp {
             Mode::Native => &[bpf::Attach::Native],
             Mode::Generic => &[bpf::Attach::Generic],
         };
+        // `bound` logs, so call it without the lock: the logger of the program may call this module.
+        let bound = self.bound(index);
         let mut attachment = lock(&self.attachment);
         // Detach from an interface that is gone.
         *attachment = Attachment::default();
         let promiscuous = self.spec.promiscuous.then(|| socket::promiscuous(index)).transpose();
         let promiscuous = promiscuous.map_err(|error| Error::Wire(explain(name, "promiscuous mode", &error)))?;
-        let bound = self.bound(index);
         // Only native mode can run a program that is bound to an interface.
         let with_nic = bound.iter().filter(|_| modes.contains(&bpf::Attach::Native));
         let with_nic = with_nic.map(|program| (program, bpf::Attach::Native, true));
