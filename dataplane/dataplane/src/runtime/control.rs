@@ -23,7 +23,7 @@ pub(crate) struct RunControl {
     removed: Mutex<Progress>,
     /// The panics of stages after which the run continues.
     failures: Mutex<Vec<String>>,
-    /// `None` if the config has no black box.
+    /// The rings with the last bursts of the workers. `None` if the config has no black box.
     black_box: Option<Arc<BlackBox>>,
 }
 
@@ -150,7 +150,7 @@ impl RunControl {
         thread.has_left.store(false, Ordering::Relaxed);
     }
 
-    /// Asks a worker to end after the packets in its queues.
+    /// Requests that a worker ends after it has processed the packets in its queues.
     pub(crate) fn remove(&self, worker: usize) {
         self.thread(worker).is_leaving.store(true, Ordering::Relaxed);
     }
@@ -160,7 +160,7 @@ impl RunControl {
         self.thread(worker).is_leaving.load(Ordering::Relaxed)
     }
 
-    /// Adds the progress of a removed worker, which has ended, to the progress of removed workers.
+    /// Adds the progress of a removed worker to the progress of all removed workers. The worker must have ended.
     pub(crate) fn end(&self, worker: usize) {
         let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
         *removed = sum(*removed, self.board(worker).read());

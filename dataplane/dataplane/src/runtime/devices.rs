@@ -115,7 +115,8 @@ pub(crate) fn open(
         };
         let device: Arc<dyn PortDevice> = if !port.config.is_rdma() {
             let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
-            // The queue of a worker that a later change adds receives no packets before the end of the change.
+            // A later change may add a worker, and opens the queue of this worker before the worker runs. Because of this
+            // call, the queue receives no packets until the change distributes the packets again.
             device.distribute(queues(lanes))?;
             // `raw::prepare` returns a device handle with the port's settings for raw packets. Only queue pairs that
             // are created with this handle have these settings.

@@ -173,9 +173,9 @@ impl Observation {
         if is_attached { Ok(()) } else { Err(no_answer(worker)) }
     }
 
-    /// Attaches new observers to added workers, and to the workers whose pipeline has changed.
+    /// Attaches new observers to added workers, and to workers whose pipeline has changed.
     fn follow_changes(&mut self) {
-        // A change may have added workers. The packets of removed workers that wait for the client stay in the list.
+        // A change may have added workers. Keep the packets of removed workers that still wait for the client.
         let workers = lock(&self.state.sampler).workers();
         for worker in 0..workers {
             let before = match &self.kind {

@@ -31,8 +31,8 @@ impl PortNumber {
     }
 }
 
-/// A function that is called at each change of the state of a port. The function must read the number of the port at
-/// the same time as the list of the handlers that use the number.
+/// A function that is called at each change of the state of a port. The function must lock the list of handlers before it
+/// reads the number of the port, because the handlers use this number.
 pub(crate) type OnPortChange = Arc<dyn Fn(&PortNumber, PortChange) + Send + Sync>;
 
 /// An open port of a run.

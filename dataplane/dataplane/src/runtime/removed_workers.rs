@@ -54,14 +54,14 @@ impl RemovedWorkers {
         }
         for (stage, of_stage) in stages.iter().zip(&info.stages_info) {
             let mut stage = StageReport { quarantined: 0, ..stage.clone() };
-            // A value that can decrease, such as the size of a table, is over with the worker.
+            // Remove the counters that can decrease, such as the size of a table: the table no longer exists.
             stage.counters.retain(|name, _| !of_stage.info.gauges.contains(&name.as_str()));
             stage.counter_kinds.clear();
             let is_full = self.stages.len() >= MAX_NAMES;
             match self.stages.iter_mut().find(|sum| (&sum.name, &sum.kind) == (&stage.name, &stage.kind)) {
                 Some(sum) => add_stage(sum, &stage),
                 None if !is_full => self.stages.push(stage),
-                // The ledger of the worker contains the packets of the stage.
+                // The packets of the stage are only in the ledger of the worker.
                 None => {}
             }
         }
@@ -80,7 +80,8 @@ impl RemovedWorkers {
             let of_stage = |now: &&mut StageReport| (&now.name, &now.kind) == (&stage.name, &stage.kind);
             if let Some(now) = report.stages.iter_mut().find(of_stage) {
                 let mut stage = stage.clone();
-                // The report may leave out the counters that stages define, and an entry of a table may be gone.
+                // The report may not contain the counters that stages define, and a counter of a removed table entry no
+                // longer exists.
                 stage.counters.retain(|name, _| now.counters.contains_key(name));
                 add_stage(now, &stage);
             }

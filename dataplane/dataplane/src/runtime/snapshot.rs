@@ -174,7 +174,7 @@ impl Snapshot {
 pub(crate) struct Sampler {
     workers: Vec<SampledWorker>,
     removed: RemovedWorkers,
-    /// The times of removed workers, and the names of the stages of these times.
+    /// The sum of the times of removed workers, and the names of the stages to which these times belong.
     removed_times: (Vec<String>, Times),
     /// The time at which the sampler sent the current requests. `None` if no request is in progress.
     since: Option<Instant>,
@@ -220,10 +220,10 @@ struct SampledWorker {
 /// The exchange of the observer of a worker. The worker gets one observer at a time.
 #[derive(Default)]
 struct ObserverExchange {
-    /// Whether a message with an observer is in progress.
+    /// Whether a message with an observer was sent, and the worker has not answered yet.
     is_sent: bool,
-    /// The last observer that waits until the message in progress is answered. The inner `None` removes the observer of
-    /// the worker.
+    /// The observer to send after the worker has answered the message in progress. The inner `None` removes the observer
+    /// of the worker.
     next: Option<Option<Box<PacketObserver>>>,
 }
 

@@ -122,7 +122,7 @@ impl Tracer {
         self.ports.iter().position(|port| port == name)
     }
 
-    /// Returns a function that names the stage that the tracer runs now. Any thread can call the function.
+    /// Returns a function that returns the name of the stage that the tracer runs. Any thread can call the function.
     pub(crate) fn running_stage(&self) -> impl Fn() -> Option<String> + Send + 'static {
         let names: Vec<String> = self.stages.iter().map(|stage| stage.name.clone()).collect();
         let marker = self.marker.clone();

@@ -157,7 +157,8 @@ impl Worker {
         self.publish();
     }
 
-    /// Returns the event of a panic for the black box: the stage, its batch, and the bursts of this worker.
+    /// Returns the event of a panic for the black box: the stage, its batch, and the bursts of this worker. Returns `None`
+    /// if the config has no black box.
     #[cold]
     fn panic_event(&mut self, panic: &(dyn Any + Send), ctx: &Ctx) -> Option<BlackBoxEvent> {
         let recorder = self.recorder.as_ref()?;
@@ -171,7 +172,7 @@ impl Worker {
         Some(BlackBoxEvent { cause, bursts: Some(recorder.bursts()), batch })
     }
 
-    /// Returns the event of a lane that failed.
+    /// Returns the event of a lane that failed, for the black box. Returns `None` if the config has no black box.
     #[cold]
     fn fault_event(&self, port: usize, error: &dyn std::fmt::Display) -> Option<BlackBoxEvent> {
         let recorder = self.recorder.as_ref()?;

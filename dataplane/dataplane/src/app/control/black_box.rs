@@ -8,8 +8,9 @@ const PART: usize = 256 << 10;
 /// The maximum number of files that clients read at a time, because each file needs memory.
 const MAX_FILES: usize = 4;
 
-/// Returns the part of the client's file at `offset`. For the offset 0, makes the file first. `others` is the number of
-/// files of other clients. `make` returns `None` if the config has no black box.
+/// Returns the part at `offset` of the file `file` of a client. For the offset 0, first creates the file with `make`.
+/// After the last part, sets `file` to `None`. `others` is the number of files of other clients. `make` returns `None` if
+/// the config has no black box.
 pub(super) fn part(
     file: &mut Option<Vec<u8>>,
     offset: u64,

@@ -1,4 +1,4 @@
-//! `explain --black-box`: replays the bursts of a black box against a config.
+//! `explain --black-box`: passes the packets of a black box through the stages of a config.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -20,10 +20,9 @@ use crate::runtime::{
 use dataplane_core::pipeline::Registry;
 use dataplane_core::units::Nanos;
 
-/// The maximum time that a packet needs to pass through the stages. A stage that blocked a worker may block the replay
-/// too.
+/// The maximum time that the replay of one packet may take. A stage that blocked a worker may block the replay too.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// The maximum number of packets of the batch that the text shows.
+/// The maximum number of packets that the text output shows of the batch of a panic.
 const MAX_SHOWN: usize = 16;
 
 /// The result, for JSON output.
@@ -49,7 +48,7 @@ struct BatchPacket {
 
 /// A message of the thread that replays the packets.
 enum ReplayMessage {
-    /// The walk of a packet begins. The function names the stage that runs.
+    /// The thread begins to pass a packet through the stages. The function returns the name of the stage that runs.
     Begins(Box<dyn Fn() -> Option<String> + Send>),
     /// The paths of the packet and of its copies.
     Ends(Vec<Trace>),
@@ -64,7 +63,7 @@ pub(super) fn explain(registry: &Arc<Registry>, args: &args::Explain, path: &Pat
     let bytes = std::fs::read(path).map_err(|error| named(&error))?;
     let BlackBoxFile { mut description, mut packets, is_cut } =
         BlackBoxFile::decode(&bytes).map_err(|reason| named(&reason))?;
-    // The file may come from another user.
+    // The file may come from another user, and may contain control characters.
     description.config = clean(&description.config);
     let cause = &mut description.cause;
     cause.message = clean(&cause.message);
@@ -208,7 +207,8 @@ fn replay(
     Ok(())
 }
 
-/// Waits for the paths of a packet and of its copies. The second result is `true` if the packet does not leave a stage.
+/// Waits for the paths of a packet and of its copies. The second result is `true` if the packet does not leave a stage
+/// within [`TIME_LIMIT`].
 fn paths(
     messages: &Receiver<ReplayMessage>,
     packet: &RecordedPacket,

@@ -1,5 +1,6 @@
-//! The file of a black box: a pcapng file. The comment of the section describes the cause. Each pair of a worker and a
-//! port is an interface, and the comment of a packet has the number of its burst. All comments are JSON.
+//! The file of a black box, in the format pcapng. The comment of the section describes the event after which the file
+//! was written. Each pair of a worker and a port is an interface. The comment of a packet has the number of its burst,
+//! or the position of the packet in the batch of a panic. All comments are JSON.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use dataplane_core::pcapng::{self, CapturedPacket, Direction};
 const VERSION: u32 = 1;
 /// The size of a pcapng block without content, in bytes.
 const SMALLEST_BLOCK: u32 = 12;
-/// The maximum number of bytes of a message. A comment of a pcapng file has at most 65,535 bytes.
+/// The maximum number of bytes of [`Cause::message`]. A comment of a pcapng file has at most 65,535 bytes.
 const MAX_MESSAGE: usize = 4096;
 
 const COMMENT: u16 = 1;
@@ -44,7 +45,7 @@ pub(crate) struct Cause {
     /// The worker of the event. `None` for a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) worker: Option<usize>,
-    /// The stage that the worker ran.
+    /// The stage that the worker ran at the event. `None` outside the stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stage: Option<String>,
     pub(crate) message: String,
@@ -86,7 +87,7 @@ struct InterfaceText {
     config: String,
 }
 
-/// The comment of a packet.
+/// The comment of a packet: where the worker recorded the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PacketPlace {
@@ -127,7 +128,7 @@ pub(crate) struct BlackBoxFile {
     pub(crate) is_cut: bool,
 }
 
-/// Encodes a file. `batch` is the batch of the stage that panicked, on the worker `description.cause.worker`.
+/// Encodes a file. `batch` is the batch of the stage that panicked on the worker `description.cause.worker`.
 pub(crate) fn encode(
     program: &str,
     description: &Description,

@@ -24,11 +24,11 @@ pub(crate) use self::file::{BlackBoxFile, Cause, CauseKind, PacketPlace, Panicke
 pub(crate) use self::ring::Recorder;
 use self::ring::{BurstRing, RingSize, WorkerBursts};
 
-/// The maximum number of files that a run writes without a request. A stage that stalls again and again must not fill
+/// The maximum number of files that a run writes without a request. A worker that stalls again and again must not fill
 /// the disk.
 const MAX_FILES: u32 = 16;
 
-/// The name of the program in the files.
+/// The name and the version of this program, for the section header of the files.
 const PROGRAM: &str = concat!("dataplane ", env!("CARGO_PKG_VERSION"));
 
 /// The rings of all workers, and the channel to the thread that writes files.
@@ -37,7 +37,7 @@ pub(crate) struct BlackBox {
     folder: PathBuf,
     /// The path of the config with which the run started.
     config: String,
-    /// The overrides of the config, as options of a command.
+    /// The overrides of the config, as options `--set` of a command line.
     overrides: String,
     rings: Box<[Mutex<Option<Arc<BurstRing>>>]>,
     messages: Sender<WriterMessage>,
@@ -46,8 +46,9 @@ pub(crate) struct BlackBox {
 /// An event after which the black box is written.
 pub(crate) struct BlackBoxEvent {
     pub(crate) cause: Cause,
-    /// The bursts of the worker at the time of the event. `None` if the worker records no further bursts. A worker that
-    /// continues would otherwise overwrite the bursts before the thread reads the ring.
+    /// The bursts of the worker `cause.worker` at the time of the event. A worker that continues after a panic could
+    /// otherwise overwrite these bursts before the thread reads the ring. `None` if the thread reads the rings of all
+    /// workers: after a stall, and for a request.
     pub(crate) bursts: Option<WorkerBursts>,
     /// The batch of the stage that panicked.
     pub(crate) batch: PanickedBatch,
@@ -95,7 +96,7 @@ impl BlackBox {
     /// Lets the thread write a file. Does not wait for the file.
     #[cold]
     pub(crate) fn write_after(&self, event: BlackBoxEvent) {
-        // The thread ends after all workers.
+        // The thread ends after all workers, so sending cannot fail.
         let _ = self.messages.send(WriterMessage::Write(Box::new(event)));
     }
 
@@ -196,7 +197,7 @@ fn write_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = LockedFile::output(path, Readers::Owner)?;
     let written = file.truncate().and_then(|()| file.write_all(content)).and_then(|()| file.sync_all());
     if written.is_err() {
-        // Ignore the error: an incomplete file is still readable up to its end.
+        // Ignore an error of the removal: `explain` can read an incomplete file up to its end.
         let _ = std::fs::remove_file(path);
     }
     written

@@ -1,9 +1,10 @@
-//! The ring with the last bursts of a worker. The worker writes the ring, and any thread can read the ring, also while
-//! the worker is stuck in a stage.
+//! The ring with the last bursts of a worker. The worker writes the ring. Any thread can read the ring, even while the
+//! worker is stuck in a stage.
 //!
-//! Each burst is a seqlock: the worker makes the version odd, writes the burst, and makes the version even. A reader
-//! that sees an odd version, or another version after the read, ignores the burst. All values are atomics with relaxed
-//! order, so writing a burst takes no lock and no atomic read-modify-write operation.
+//! Each slot of the ring is a seqlock: the worker makes the version odd, writes the burst, and makes the version even.
+//! A reader ignores the burst if the version is odd, or if the version has changed during the read. The values of a
+//! burst are atomics with relaxed order. Writing a burst therefore needs no lock and no atomic read-modify-write
+//! operation.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,15 +46,19 @@ pub(crate) struct BurstRing {
 
 #[derive(Default)]
 struct BurstSlot {
-    /// The number of changes of this slot. Odd while the worker writes the slot. 0 if the slot has no burst.
+    /// Each change of the slot adds 2 to the version. Odd while the worker changes the slot.
     version: AtomicU64,
     /// The number of the burst, from 1. 0 if the slot has no burst.
     number: AtomicU64,
-    /// The number of packets, and in the upper half the index of the port.
+    /// The number of packets in the lower half, and the index of the port in the upper half.
     shape: AtomicU64,
+    /// [`Ctx::start`] of the worker.
     start: AtomicU64,
+    /// [`Ctx::start_wallclock`] of the worker.
     epoch: AtomicU64,
+    /// [`Ctx::now`] of the worker when the worker received the burst.
     now: AtomicU64,
+    /// For each packet, [`PREFIX`] words and the words with the first bytes of the packet.
     packets: Box<[AtomicU64]>,
 }
 
@@ -117,7 +122,7 @@ impl BurstRing {
             let info = self.info();
             let mut bursts: Vec<Burst> = self.bursts.iter().filter_map(|slot| self.read_slot(slot)).collect();
             bursts.sort_by_key(|burst| burst.number);
-            // If the pipeline has changed meanwhile, the bursts may be bursts of the new pipeline.
+            // If the pipeline has changed during the read, `info` may not belong to the bursts. Then read again.
             if Arc::ptr_eq(&info, &self.info()) {
                 return WorkerBursts { worker, info, bursts };
             }
@@ -147,7 +152,7 @@ impl BurstRing {
 }
 
 impl BurstSlot {
-    /// Changes the slot, while readers ignore the slot.
+    /// Calls `change`, which writes the slot. Readers ignore the slot during the call.
     #[inline]
     fn write(&self, change: impl FnOnce()) {
         // Only the worker writes the version.
@@ -258,7 +263,7 @@ mod tests {
         Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap()
     }
 
-    /// Records a burst in which each packet consists of bytes with the value `byte`.
+    /// Records a burst of packets with these lengths. All bytes of the packets have the value `byte`.
     fn record(recorder: &mut Recorder, pool: &mut Pool, byte: u8, lengths: &[usize]) {
         let ctx = Ctx { start: Nanos(10), start_wallclock: Nanos(1000), now: Nanos(20), worker: 0 };
         let mut batch = Batch::new(pool);
@@ -287,7 +292,7 @@ mod tests {
             Burst { number: byte.into(), port: 1, packets: vec![head(5, 5), head(16, 16), head(100, 16)] }
         };
         assert_eq!(found.bursts, [burst(2), burst(3)]);
-        // A burst with fewer packets shows no packet of an earlier burst.
+        // A burst contains no packet of the earlier, longer burst in its slot.
         record(&mut recorder, &mut pool, 4, &[1]);
         assert_eq!(recorder.bursts().bursts[1].packets.len(), 1);
         let changed = self::info();

@@ -38,7 +38,7 @@ pub(super) struct Exchange<'a> {
     pub(super) must_answer: bool,
     /// The ports after the exchange, and the lanes of the added ports. `None` if the ports stay the same.
     pub(super) ports: Option<&'a mut ChangedPorts>,
-    /// The workers that start with the exchange.
+    /// The added workers, which start together with the exchange.
     pub(super) added: AddedWorkers,
 }
 
@@ -62,8 +62,8 @@ pub(super) struct ReturnedGraphs {
 }
 
 impl RunState {
-    /// Starts the new tasks and the added workers, and switches the workers that continue to their new graphs. The caller must then install the new
-    /// version ([`RunState::install`]).
+    /// Starts the new tasks and the added workers, and switches the workers that continue to their new graphs. The
+    /// caller must then install the new version ([`RunState::install`]).
     ///
     /// # Errors
     /// Fails if a task cannot be started, if a worker does not answer, or if the run is stopping. The workers then keep
@@ -191,8 +191,8 @@ impl RunState {
         }
     }
 
-    /// Builds the new graph of a worker. `digest` is the digest of the new config. `lanes` has the lanes of added ports, or `None` if the ports stay the same.
-    /// Returns `None` if no worker has the number `worker`.
+    /// Builds the new graph of a worker. `digest` is the digest of the new config. `lanes` has the lanes of added ports,
+    /// or `None` if the ports stay the same. Returns `None` if no worker has the number `worker`.
     fn swap_of(
         &self,
         exchange: u64,

@@ -83,9 +83,9 @@ impl RunState {
                 tasks.stop();
                 lock(&state.failures).extend(tasks.failures());
             }
-            // Another thread, such as the thread that answers clients, may use the pipeline at this time. The last user
-            // frees the pipeline, so wait to be the last user. At the end of the run, it does not matter who is last. The
-            // caller of this function may use the pipeline, so do not wait on the thread of the caller.
+            // Another thread, such as the thread that answers clients, may still use the pipeline. The last user frees
+            // the pipeline, so this thread waits until there is no other user. At the end of the run, any thread may free
+            // the pipeline. If `work` runs on the thread of the caller, do not wait, because the caller may be a user.
             let is_used = || Arc::strong_count(&earlier) > 1 && !lock(&state.changes).is_over;
             while is_own_thread && !is_unconfirmed && is_used() {
                 thread::sleep(POLL_INTERVAL);
@@ -169,7 +169,8 @@ impl RunState {
 /// Runs `work` on a new thread, and returns the thread. If the thread cannot be started, runs `work` on the calling
 /// thread, and returns `None`. The argument of `work` is whether `work` runs on a new thread.
 fn run_on_thread(builder: thread::Builder, work: impl FnOnce(bool) + Send + 'static) -> Option<JoinHandle<()>> {
-    // If the start fails, the closure of the new thread is lost, so do not move `work` into this closure.
+    // If the start fails, the closure of the new thread is dropped. So share `work` with the closure instead of moving
+    // `work` into the closure.
     let own = Arc::new(Mutex::new(Some(work)));
     let shared = own.clone();
     let started = builder.spawn(move || {

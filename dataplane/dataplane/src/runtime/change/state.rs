@@ -176,9 +176,9 @@ impl RunState {
         PortOpener { clock, topology, stop, on_change }
     }
 
-    /// Makes the version `next` the current version, and then calls `update`. Holds the lock of the changes
-    /// during both steps. `ports` has the ports of `next`, or is `None` if the ports have not changed. `removed` has the
-    /// removed ports.
+    /// Makes the version `next` the current version, and then calls `update`. Holds the lock of the changes during both
+    /// steps. `ports` has the ports of `next`, or is `None` if the ports have not changed. `removed` has the removed
+    /// ports.
     pub(super) fn install<T>(
         &self,
         next: &Arc<PipelineVersion>,

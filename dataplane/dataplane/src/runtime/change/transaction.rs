@@ -267,7 +267,7 @@ impl RunState {
         let exchange = Exchange { current, held, kept, must_answer, ports: ports.as_mut(), added };
         let Exchanged { next, graphs, late } = self.exchange(exchange, assembly, left)?;
         moved.keep();
-        // The workers that end still receive from removed ports.
+        // The workers that the change removes still receive from the ports before the change.
         let devices = before.into_iter().map(|port| port.device).collect();
         let (ports, removed) = ports.map(|ports| (ports.ports, ports.removed)).unzip();
         let closing = ClosingPort::of(&current.plan, removed.unwrap_or_default());
@@ -304,8 +304,8 @@ impl RunState {
         opened.map(Some).map_err(|error| refusal::not_opened(&error))
     }
 
-    /// Reverts an unconfirmed change. If this fails or panics, the change stays unconfirmed, and the program tries again
-    /// later.
+    /// Reverts an unconfirmed change. If the revert fails or a stage panics, the change stays unconfirmed, and the program
+    /// tries the revert again after [`RETRY_INTERVAL`].
     fn revert(self: &Arc<Self>, registry: &Registry, unconfirmed: Unconfirmed) -> Result<Applied, Refusal> {
         // The preparation of a stage may panic.
         let reverted = catch_unwind(AssertUnwindSafe(|| self.try_revert(registry, &unconfirmed)));
@@ -339,7 +339,7 @@ impl RunState {
             changes.history.set_state(unconfirmed.number, ChangeState::Reverted);
             number
         });
-        // A worker that has not taken the reverted pipeline still uses the tasks of the earlier pipeline.
+        // A worker that has not switched to the pipeline of the reverted change still uses the tasks of `earlier`.
         let of_earlier = ReturnedGraphs { awaited: graphs.late, ..ReturnedGraphs::default() };
         self.retire(current, &next, graphs, closing, false);
         self.retire(earlier.clone(), &next, of_earlier, Vec::new(), false);

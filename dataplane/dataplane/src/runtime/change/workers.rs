@@ -1,9 +1,10 @@
 //! Adds and removes workers.
 //!
-//! An added worker is built on its own thread before the other workers switch to their new graphs: the thread allocates the
-//! packet memory, and opens a lane on each port. The devices pass no packets to these lanes until the worker runs. A removed
-//! worker keeps its graph: the devices stop to pass packets to the worker, the worker passes on the packets that it has
-//! already received, and then the worker ends.
+//! An added worker is built on its own thread before the other workers switch to their new graphs. This thread allocates
+//! the packet memory, and opens a lane on each port. The devices pass no packets to these lanes until the worker runs.
+//!
+//! A removed worker keeps its graph. The devices stop passing packets to the worker. The worker then processes the
+//! packets in its queues, and ends.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,12 +29,12 @@ use dataplane_core::pipeline::panic_message;
 
 /// The maximum time that a change waits for the end of a removed worker, in addition to the time for its packets.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
-/// The number of waits of up to `drain_timeout` at the end of a worker: for the last packets, for closed ports, for sends and
-/// for the buffers of the devices.
+/// The number of times that a worker waits for up to `drain_timeout` at its end: for the last packets, for closed ports,
+/// for sends, and for the buffers of the devices.
 const WAITS: u32 = 4;
 
-/// Workers that a change adds, and that wait for their start. Unless the workers are started, they end when the value is
-/// dropped.
+/// Workers that a change adds, and that wait for their start. If this value is dropped before the workers are started,
+/// the workers end.
 #[derive(Default)]
 pub(super) struct AddedWorkers {
     starting: Vec<StartingWorker>,
@@ -112,7 +113,7 @@ impl RunState {
         Ok(added)
     }
 
-    /// Starts the added workers. The caller has locked the workers and the sampler of the run.
+    /// Starts the added workers. `workers` and `sampler` are the locked workers and the locked sampler of the run.
     pub(super) fn start_workers(
         &self,
         mut added: AddedWorkers,
@@ -134,7 +135,7 @@ impl RunState {
         if running == workers {
             return Vec::new();
         }
-        // A worker has posted receives before its first loop ends.
+        // After its first loop, a worker has posted receives, and the devices may pass packets to the worker.
         let is_running = |worker: usize| {
             let has_left = self.control.thread(worker).has_left.load(Ordering::Relaxed);
             has_left || self.control.board(worker).read().loops > 0
