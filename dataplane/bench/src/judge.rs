@@ -181,8 +181,8 @@ impl Judge {
         self.cursor = Cursor::new(intervals);
     }
 
-    /// Sets the times of the first and of the last transmission of the stream. The times before and after do not count as
-    /// gaps. Call this function after [`Judge::start`].
+    /// Sets the times between which the stream sends. The time before the first of these times, and the time after the
+    /// last, do not count as gaps. Call this function after [`Judge::start`].
     pub fn expect(&mut self, first: u64, last: u64) {
         (self.last_at, self.expected_end) = (first, last);
     }

@@ -256,7 +256,7 @@ pub fn weigh_by_rates(streams: &mut [Stream], lines: &[Option<u64>]) {
 fn check_lines(streams: &[Stream], rates: &[Option<f64>], lines: &[Option<u64>]) -> Result<()> {
     for stream in streams {
         let Some(line) = lines.get(stream.from).copied().flatten() else { continue };
-        // The sum is highest at the start of a stream.
+        // The sum only increases when a stream starts, so it is enough to check the start of each stream.
         let at = stream.active.0;
         let active =
             |(other, _): &(&Stream, _)| other.from == stream.from && other.active.0 <= at && at < other.active.1;

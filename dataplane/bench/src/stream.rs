@@ -63,7 +63,8 @@ pub struct Stream {
     learning: Option<(MacAddr, MacAddr)>,
     /// Whether the frames are the frames of a capture, in their order.
     is_capture: bool,
-    /// The time of the first frame as a multiple of the mean time, if the times of two streams belong together.
+    /// The time of the first frame as a multiple of the mean time between frames. `None` if the stream is no side of a
+    /// conversation.
     pub(crate) first: Option<f64>,
     /// The values of the keys of the config that define the packets.
     keys: BTreeMap<String, String>,
@@ -306,7 +307,7 @@ impl Stream {
         &self.keys
     }
 
-    /// Returns the number of packets with different headers, after which the headers repeat.
+    /// Returns the number of flows: the number of packets after which the headers repeat.
     ///
     /// # Errors
     /// Returns the reason if a field has random values, or if the stream sends a capture.

@@ -1,4 +1,5 @@
-//! The values of a header field: one value, a list, or a range whose values are taken in turn, at random, or by Zipf's law.
+//! The values of a header field: one value, a list, or a range. The packets get the values of a range in turn, at random,
+//! or at random with Zipf's law.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,7 +11,7 @@ use serde::de::value::{MapAccessDeserializer, StrDeserializer, U64Deserializer};
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// The maximum number of values of a range with Zipf's law. The memory is 8 bytes per value.
+/// The maximum number of values of a range with Zipf's law. Each value needs 8 bytes of memory.
 pub const MAX_ZIPF: u64 = 1 << 20;
 
 /// The values that a header field takes, one for each packet.

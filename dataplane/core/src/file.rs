@@ -175,10 +175,11 @@ fn access_list(folder: &File, name: &OsString) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Gives a file that only this user can access the owner, the group and the permissions of the file `before`, with the
-/// access control list `list`. If a part cannot be set, no user gets an access that the file `before` did not permit.
+/// Sets the owner, the group and the permissions of `file` to these properties of the file `before`, and the access
+/// control list to `list`. At the call, only this user can access `file`. If a property cannot be set, no user gets an
+/// access that the file `before` did not permit.
 fn copy_access(file: &File, before: &fs::Metadata, list: io::Result<Option<Vec<u8>>>) -> io::Result<()> {
-    // Only root can give a file to another user. Other users can set each group that they are a member of.
+    // Only root can change the owner of a file. Other users can set only the groups of which they are members.
     if fchown(file, Some(before.uid()), Some(before.gid())).is_err() {
         let _ = fchown(file, None, Some(before.gid()));
     }
@@ -203,9 +204,9 @@ fn copy_access(file: &File, before: &fs::Metadata, list: io::Result<Option<Vec<u
     Ok(())
 }
 
-/// Returns the permissions of a file that has lost its group. The members of the earlier group are other users now, and
-/// members of the new group may have been other users before. Both therefore get only the permissions that groups and
-/// other users had.
+/// Returns the permissions of a file that has lost its group. Members of the earlier group are other users now, and
+/// members of the new group may have been other users before. The group and other users therefore get only the
+/// permissions that both had before.
 fn without_group(mode: u32) -> u32 {
     let both = mode >> 3 & mode & 0o7;
     mode & 0o700 | both << 3 | both

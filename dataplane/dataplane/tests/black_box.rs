@@ -15,14 +15,14 @@ use libtest_mimic::{Arguments, Trial};
 /// Set for a process that runs the command line of the app.
 const APP: &str = "DATAPLANE_TEST_APP";
 
-/// A stage that panics at each packet with a UDP destination port, or does not return.
+/// A stage that panics or hangs if a batch contains a packet to the UDP port `port`.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Faulty {
     port: u16,
     #[serde(default)]
     hangs: bool,
-    /// The number of batches before the stage is faulty.
+    /// The number of batches that the stage passes on before it becomes faulty.
     #[serde(default)]
     after: u32,
 }
@@ -188,7 +188,7 @@ fn panic_of_a_stage_is_replayed() {
     assert_eq!((&json["config_matches"], &json["cause"]["kind"]), (&true.into(), &"panic".into()));
     assert_eq!((&json["cause"]["stage"], &json["packets"][2]["fate"]), (&"faulty".into(), &"panicked".into()));
     assert_eq!((&json["packets"][2]["burst"], json["batch"].as_array().unwrap().len()), (&1.into(), 4));
-    // Every reader of pcapng files reads the file.
+    // The capture reader of the link `pcap`, which knows nothing of black boxes, reads the file.
     let read = dataplane::soft::Capture::load(&fs::File::open(&file).unwrap()).unwrap();
     assert_eq!((read.len(), read.damage.is_none()), (8, true));
     assert_eq!((read.frame(2), read.frame(2).len()), (&[&packet(53)[..], &[0xee; 86]].concat()[..], 128));

@@ -139,7 +139,7 @@ use = "drop"
 /// Runs without the test harness of Rust, because the harness allocates memory if a test takes long.
 fn main() {
     check(&[], 200_000, 50);
-    // The recorder of the black box does not allocate either.
+    // The same checks for a run with a black box: recording bursts allocates no memory.
     let folder = std::env::temp_dir().join("dataplane-no-allocation");
     let settings = format!("{{ folder = {:?}, bursts = 4 }}", folder.display().to_string());
     check(&[("runtime.black_box".to_owned(), settings)], 20_000, 5);

@@ -333,8 +333,8 @@ pub(super) fn create(
     channel: Option<&VerbsChannel>,
     safe: impl FnOnce() -> (CqApi, Option<String>),
 ) -> Result<(VerbsCq, CqGranted), VerbError> {
-    // Ethernet frames have no LID. In these fields, mlx5 returns bits with another meaning: libmlx5 returns the packet type
-    // of RoCE as the service level (`handle_responder`).
+    // Ethernet frames have no LID. mlx5 fills these fields with other values: libmlx5 returns the packet type of RoCE as
+    // the service level (`handle_responder`).
     let of_path = if context.is_ethernet { PATH_FIELDS } else { PollFields::empty() };
     let spec = &CqSpec { fields: spec.fields - of_path, ..*spec };
     let limits = &context.limits;

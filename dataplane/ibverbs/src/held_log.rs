@@ -1,10 +1,10 @@
 //! Log messages of functions that have claimed a queue or hold a lock.
 //!
 //! The logger of the program (the `tracing` subscriber) runs in the thread that logs, and may call any function of this
-//! crate. Inside a claim, the subscriber could end the claim with `CompletionQueue::release`, and another thread could
-//! then use a queue that has no lock. Inside a lock, the subscriber could wait for the lock indefinitely. A function that
-//! claims a queue or takes a lock therefore calls [`hold`] first. The messages are then logged after the claims and the
-//! locks have ended.
+//! crate. During a claim, the subscriber could end the claim with `CompletionQueue::release`. Another thread could then
+//! use a queue that has no lock. While the thread holds a lock, the subscriber could wait for this lock indefinitely. A
+//! function that claims a queue or takes a lock therefore calls [`hold`] first. The messages are then logged after the
+//! claims and the locks have ended.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -43,7 +43,7 @@ pub(super) fn emit(log: impl FnOnce() + 'static) {
     if HOLDS.get() == 0 {
         return log();
     }
-    // A thread that ends may have no list any more. The message is then lost.
+    // A thread that ends may already have dropped its list. The message is then lost.
     let _ = HELD.try_with(|held| held.borrow_mut().push(Box::new(log)));
 }
 

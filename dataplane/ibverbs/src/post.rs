@@ -200,9 +200,9 @@ impl VerbsQp {
     /// no outstanding reads. Some devices complete an atomic operation with success although its size is not 8 bytes.
     /// Inline reads and inline atomic operations are refused, because an inline request has no buffer for the result.
     ///
-    /// Also refuses a send that makes a library read memory outside its elements. The library of mlx4 reads the
-    /// destination MAC address of a raw packet from the first element, without a look at the length of the element
-    /// (`mlx4_post_send`).
+    /// Also refuses a send for which a library would read memory outside the elements of the send. The library of mlx4
+    /// reads the destination MAC address of a raw packet from the first element, without a check of the length of this
+    /// element (`mlx4_post_send`).
     fn check_send(&self, request: &SendRequest<'_, VerbsAh>) -> Result<(), c_int> {
         let length: u64 = request.sges.iter().map(|sge| u64::from(sge.length)).sum();
         let inline = request.flags.contains(SendFlags::INLINE);
@@ -215,7 +215,7 @@ impl VerbsQp {
         let of_op = match request.op {
             SendOp::RdmaRead(_) => read || self.kind != QpType::Rc,
             SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
-                // A library may read the first of the elements and ignore the other elements.
+                // Require exactly one element, because a library may read the first element and ignore the others.
                 let one = matches!(request.sges, [sge] if sge.length == 8);
                 one && (read && remote.addr % 8 == 0 || self.kind != QpType::Rc)
             }

@@ -210,7 +210,7 @@ impl SoftDevice {
         self.0.queues.each()
     }
 
-    /// Checks whether the port can have this number of queue pairs that receive.
+    /// Checks whether this number of queue pairs of the port can receive frames.
     ///
     /// # Errors
     /// Fails with a suggested fix if the interface has fewer queues.

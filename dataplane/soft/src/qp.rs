@@ -47,7 +47,7 @@ pub struct SoftQp {
 }
 
 impl SoftQp {
-    /// Returns `true` if an unusual property of the device makes the post of a request fail.
+    /// Returns `true` if the post of a request fails because of an unusual property of the device.
     fn refuses(&self, request: &SendRequest<'_, SoftAh>) -> bool {
         let has = |quirk| self.device.spec.has(quirk);
         let is_send = matches!(request.op, SendOp::Send | SendOp::SendWithImm(_));

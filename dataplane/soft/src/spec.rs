@@ -10,7 +10,7 @@ use dataplane_core::clock::HostClock;
 use dataplane_core::units::Gid;
 use dataplane_core::verbs::{Capability, QpState, RssSpec};
 
-/// A property that some real NICs have, and that the software device otherwise does not have.
+/// A property of some real NICs that the software device has only on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SoftQuirk {
     /// The device accepts memory with [`Access::ON_DEMAND`](dataplane_core::verbs::Access::ON_DEMAND), as mlx5 does.

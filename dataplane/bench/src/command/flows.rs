@@ -21,7 +21,7 @@ use crate::stream::Stream;
 
 /// The lowest rate of new flows, as a share of the highest rate.
 const LOWEST: f64 = 0.001;
-/// The trials of the set-up rate open at most this share of the capacity.
+/// The share of the capacity that a trial of the set-up rate may fill with flows.
 const FILL: f64 = 0.9;
 /// The number of full-length trials that confirm an upper bound of the set-up rate.
 const CONFIRMATIONS: u64 = 3;
@@ -72,7 +72,7 @@ enum Test {
     Rate,
 }
 
-/// Checks that there is one stream with many flows.
+/// Checks that there is one stream, and that the stream has at least `max_flows` flows.
 fn check(streams: &[Stream], max_flows: u64) -> Result<()> {
     let [stream] = streams else {
         return Err(Error::Config(format!(
@@ -203,7 +203,7 @@ impl Run<'_> {
         ended.map_or(Ok(()), Err)
     }
 
-    /// Searches the largest number of flows of which the device carries all.
+    /// Searches for the largest number of concurrent flows that the device carries without exceeding the loss ratio.
     fn capacity(&mut self, rate: f64, trials: &mut Vec<FlowTrialReport>) -> Result<(), Ended> {
         let (mut lower, mut upper) = (0, self.args.max_flows + 1);
         let mut next = self.args.max_flows;
@@ -219,8 +219,8 @@ impl Run<'_> {
             } else {
                 lower = next
             }
-            // The number of flows that the device carried is probably the capacity. Check this number, and then the
-            // next number that the width can distinguish.
+            // The number of flows that the device carried in this trial is probably the capacity. Test this number, and
+            // then the smallest larger number that differs by the width.
             let above = lower + ((lower as f64 * self.args.width) as u64).max(1);
             (next, is_estimate) = match exceeded {
                 true if lower < carried && carried < upper => (carried, true),

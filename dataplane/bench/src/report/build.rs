@@ -118,7 +118,7 @@ pub fn rate_report(
     }
 }
 
-/// Returns the packets by the counters of the ports, if packets arrived, but no packet with its signature.
+/// Returns the counts of the ports if packets arrived, but no packet arrived with its signature.
 fn by_counters(streams: &[Stream], outcome: &Outcome) -> Option<CounterReport> {
     let is_receiver = |port: usize| streams.iter().any(|stream| stream.to == port);
     let receivers = outcome.ports.iter().enumerate().filter(|(port, _)| is_receiver(*port));

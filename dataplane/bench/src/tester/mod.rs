@@ -188,7 +188,7 @@ impl Tester {
         self.options.settle = settle;
     }
 
-    /// Sets the maximum delay of a packet by the tester.
+    /// Sets the maximum delay of a packet by the tester. The tester does not send packets that would be later.
     pub fn set_catch_up(&mut self, catch_up: Duration) {
         self.options.catch_up = catch_up;
     }

@@ -25,7 +25,7 @@ impl Batch {
         Packets::from(self, index)
     }
 
-    /// Returns the bytes and the receive timestamp of every packet, in order. Unlike [`Batch::iter_mut`], this method
+    /// Returns the bytes and the receive timestamp of each packet, in order. Unlike [`Batch::iter_mut`], this method
     /// keeps the cached properties of the packets, because the caller cannot change the packets.
     #[inline]
     pub fn contents(&self) -> impl ExactSizeIterator<Item = (&[u8], Stamp)> {

@@ -229,8 +229,8 @@ impl Program {
         sent
     }
 
-    /// Returns a stage that may change packets after another stage has computed their checksums, and whose packets a
-    /// port sends. Returns `None` if no such stage sends packets to the port.
+    /// Returns the name of a stage that may change packets after another stage has computed their checksums, if these
+    /// packets can reach the port `port`. Returns `None` if there is no such stage.
     pub fn stage_after_checksums(&self, port: usize) -> Option<&str> {
         // For each stage: whether a packet may enter the stage without computed checksums, and a stage that may have
         // changed the packet after the computation.

@@ -30,7 +30,7 @@ pub struct StageRecord {
     /// The types of the objects from [`Setup::shared_by_stages`](super::Setup::shared_by_stages) that the stage uses.
     /// Several stages share each of these objects.
     pub stage_shared_types: BTreeSet<TypeId>,
-    /// The number of workers, if the stage has divided a value among the workers ([`Setup::worker`]).
+    /// The number of workers, if the stage has read this number to divide a value among the workers ([`Setup::worker`]).
     ///
     /// [`Setup::worker`]: super::Setup::worker
     pub workers: Option<usize>,

@@ -58,7 +58,7 @@ pub struct Setup<'a> {
     owner: Owner,
     worker: usize,
     workers: usize,
-    /// Whether the instances of the stage on other workers already run.
+    /// Whether a change adds this worker, and the instances of the stage on the other workers continue.
     joins: bool,
 }
 
@@ -228,8 +228,8 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Declares memory that the stage allocates for each worker, in bytes, like [`Setup::declare_memory`]. Each worker needs
-    /// equally much memory. Call this method on each worker, before the allocation.
+    /// Does the same as [`Setup::declare_memory`], but for memory that the stage allocates for each worker. `bytes` is the
+    /// memory of one worker, and must be equal for all workers. Call this method on each worker, before the allocation.
     ///
     /// # Errors
     /// Returns the errors of [`Setup::declare_memory`].

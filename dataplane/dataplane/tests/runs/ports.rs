@@ -262,7 +262,7 @@ fn removed_port_has_written_its_file_before_another_port_writes_the_file() {
 fn lost_packets_of_a_removed_port_stay_counted_until_its_device_is_closed() {
     static IS_OPEN: AtomicBool = AtomicBool::new(false);
 
-    /// A stage whose end waits until `IS_OPEN` is set.
+    /// A stage that does not end until `IS_OPEN` is set.
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct EndsLate {}

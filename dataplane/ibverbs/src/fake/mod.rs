@@ -275,7 +275,7 @@ pub(super) struct State {
     /// The state changes of queue pairs that the device refuses: queue pair number and state.
     refused_states: Vec<(u32, u32)>,
     no_inline: bool,
-    /// The largest number of inline bytes that the device grants, if the device grants fewer bytes than requested.
+    /// The largest number of inline bytes that the device grants. `None` if the device grants every requested number.
     most_inline: Option<u32>,
     /// Whether the port of the device is an Ethernet port. Otherwise, the port is an InfiniBand port.
     is_ethernet: bool,

@@ -1,4 +1,4 @@
-//! Tests with a logger that uses the queues of the program while a message is logged.
+//! Tests with a logger that uses the queues of the program when the provider logs a message.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -53,8 +53,8 @@ fn queue_pair(test: &TestDevice, kind: QpType, queue: (u16, u16)) -> (VerbsPd, V
     (pd, cq, qp)
 }
 
-/// Calls `change` with a logger that polls `queue`. Checks that the logger polls only after the call `last`, which
-/// needs the claim on the queue.
+/// Calls `change` with a logger that polls `queue`. Checks that the logger polls only after the verb `last`, because this
+/// verb needs the claim on the queue.
 fn check(test: &TestDevice, queue: VerbsCq, change: impl FnOnce(), last: impl Fn(&Call) -> bool) {
     test.fake.calls();
     let queue = Arc::new(Mutex::new(queue));

@@ -607,8 +607,8 @@ fn lane_on_efa_signals_every_send() {
     }
 }
 
-/// If the driver accepts only a part of a batch on efa, the accepted sends complete. Nothing is then outstanding, so
-/// the lane is not restarted at the flush deadline.
+/// If efa accepts only a part of a batch, the accepted sends complete. No send is then outstanding, so the lane is not
+/// restarted at the flush deadline.
 #[test]
 fn completed_sends_of_a_partly_accepted_batch_need_no_restart() {
     let test = test_device_of("efa", 0, |fake| fake.refuses_unsignalled_sends());

@@ -73,8 +73,8 @@ fn inline_request_that_reads_from_the_peer_is_refused() {
     assert_eq!(send(&mut qp, SendOp::Send, SendFlags::INLINE, &[buffer.sge(0..8)]), Ok(()));
 }
 
-/// Libraries skip an element without bytes, except in raw packets and atomics. So the address of the element does not
-/// matter.
+/// Libraries skip an element without bytes, except in raw packets and atomics. The address of such an element is
+/// therefore not checked in messages.
 #[test]
 fn only_element_of_a_message_may_be_without_bytes() {
     let test = test_device();
@@ -88,8 +88,8 @@ fn only_element_of_a_message_may_be_without_bytes() {
     }
 }
 
-/// mlx4 reads the first 6 bytes of a raw packet from the first element, whatever the length of this element is. irdma
-/// reads the first element of an atomic, also if the atomic has no element.
+/// The library of mlx4 reads the first 6 bytes of a raw packet from the first element, even if this element is shorter.
+/// The library of irdma reads the first element of an atomic, even if the atomic has no element.
 #[test]
 fn send_that_lets_a_library_read_outside_its_elements_is_refused() {
     let test = test_device_of("mlx4", 0, |_| {});
@@ -118,7 +118,7 @@ fn send_that_lets_a_library_read_outside_its_elements_is_refused() {
     assert_eq!(send(&mut raw, SendOp::Send, SendFlags::empty(), &with_first(buffer.sge(0..6))), Ok(()));
 }
 
-/// The fake device reads the first element of every request, also of a request without elements.
+/// The fake device reads the first element of every request, even of a request without elements.
 #[test]
 fn request_without_elements_refers_to_a_readable_element() {
     let test = test_device();

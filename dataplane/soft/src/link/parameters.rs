@@ -56,14 +56,14 @@ pub trait LinkParameters: fmt::Debug {
         self.interface().and_then(mtu_of)
     }
 
-    /// Whether received frames are divided among the workers only when the link is opened. Another number of workers then
-    /// needs a new link.
+    /// Whether the link divides received frames among the workers only when the link is opened. A change of the number of
+    /// workers then needs a new link.
     fn divides_when_opened(&self) -> bool {
         false
     }
 
-    /// Whether each worker has the receive queue of the NIC with its number. The kernel gets the frames of the other
-    /// receive queues.
+    /// Whether each worker reads the receive queue of the NIC that has the number of the worker. The kernel gets the
+    /// frames of the other receive queues.
     fn owns_receive_queues(&self) -> bool {
         false
     }

@@ -161,9 +161,9 @@ impl StateMachine {
         self.entries.len()
     }
 
-    /// Takes over a neighbour that an earlier state machine has resolved. The neighbour counts as a neighbour that has
-    /// never answered, because a forged message may have created the earlier entry. So its MAC address is verified at its
-    /// next use.
+    /// Takes over a neighbour that an earlier state machine has resolved. A forged message may have created the earlier
+    /// entry, so the neighbour counts as a neighbour that has never answered. At the next use of the neighbour, its MAC
+    /// address is verified.
     pub(super) fn take_over(&mut self, hop: NextHop, mac: MacAddr, is_gateway: bool, actions: &mut Vec<Action>) {
         if is_gateway || self.entries.len() < self.settings.most {
             self.stale(hop, mac, 0, actions);

@@ -62,8 +62,8 @@ impl<D: Device> Memory<D> {
     }
 }
 
-/// A memory of the list, with its addresses. Only the memory with the right addresses is upgraded, and the caller of
-/// [`Memories::find`] gets the result. A memory is therefore never dropped while the list is locked.
+/// A memory of the list, with its addresses. [`Memories::find`] upgrades only the memory that contains the wanted address,
+/// and returns this memory to its caller. A memory is therefore never dropped while the list is locked.
 #[derive(Debug)]
 struct ListedMemory<D: Device> {
     addresses: Range<u64>,
@@ -106,8 +106,9 @@ impl<D: Device> Memories<D> {
     }
 
     /// Returns `true` if a queue may post requests with these elements: the device checks every key, or all elements
-    /// are inside buffers of the domain. The address of an element without bytes does not matter: for the requests for
-    /// which a library reads from an element of any length, the provider refuses an element that is too short.
+    /// are inside buffers of the domain. The address of an element without bytes is not checked. Some libraries read from
+    /// the first element of raw packets and atomics even if this element has no bytes, but the provider refuses these
+    /// requests.
     pub(super) fn permits<'s>(&self, elements: impl IntoIterator<Item = &'s [Sge]>) -> bool {
         let is_known = |sge: &Sge| sge.length == 0 || self.find(sge.addr, sge.length as usize).is_some();
         self.checks_every_key || elements.into_iter().all(|sges| sges.iter().all(is_known))

@@ -133,9 +133,9 @@ impl<D: Device> MessageQueuePair<D> {
                 some if !self.memories.permits(some.iter().map(|request| request.sges)) => {
                     Err(refused("ibv_post_send", libc::EFAULT))
                 }
-                // SAFETY: as in `post_recv`. A library may read from the first element of a send without a look at its
-                // length. The provider refuses a send whose first element is shorter than these bytes, and the code above
-                // checks the address of every element that has bytes.
+                // SAFETY: as in `post_recv`. A library may read bytes from the first element of a send without a check of
+                // its length. The provider refuses a send whose first element does not contain these bytes. The code
+                // above checks the address of every element that has bytes.
                 some => unsafe { self.qp.post_send(some) },
             };
             posted.map_err(|refused| PostError { accepted: accepted + refused.accepted, ..refused })?;

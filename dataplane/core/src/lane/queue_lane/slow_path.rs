@@ -113,8 +113,8 @@ impl<D: Device> DataPath<D> {
     /// packets.
     #[cold]
     pub(super) fn keep_accepted(&mut self, pool: &mut Pool, batch: &mut Batch, taken: usize) {
-        // On a device that signals every send, such as efa, the unsignalled sends of an earlier batch may have
-        // completed.
+        // If no send is in flight, the unsignalled sends of earlier batches have completed. This can happen on a device
+        // that signals every send, such as efa.
         if self.in_flight.len() == 0 {
             self.unsignalled_since = None;
         }

@@ -6,7 +6,8 @@ use crate::Trial;
 use crate::bed::{EndpointSpec, PairCq, Outcome, Stop, remote, status_name, post_result};
 use crate::bed::{Connection, Pair};
 
-/// The capability that a device lacks if a post fails because the type of the queue pair does not support the operation.
+/// The capability that a device lacks if the device refuses the post of an operation that the type of the queue pair does
+/// not support.
 pub(crate) const REFUSED_AT_POST: &str = "completion of unsupported operations";
 
 /// Posts every operation once, each on a new pair. Posts no atomics if a device does not support atomics. Logs the

@@ -1,10 +1,10 @@
 //! The fanout group of the queues, and the program that selects the queue of each frame (`packet(7)`, `PACKET_FANOUT`).
 //!
-//! The kernel asks a classic BPF program for the queue of each frame (`PACKET_FANOUT_CBPF`). The group can therefore change
-//! the number of queues that receive frames while all sockets stay open. A new socket joins the group before the program
-//! selects the socket, and a socket leaves the group after the program no longer selects the socket. With the hash of the
-//! kernel (`PACKET_FANOUT_HASH`), a socket would receive frames as soon as the socket joins, and the frames that wait in
-//! the ring of a closed socket would be lost.
+//! The kernel runs a classic BPF program to select the queue of each frame (`PACKET_FANOUT_CBPF`). The group can therefore
+//! change the number of queues that receive frames while all sockets stay open. A new socket first joins the group, and
+//! then the program selects the socket too. Before a socket leaves the group, the program stops selecting the socket. With
+//! the hash of the kernel (`PACKET_FANOUT_HASH`), a socket would receive frames as soon as the socket joins, and the
+//! frames that wait in the ring of a closed socket would be lost.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -30,8 +30,9 @@ const GOLDEN: u32 = 0x9e37_79b1;
 /// The sockets of a fanout group, in the order in which the kernel numbers the sockets.
 #[derive(Debug, Default)]
 pub(super) struct Members {
-    /// The queue of each socket, and the number of the join.
+    /// For each socket, the queue, and the value of `joins` when the socket joined.
     order: Vec<(u16, u64)>,
+    /// The number of joins so far.
     joins: u64,
 }
 
@@ -42,7 +43,7 @@ impl Members {
         self.order.push((queue, self.joins));
     }
 
-    /// Removes the socket of a queue. The kernel moves the last socket to the free place.
+    /// Removes the socket of a queue. The kernel moves the last socket to the place of the removed socket.
     pub(super) fn leave(&mut self, queue: u16) {
         if let Some(at) = self.order.iter().position(|(member, _)| *member == queue) {
             self.order.swap_remove(at);
@@ -73,8 +74,8 @@ impl Members {
         places.into_iter().map(|(_, place)| place).collect()
     }
 
-    /// Makes the kernel distribute the frames of the group among the first `queues` queues. `socket` is a socket of the
-    /// group. When the function returns, no frame is on its way to another queue.
+    /// Makes the kernel distribute the frames of the group among the first `queues` queues. `None` stands for all queues.
+    /// `socket` is a socket of the group. After the call, the kernel adds no frame to the other queues.
     pub(super) fn distribute(&self, socket: &OwnedFd, queues: Option<u16>) -> io::Result<()> {
         let mut code = program(&self.places(queues));
         let program = sock_fprog { len: code.len() as libc::c_ushort, filter: code.as_mut_ptr() };
@@ -199,9 +200,9 @@ impl Code {
     }
 }
 
-/// Returns a program that selects one of these places for each frame, by the addresses and ports of the frame. Both
-/// directions of a flow have the same place. Frames that are not IP packets are selected by their MAC addresses. For a
-/// truncated packet, the kernel selects place 0.
+/// Returns a program that selects one of these places for each frame, from a hash of the addresses and ports of the frame.
+/// Both directions of a flow have the same place. For a frame that is not an IP packet, the program hashes the MAC
+/// addresses. For a truncated packet, the kernel selects place 0.
 fn program(places: &[u32]) -> Vec<sock_filter> {
     let mut it = Code::default();
     if places.len() < 2 {
@@ -215,7 +216,7 @@ fn program(places: &[u32]) -> Vec<sock_filter> {
     it.jump(BPF_JEQ, libc::ETH_P_IP as u32, None, Some(Label::Other));
     it.mix_words(NETWORK + 12, NETWORK + 16);
     it.add_to_hash();
-    // Only the first fragment of a packet has ports, so the ports of fragments are not used.
+    // Only the first fragment of a packet has ports, so the hash of a fragment does not include ports.
     it.add(BPF_LD | BPF_ABS | BPF_H, NETWORK + 6);
     it.jump(BPF_JSET, 0x3fff, Some(Label::Addresses), None);
     it.add(BPF_LD | BPF_ABS | BPF_B, NETWORK + 9);

@@ -254,7 +254,8 @@ impl Packets {
     fn leave(&self, queue: OpenQueue) {
         let mut state = lock(&self.state);
         let OpenQueue { share, socket } = queue;
-        // A queue that has not taken the sockets of a new interface is a member of the group by its new socket.
+        // If the interface was created again, the member of the group is the new socket of the queue, even if the queue
+        // has not switched to the new socket yet. So remove the queue from the group in any case.
         state.members.leave(share.queue);
         *lock(&share.receiver) = None;
         drop((share, socket));

@@ -87,8 +87,7 @@ struct TapEnd {
     /// Index of the queue pair.
     index: u16,
     handover: Arc<QueueHandover>,
-    /// The queues that the queue pair reads. Empty if the queue pair receives no
-    /// frames.
+    /// The queues that the queue pair reads. Empty if the queue pair receives no frames.
     queues: Vec<Arc<OwnedFd>>,
 }
 
@@ -213,7 +212,7 @@ impl Tap {
     fn try_join(&self, index: u16, handover: &Arc<QueueHandover>) -> Result<Vec<Arc<OwnedFd>>, Error> {
         let mut state = self.state();
         let mut queues = Vec::new();
-        // An attached queue receives frames at once.
+        // A queue receives frames as soon as it is attached, so attach no queue for a queue pair that receives no frames.
         if state.receives(index) {
             queues.push(match state.spare.pop() {
                 Some(queue) => queue,
@@ -222,7 +221,8 @@ impl Tap {
                     _ => refused(&self.spec.name, "opening a queue of the TAP", "CAP_NET_ADMIN", &error),
                 })?),
             });
-            // Without this queue pair, nobody would read the queues that no other queue pair needs.
+            // This queue pair also reads the spare queues that no later queue pair needs, because otherwise their frames
+            // would be lost.
             let open = state.ends.iter().filter(|end| state.receives(end.index)).count();
             let needed = state.receiving.map_or(usize::MAX, |all| usize::from(all).saturating_sub(open + 1));
             let surplus = state.spare.len().saturating_sub(needed);
@@ -251,8 +251,9 @@ impl Tap {
         has_queues
     }
 
-    /// Gives a queue to each queue pair below `receiving`. The kernel discards the frames of a queue that is detached.
-    /// Therefore the queues of the other queue pairs stay attached, and the queue pairs below `receiving` read them too.
+    /// Gives a queue to each queue pair whose index is below `receiving`. If a queue is detached, the kernel discards the
+    /// frames of the queue. The queues of the other queue pairs therefore stay attached, and the queue pairs below
+    /// `receiving` read these queues too.
     fn share_among(&self, receiving: u16) -> io::Result<()> {
         let mut state = self.state();
         state.receiving = Some(receiving);
@@ -449,7 +450,7 @@ impl TapPort {
             self.queues.iter().try_for_each(add).ok()?;
             Some(epoll)
         };
-        // Without the epoll instance, the worker wakes only for the frames of the first queue.
+        // If the epoll instance cannot be created, only frames of the first queue wake a worker that sleeps.
         self.epoll = if self.queues.len() > 1 { watch() } else { None };
     }
 }
@@ -473,7 +474,7 @@ impl Wire for TapPort {
     fn close(&mut self) -> u64 {
         let has_queues = self.tap.leave(&self.handover);
         self.take_new_queues();
-        // Another queue pair reads the queues of a queue pair that received no further frames.
+        // If this queue pair has no queues any more, another queue pair reads these queues, and drains the frames.
         let left = if has_queues { self.drain() } else { 0 };
         self.set_queues(Vec::new());
         (self.sender, self.handover) = (None, Arc::default());

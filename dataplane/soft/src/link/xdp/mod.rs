@@ -293,7 +293,7 @@ impl Xdp {
         self.epoch.store(InterfaceEpoch { index, generation }.number(), Ordering::Relaxed);
     }
 
-    /// Passes the frames of all queues from `queues` on to the kernel.
+    /// Makes the frames of all queues whose index is at least `queues` go to the kernel.
     fn release_from(&self, queues: u32) -> io::Result<()> {
         let open: Vec<u32> = lock(&self.sockets).open.iter().map(|open| open.queue).collect();
         open.into_iter().filter(|queue| *queue >= queues).try_for_each(|queue| self.map.remove(queue))
