@@ -26,8 +26,8 @@ pub enum SoftQuirk {
     ResetIsFinal,
     /// A post of an unsignalled send to a UD queue pair fails with `EINVAL`, as on efa.
     RefusesUnsignalled,
-    /// Flow rules match neither the source MAC address nor IPv6 nor tunnels, and have no tag, drop and counters, as on
-    /// mlx4.
+    /// Flow rules cannot match the source MAC address, IPv6 headers or tunnels, and support no tags, drops or counters,
+    /// as on mlx4.
     PlainFlowRules,
 }
 

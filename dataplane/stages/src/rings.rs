@@ -35,7 +35,7 @@ struct ProducerEnd<T> {
 #[derive(Debug)]
 pub(crate) struct WorkerEnd<T> {
     ring: Consumer<T>,
-    /// Whether `is_read` is set.
+    /// Whether this end has already set `is_read`. Avoids a write to shared memory in each call.
     is_marked: bool,
     is_read: Arc<AtomicBool>,
 }
@@ -104,11 +104,10 @@ impl<T> ToWorkers<T> {
         WorkerEnd { ring: consumer, is_marked: false, is_read }
     }
 
-    /// Adds an element to the queue of the next worker whose queue has room. Returns `false`, and drops the element, if
-    /// all queues are full.
+    /// Adds an element to the next queue that has room. Returns `false`, and drops the element, if no queue has room.
     ///
-    /// After a worker has read from any queue, the elements go only to queues from which a worker has read. The other
-    /// queues belong to stages that are prepared for a change of the config. Such stages possibly never run.
+    /// As soon as a worker has read from one of the queues, elements go only to queues from which a worker has read. The
+    /// other queues belong to stages that were prepared for a change of the config and that may never run.
     pub(crate) fn push(&self, element: T) -> bool {
         let (rings, turn) = &mut *self.lock();
         rings.retain(|end| !end.ring.is_abandoned());

@@ -112,7 +112,7 @@ pub(super) fn rest(opened: &Opened, time: Duration) -> Result<(), Ended> {
 pub(super) struct NewFlows {
     /// The command that removes all flows.
     flush: Option<String>,
-    /// The time in which the device removes idle flows, if there is no command.
+    /// The time after which the device removes idle flows. `None` if there is a command.
     expire: Option<Duration>,
     /// The number of the first flow that no trial has used.
     pub(super) next: u64,

@@ -222,7 +222,7 @@ fn field_that_mlx4_ignores_is_refused() {
     assert_eq!(refused_by_mlx4(FlowRule::new(FlowTraffic::Headers { outer, tunnel: None })), "");
 }
 
-/// mlx4 refuses these rules with `EINVAL`, which says nothing about the reason.
+/// The mlx4 driver refuses these rules with `EINVAL`, so the provider must name the unsupported part of the rule.
 #[test]
 fn header_or_action_that_mlx4_lacks_is_named() {
     let any = FlowRule::new(FlowTraffic::ANY_HEADERS);

@@ -84,8 +84,8 @@ pub trait LinkParameters: fmt::Debug {
         false
     }
 
-    /// Returns whether the device copies frames between the link and the packet buffers. Only such a device reports
-    /// received information, applies flow rules and computes offloads.
+    /// Returns whether the device copies frames between the link and the packet buffers. Only such a device supports
+    /// receive information, flow rules and offloads.
     fn copies_frames(&self) -> bool {
         true
     }

@@ -21,14 +21,14 @@ pub(super) struct RankedRoute {
     pub(super) target: KernelTarget,
 }
 
-/// The events of a prefix and metric that arrived during a replay.
+/// What is known about the events of one prefix and metric during a replay ([`Rib::start_replay`]).
 #[derive(Clone, Copy, Debug)]
 enum ReplayedEvents {
-    /// One event. The routes show whether the dump already contains the change.
+    /// There was one event. The routes of the dump show whether the dump already contains the change.
     One,
-    /// Only replacements of the first route. The last event names the first route of the kernel.
+    /// All events replaced the first route. The last event names the route that is now the first route of the kernel.
     Replacements,
-    /// An event named all routes, so the state before this event does not matter.
+    /// An event named all routes of the prefix and metric, so the routes before this event do not matter.
     Complete,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Rib {
     pub(super) refused: u64,
     /// The events of a replay, by table, prefix and metric. `None` if no replay is in progress.
     replayed: Option<HashMap<(u32, IpNet, u32), ReplayedEvents>>,
-    /// Whether the routes can differ from the routes of the kernel.
+    /// Whether the routes may differ from the routes of the kernel.
     in_doubt: bool,
 }
 
@@ -55,8 +55,9 @@ fn is_wide((table, prefix): (u32, IpNet)) -> bool {
 }
 
 impl Rib {
-    /// Starts a replay after a dump. The dump may already contain the changes of the events that were queued during the
-    /// dump. If several such events change one prefix, the routes after the events are not always known.
+    /// Starts a replay: after a dump, the task applies the events that were queued during the dump. The dump may already
+    /// contain the changes of these events. If several of these events change one prefix, the resulting routes are not
+    /// always certain.
     pub(super) fn start_replay(&mut self) {
         self.replayed = Some(HashMap::new());
     }
@@ -66,7 +67,7 @@ impl Rib {
         self.replayed = None;
     }
 
-    /// Returns whether the routes can differ from the routes of the kernel since the last call.
+    /// Returns whether an event since the last call has left it uncertain that the routes are the routes of the kernel.
     pub(super) fn take_in_doubt(&mut self) -> bool {
         std::mem::take(&mut self.in_doubt)
     }
@@ -154,8 +155,9 @@ impl Rib {
         let exact = choices.iter().position(|ranked| of_metric(ranked) && ranked.target == route.target);
         let Some(at) = exact.or_else(|| choices.iter().position(of_metric)) else { return };
         if exact.is_none() && matches!(key.1, IpNet::V4(_)) {
-            // The kernel removed a route that is not known. During a replay, this is usual: the dump does not contain a
-            // route that was removed before. Otherwise the known route has lost next hops.
+            // The kernel removed a route that is not known. During a replay, this is usual, because the dump does not
+            // contain a route that was removed before the dump. Otherwise, the known route has lost next hops, so the
+            // routes are in doubt.
             let is_dead = matches!(&route.target, KernelTarget::Hops(hops) if hops.is_empty());
             self.in_doubt |= is_dead || self.replayed.is_none();
             return;
@@ -278,8 +280,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4096))]
 
-        /// Some events are older than the dump, and later events are newer. The mirror then has the routes of the
-        /// kernel, or reports that a resync is needed. After the replay, each event is exact.
+        /// The replay has events that are older than the dump, followed by newer events. After the replay, the mirror has
+        /// the routes of the kernel, or reports that a resync is needed. Each event after the replay then keeps the
+        /// routes equal.
         #[test]
         fn routes_after_a_replay_are_the_routes_of_the_kernel_or_in_doubt(
             before in commands(12),
@@ -311,7 +314,8 @@ mod tests {
         }
     }
 
-    /// Routing daemons send such events. Otherwise each resync during convergence would need a further resync.
+    /// Routing daemons cause such sequences of events. If these sequences needed a resync, each resync during convergence
+    /// would need a further resync.
     #[test]
     fn usual_events_of_routing_daemons_need_no_further_resync() {
         let (add, replace, remove) = (|to| (Some(ADD), 0, to), |to| (Some(NLM_F_REPLACE), 0, to), |to| (None, 0, to));
