@@ -204,7 +204,8 @@ pub struct StreamConfig {
     pub weight: f64,
     /// The times between packets. Default: the times of the capture, or equal times.
     pub spacing: Option<Spacing>,
-    /// The number of packets that are sent back to back. The times between bursts are longer, so that the mean rate holds.
+    /// The number of packets that are sent back to back. The times between bursts are longer, so the mean rate stays the
+    /// rate of the stream.
     pub burst: u32,
     /// The time of the first packet, from the start of the trial.
     pub start: Period,
@@ -252,7 +253,8 @@ pub struct StreamConfig {
     pub speed: f64,
     /// For each prefix of addresses in the capture, the prefix that replaces it.
     pub rewrite: Rewrite,
-    /// The prefixes of the clients in the capture. `from` sends the frames of the clients, and `to` the other frames.
+    /// The prefixes of the clients in the capture. `from` sends the frames of the clients, and `to` sends the frames of
+    /// the servers.
     pub clients: Vec<IpNet>,
     /// The destination MAC address of the frames that `to` sends. Default: the MAC address of `from`.
     pub reply_mac: Option<MacAddr>,

@@ -236,7 +236,7 @@ impl<'a> Headers<'a> {
     }
 }
 
-/// The fields with several values, as they are collected.
+/// The fields with several values that were found so far.
 struct FieldList {
     seed: u64,
     fields: Vec<Field>,

@@ -94,7 +94,7 @@ impl Replay {
         let count = capture.len();
         let time = |index: usize| capture.time(index).0;
         let whole = time(count - 1).saturating_sub(time(0)) as f64;
-        // The first frame follows the last frame after the mean time.
+        // In the repetition, the first frame follows the last frame after the mean time between frames.
         let period = whole + whole / (count - 1).max(1) as f64;
         let is_sent =
             |index: &usize| side.is_none_or(|(clients, side)| Side::of(capture.frame(*index), clients) == Some(side));

@@ -180,13 +180,13 @@ impl Default for Faults {
 /// link   = { kind = "loopback" }
 ///
 /// [port.clock]
-/// khz        = 156_250
-/// reports_khz   = true
-/// bits       = 48
-/// drift_ppb  = -20_000
-/// start      = 281_474_976_000_000
-/// wall_ahead = "1ms"
-/// events     = [
+/// khz         = 156_250
+/// reports_khz = true
+/// bits        = 48
+/// drift_ppb   = -20_000
+/// start       = 281_474_976_000_000
+/// wall_ahead  = "1ms"
+/// events      = [
 ///     { at = "1s", kind = "jump", value = 5_000 },
 ///     { at = "2s", kind = "freeze" },
 ///     { at = "3s", kind = "resume" },
