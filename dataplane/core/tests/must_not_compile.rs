@@ -1,6 +1,6 @@
-//! Each program in the documentation that must not compile fails with exactly the error that the documentation names.
-//! rustdoc checks the error code only with a nightly compiler, so a program could fail for another reason, such as a
-//! renamed type.
+//! The documentation contains programs that must not compile. Each of them fails with exactly the error that the
+//! documentation names. rustdoc checks the error code only with a nightly compiler, so a program could fail for another
+//! reason, such as a renamed type.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 const START: &str = "/// ```compile_fail,";
 
-/// Returns the programs of a source file that must not compile, each with its error code.
+/// Returns the programs that must not compile, each with its error code, from the text of a source file.
 fn programs(source: &str) -> Vec<(String, String)> {
     let mut lines = source.lines().map(str::trim_start);
     let mut programs = Vec::new();

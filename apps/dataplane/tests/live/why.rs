@@ -174,7 +174,7 @@ fn drops_of_rules_routes_and_neighbours_are_named_first() {
             shows: "maximum number of packets",
             config: Config::new()
                 .port_with("wire", burst, OWN)
-                // The run ends when all inputs have ended.
+                // The run ends when all inputs have ended, so this input sends slowly until the end of the test.
                 .port_with("wan", "kind = 'generator', rate = 1", "addresses = ['203.0.113.2/24']")
                 .input(&["wire", "wan"])
                 .stage("parse", "outputs = { arp = 'answers' }")
@@ -189,7 +189,7 @@ fn drops_of_rules_routes_and_neighbours_are_named_first() {
 }
 
 #[test]
-fn drops_of_damaged_and_unfit_packets_are_named_first() {
+fn drops_of_damaged_or_too_long_packets_are_named_first() {
     let replayed = || Config::new().port_with("wire", REPLAY, OWN).port("wan", SINK).input(&["wire"]);
     let parsed = || replayed().stage("parse", "");
     let sent = "port = 'wan'";
@@ -310,7 +310,7 @@ fn drops_of_damaged_and_unfit_packets_are_named_first() {
 }
 
 #[test]
-fn drops_by_rate_by_ports_and_by_the_config_are_named_first() {
+fn drops_of_rate_limits_ports_and_config_are_named_first() {
     let broadcast = Frame::new().ethernet(MacAddr([2, 0, 0, 0, 0, 1]), MacAddr([255; 6])).ether_type(0x88b6);
     let two = || Config::new().port("wire", SLOW).port("wan", SINK).input(&["wire"]);
     check(vec![
@@ -474,7 +474,7 @@ fn full_socket_ring_and_down_link_are_named_first() {
 #[test]
 fn largest_cause_is_first_and_the_text_has_its_meaning_examples_and_fix() {
     let folder = RuntimeFolder::new();
-    // The generator has 16 flows. One flow has no route, and two flows are denied.
+    // The generator has 16 flows. One flow does not match the filter, and two flows are denied.
     let rules = "rules = [{ action = 'deny', protocol = 'udp', src_port = '1024-1025', name = 'low' }]";
     let config = Config::new()
         .port("wire", SLOW)
@@ -510,7 +510,7 @@ fn largest_cause_is_first_and_the_text_has_its_meaning_examples_and_fix() {
 }
 
 #[test]
-fn why_works_while_another_client_captures_and_without_drops() {
+fn why_works_during_a_capture_and_in_a_run_without_drops() {
     let folder = RuntimeFolder::new();
     let running = folder.run("", None);
     let mut client = dataplane::control::Client::connect(&running.socket).unwrap();

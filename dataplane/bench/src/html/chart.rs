@@ -15,7 +15,7 @@ const BOTTOM: f64 = 46.0;
 const ZERO_ROW: f64 = 24.0;
 /// The number of colours in the style of the page.
 const COLOURS: usize = 6;
-/// The maximum number of points of a line with a mark at each point.
+/// A line with more points than this has no marks at its points.
 const MOST_MARKS: usize = 120;
 
 /// The unit of an axis.

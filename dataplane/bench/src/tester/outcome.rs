@@ -10,14 +10,14 @@ use crate::series::{Intervals, Point};
 pub struct StreamOutcome {
     /// The packets with a signature that were passed to the port.
     pub sent: u64,
-    /// The packets without a signature that were passed to the port, because the frames of the capture have no room for
-    /// a signature. The tester does not judge these packets.
+    /// The packets that were passed to the port without a signature: the stream sends frames from a capture file, and
+    /// these frames have no room for a signature. The tester does not judge these packets.
     pub unsigned: u64,
     /// The packets that were due, but that the tester could not send in time.
     pub missed: u64,
     /// The judgement.
     pub judgement: Judgement,
-    /// The packets by the time of their transmission.
+    /// The counts and the latencies of the packets, one point for each interval in [`Outcome::intervals`].
     pub series: Vec<Point>,
 }
 

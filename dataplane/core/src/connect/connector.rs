@@ -141,7 +141,7 @@ impl Connector {
         let parameters = &self.parameters;
         let ethernet = self.local.link_layer == LinkLayer::Ethernet;
         let global = ethernet || parameters.grh.unwrap_or(!remote.gid.is_zero());
-        // Without a global route header, only the local identifier addresses the peer.
+        // With a global route header, the GID addresses the peer. Without it, only the local identifier does.
         if global && remote.gid.is_zero() {
             return Err(EndpointError::NoAddress);
         }

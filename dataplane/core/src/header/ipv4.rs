@@ -96,10 +96,11 @@ impl Ipv4 {
         if four as u8 <= 1 {
             return false;
         }
-        // In the sum of 16-bit words that the checksum covers, the TTL is the upper byte of its word. The sum therefore
-        // decreases by 0x0100, and the checksum increases by 0x0100. The code reads the word as little-endian, so the
-        // change of 0x0100 becomes a change of 1 (RFC 1071, section 2 B). The word increases by `1 << 16` for the
-        // checksum, and decreases by 1 for the TTL. If the checksum wraps, the end-around carry adds another `1 << 16`.
+        // The checksum covers a sum of 16-bit words. The TTL is the upper byte of one of these words, so the sum
+        // decreases by 0x0100, and the checksum increases by 0x0100. The code reads the 4 bytes as a little-endian
+        // number, so the change of 0x0100 becomes a change of 1 (RFC 1071, section 2 B). The number increases by
+        // `1 << 16` for the checksum, and decreases by 1 for the TTL. If the checksum wraps, the end-around carry adds
+        // another `1 << 16`.
         // A checksum that reads as 0xfffe in little-endian order also gets the carry, and becomes 0 instead of 0xffff.
         // Both values are zero in one's complement.
         #[cold]
@@ -182,8 +183,8 @@ mod tests {
 
     #[test]
     fn more_fragments_flag_or_an_offset_marks_a_fragment() {
-        // The flag "don't fragment" alone, "more fragments" alone, the minimum and the maximum offset alone, and all
-        // three.
+        // The flag "don't fragment" alone, "more fragments" alone, the minimum and the maximum offset alone, and both
+        // flags with an offset.
         for (field, is_fragment, offset) in
             [(0x4000, false, 0), (0x2000, true, 0), (0x0001, true, 8), (0x1fff, true, 65_528), (0x6003, true, 24)]
         {

@@ -54,9 +54,9 @@ pub struct LiveReader<T> {
     /// Values that the reader hands back. The publishing side empties this ring before it adds a value to `next`.
     /// Until the publishing side empties the ring again, the reader hands back at most three values:
     ///
-    /// 1. The value that the reader was handing back while the publishing side emptied the ring.
-    /// 2. The value that the reader replaces by the value that was in `next` while the ring was emptied.
-    /// 3. The value that the reader replaces by the value that the publishing side then adds to `next`.
+    /// 1. A value that the reader was handing back while the publishing side emptied the ring.
+    /// 2. The old value after the reader takes the value that was in `next` at that time.
+    /// 3. The old value after the reader takes the value that the publishing side then adds to `next`.
     old: Producer<Box<T>>,
 }
 

@@ -123,7 +123,7 @@ pub struct Path {
     pub source_path_bits: u8,
     /// The maximum rate, encoded as in `enum ibv_rate`; 0: no limit.
     pub static_rate: u8,
-    /// The local port; ports count from 1.
+    /// The number of the local port. The first port has the number 1.
     pub port: u8,
 }
 
@@ -158,7 +158,7 @@ pub struct QpAttributes {
     pub access: Access,
     /// The index of the partition key.
     pub pkey_index: u16,
-    /// The port; ports count from 1.
+    /// The number of the port. The first port has the number 1.
     pub port: u8,
     /// The Q_Key that a datagram must carry to be accepted.
     pub qkey: u32,

@@ -114,7 +114,7 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
     /// completion to the memory of the receive.
     fn checks_every_key(&self) -> bool;
 
-    /// Returns the attributes of a port; ports count from 1. `ibv_query_port(3)`.
+    /// Returns the attributes of a port. The first port has the number 1. `ibv_query_port(3)`.
     ///
     /// # Errors
     /// `EINVAL`: the port does not exist.

@@ -206,7 +206,7 @@ impl fmt::Display for Capability {
 pub struct Capabilities {
     /// The firmware version, as the device reports it.
     pub firmware: String,
-    /// The number of ports; ports count from 1.
+    /// The number of ports. The first port has the number 1.
     pub ports: u8,
     /// The maximum number of queue pairs.
     pub max_qp: u32,
@@ -317,7 +317,7 @@ codes! {
     #[derive(Serialize, Deserialize, JsonSchema)]
     #[serde(rename_all = "snake_case")]
     GidKind unknown = #[serde(skip)] {
-        /// An InfiniBand GID. In some interfaces a RoCE version 1 GID has the same number.
+        /// An InfiniBand GID. Some kernel interfaces use the same code for GIDs of RoCE version 1.
         #[serde(rename = "infiniband")]
         InfiniBand = 0 "IBV_GID_TYPE_IB",
         /// A RoCE version 1 GID: RDMA in Ethernet frames with their own EtherType, without IP.
@@ -384,7 +384,7 @@ pub struct CqSpec {
     /// The completion fields to read. The provider leaves out fields that the device lacks, and lists them in
     /// [`CqGranted::refused`].
     pub fields: PollFields,
-    /// The checks to omit. The provider leaves out flags that the device lacks, and lists them in
+    /// The flags, which omit a lock or a check. The provider leaves out flags that the device lacks, and lists them in
     /// [`CqGranted::refused`].
     pub flags: CqFlags,
     /// The completion vector of the queue's events, which must be below [`Capabilities::completion_vectors`].
@@ -446,7 +446,7 @@ pub struct QpCaps {
     /// The maximum number of scatter/gather elements per receive request.
     pub recv_sges: u32,
     /// The maximum number of bytes of an inline send. If a raw-packet queue pair requests inline sends, the provider may
-    /// also send the short packets of a run inline.
+    /// also send short packets of `post_send_run` inline.
     pub inline: u32,
 }
 

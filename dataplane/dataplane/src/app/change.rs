@@ -125,7 +125,7 @@ pub(super) fn save(args: &args::Save) -> Result<(), CommandError> {
     })?;
     if let Err(error) = synced {
         console::write_line(&format!(
-            "warning: the folder of {} cannot be written to the disk yet: {error}",
+            "warning: {} is saved, but a power failure may undo the save, because the folder cannot be synced: {error}",
             file.display()
         ));
     }
@@ -181,8 +181,8 @@ fn read(path: &Path) -> Result<String, CommandError> {
         console::refusal(&mistake)
     })?;
     let text = source.text().to_owned();
-    // Check the length as JSON, because JSON needs two bytes for a newline. The other fields of a request need at most
-    // 512 bytes, and the path.
+    // Check the length as JSON, because JSON needs two bytes for a newline. The path needs at most 6 bytes in JSON for
+    // each of its bytes, and the other fields of a request need at most 512 bytes.
     let others = 512 + 6 * path.as_os_str().len();
     if serde_json::to_string(&text).is_ok_and(|json| json.len() + others > MAX_REQUEST) {
         let help = "help: move large tables to separate files";

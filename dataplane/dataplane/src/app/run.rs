@@ -283,7 +283,7 @@ fn watch(
         }
         if asked && reloading.is_none() && stopping.is_none() {
             tracing::info!("reloading files");
-            // Only plans are refused at their start.
+            // `start` returns an error only for a plan, not for a reload.
             reloading = jobs.start(&changer, &Call::Reload {}).ok().flatten();
             asked = reloading.is_none();
             if !asked {

@@ -61,11 +61,13 @@ fn parse_text<'s>(text: &'s str, start: usize, diagnostics: &mut Diagnostics) ->
             break;
         }
         // The parser continues after a mistake. Further errors on the same line are consequences of the first error.
-        // Skip these errors before the search for the ends of their line: a long line can have an error at every byte.
+        // Skip these errors before the search for the ends of their line. Otherwise, a long line with an error at every
+        // byte would take quadratic time.
         if span.start < end_of_line {
             continue;
         }
-        // The parser adds the keys of a repeated section to the first section of that name.
+        // The parser adds the keys of a repeated section to the first section of that name, so all lines of the
+        // repeated section are unreliable.
         let line = match is_repeated_section(text, &span, message) {
             true => section_of(text, span.start, start),
             false => line_of(text, span.start, start),
@@ -88,8 +90,8 @@ fn parse_text<'s>(text: &'s str, start: usize, diagnostics: &mut Diagnostics) ->
 const MAX_RECOVERED: usize = 256 << 10;
 
 /// The maximum nesting depth of brackets and parts of dotted keys. All code that reads a tree is recursive, so this
-/// limit bounds the stack. The limit of the parser is much higher, because the parser counts brackets and the parts of
-/// each key separately.
+/// limit bounds the stack. The parser limits brackets and the parts of each key separately, so the parser accepts trees
+/// that are much deeper.
 const MAX_DEPTH: usize = 32;
 
 /// The nesting of brackets and dotted keys in a text.
@@ -108,7 +110,8 @@ fn nesting(text: &str) -> Nesting {
         closed_by: TokenKind,
         /// The number of dots in the current key.
         dots: usize,
-        /// Whether the next word starts a new key or is a value.
+        /// Whether the current key has ended: the next word does not continue the key, but is a value or starts a new
+        /// key.
         is_key_complete: bool,
     }
     let mut levels = vec![Level { at: 0, closed_by: TokenKind::Eof, dots: 0, is_key_complete: false }];
@@ -123,7 +126,8 @@ fn nesting(text: &str) -> Nesting {
                 levels.push(Level { at: span.start(), closed_by, dots: 0, is_key_complete: false });
                 depth += 1;
             }
-            // Another closing bracket closes nothing. So this function may count too many levels, but never too few.
+            // A closing bracket that does not match the open bracket closes nothing. This function may therefore count
+            // too many levels, but never too few.
             TokenKind::RightSquareBracket | TokenKind::RightCurlyBracket if kind == level.closed_by => {
                 depth -= 1 + level.dots;
                 levels.pop();

@@ -82,7 +82,7 @@ impl Stopwatch {
         self.costs.record(received, &self.laps);
     }
 
-    /// Adds the time since the last call to the current part.
+    /// Adds to the current part the time since the last call.
     fn close(&mut self) {
         let now = self.clock.now().0;
         if let Some((ticks, _)) = self.laps.get_mut(self.open) {

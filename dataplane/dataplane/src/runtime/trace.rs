@@ -275,7 +275,7 @@ impl OpenTrace {
 /// Records the paths of packets. The recorder recognizes a packet by its slot.
 #[derive(Default)]
 pub(crate) struct PathRecorder {
-    /// Maps the slot of each packet on its way to the packet's trace, as an index into `open`.
+    /// For each packet that is still in the pipeline: the slot of the packet, and the index of its trace in `open`.
     known: BTreeMap<u32, usize>,
     open: Vec<OpenTrace>,
 }
@@ -370,7 +370,7 @@ impl PathRecorder {
         }
     }
 
-    /// Returns the bytes of a packet when the port received the packet.
+    /// Returns the bytes that a packet had when the port received the packet.
     fn frame(&self, trace: usize) -> &[u8] {
         match self.open.get(trace).map(|open| &open.origin) {
             Some(TraceOrigin::Received { frame, .. }) => frame,
@@ -444,7 +444,7 @@ mod tests {
     use dataplane_core::harness::frame;
     use dataplane_core::units::CoreId;
 
-    /// Both packets of a burst leave on the port `a`, and a copy of each packet on the port `b`.
+    /// Every received packet leaves on the port `a`, and a copy of the packet leaves on the port `b`.
     const MIRROR: &str = "[[port]]\nname = 'a'\ndevice = 'soft'\nlink = { kind = 'generator' }\n\
         [[port]]\nname = 'b'\ndevice = 'soft'\nlink = { kind = 'generator' }\n\
         [pipeline]\ninput = ['a']\n\

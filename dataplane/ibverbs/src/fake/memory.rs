@@ -34,7 +34,8 @@ unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     0
 }
 
-/// Binds a window at once if the queue pair is in RTS. In any other state, flushes the request and keeps the binding.
+/// Binds a window at once if the queue pair is in RTS. In any other state, the window keeps its previous binding, as
+/// after a flushed request.
 unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     // SAFETY: the objects belong to a fake, and the caller provides the binding.
     unsafe {

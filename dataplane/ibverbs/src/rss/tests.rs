@@ -79,8 +79,8 @@ fn each_traffic_class_hashes_its_own_fields() {
     assert_eq!(few, [16 + 32, 0, 4 + 8 + 16 + 32, 4 + 8, 0, 4 + 8, 0]);
 }
 
-/// Distributes all frames over three queues with seven queue pairs, each with one rule. The queue pairs that hash
-/// fields use the table that lists all queues.
+/// Distributes all frames over three queues with seven queue pairs, each with one rule. Each queue pair with
+/// hashed fields uses the table that lists all queues.
 #[test]
 fn all_frames_are_distributed_over_three_queues() {
     let fake = Fake::new(|_| {});

@@ -385,8 +385,8 @@ fn arriving_frame_wakes_a_sleeping_thread() {
             channel.wait(Duration::ZERO).unwrap().is_some() && !is_readable(&channel),
             "after one arming, the queue raises only one event"
         );
-        // While the interface is down, an armed queue raises events periodically, because its file descriptors may
-        // change.
+        // While the interface is missing, an armed queue raises events periodically, so that the worker waits on the
+        // new file descriptors of the queue after these descriptors change.
         ip("link del va");
         b.expect_event(EventKind::PortErr);
         b.recv.arm(false).unwrap();
@@ -462,7 +462,8 @@ fn existing_tap_is_attached_and_kept() {
     });
 }
 
-/// If a TAP has a carrier before the program opens it, another program uses the TAP, and the program logs a warning.
+/// A carrier on a TAP that the data plane has not opened yet means that another program uses the TAP. The data plane
+/// then logs a warning.
 #[test]
 fn tap_has_a_carrier_only_while_a_program_uses_it() {
     with_taps(|| {

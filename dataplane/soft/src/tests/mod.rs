@@ -201,7 +201,7 @@ impl Rig {
         unsafe { self.qp.post_send(&[wr]) }
     }
 
-    /// Polls the receive queue. Returns the `wr_id`, the status and the length of each completion.
+    /// Polls the completion queue of the receives. Returns the `wr_id`, the status and the length of each completion.
     fn received(&mut self) -> Vec<(u64, WcStatus, u32)> {
         self.receive(MAX_RUN)
     }
@@ -226,7 +226,7 @@ impl Rig {
         }
     }
 
-    /// Polls the send queue. Returns the `wr_id` and the status of each completion.
+    /// Polls the completion queue of the sends. Returns the `wr_id` and the status of each completion.
     fn sent(&mut self) -> Vec<(u64, WcStatus)> {
         self.send.poll_run(&mut self.run, MAX_RUN).unwrap();
         completions_of(&self.run).into_iter().map(|(wr_id, status, _)| (wr_id, status)).collect()

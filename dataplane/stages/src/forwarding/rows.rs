@@ -49,7 +49,9 @@ impl Table for NeighborTable {
 
     fn page(&self, query: &TableQuery<'_>) -> Result<TablePage<NeighborRow>, String> {
         let start: usize = match query.after() {
-            Some(text) => text.parse().map_err(|_| format!("`{}` is not a slot", text.escape_debug()))?,
+            Some(text) => {
+                text.parse().map_err(|_| format!("`{}` is not a position in the table", text.escape_debug()))?
+            }
             None => 0,
         };
         let (mut rows, slots) = (Vec::new(), self.tables.neighbor_slots());

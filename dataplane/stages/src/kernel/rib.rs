@@ -260,7 +260,7 @@ mod tests {
         let Some(flags) = flags else { return known.map(|at| kernel.remove(at)).is_some() };
         let first = kernel.iter().position(|(known, _)| *known == metric);
         let behind = kernel.iter().position(|(known, _)| *known > metric).unwrap_or(kernel.len());
-        // The kernel reports the exclusive flag exactly if the route is the first route of its metric.
+        // The kernel sets the exclusive flag exactly if no other route of the prefix has this metric.
         if known.is_some() || (flags & NLM_F_EXCL != 0) != first.is_none() {
             return false;
         }

@@ -1,4 +1,5 @@
-//! Finds the slot of a datagram, the oldest of all datagrams, and the oldest datagram of a source.
+//! Finds the slot of a datagram, the oldest of all datagrams, and the oldest datagram of a source. A slot here is a
+//! place for one incomplete datagram, not a packet buffer.
 //!
 //! The links of the lists are in arrays indexed by slot, so no operation searches a list or allocates memory.
 
@@ -71,7 +72,7 @@ impl Default for Index {
 }
 
 impl Index {
-    /// Creates an index of free slots.
+    /// Creates an index with the given number of slots, all of which are free.
     pub(super) fn new(slots: u16) -> Self {
         let links = || vec![Link { before: NONE, after: NONE }; usize::from(slots)].into_boxed_slice();
         // The capacity is twice the maximum number of entries, so that the maps never grow.

@@ -111,7 +111,7 @@ impl Layers {
     }
 
     fn join(&mut self, above: usize, below: usize, weight: f64) {
-        // A bent segment between two bends looks worst, so these segments get a higher weight.
+        // A slanted segment between two bends looks worst, so segments between bends get a higher weight.
         let weight = if self.items[above].node || self.items[below].node { weight } else { 8.0 * weight };
         self.items[above].below.push((below, weight));
         self.items[below].above.push((above, weight));

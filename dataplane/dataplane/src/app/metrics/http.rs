@@ -27,9 +27,10 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The maximum time to wait for a snapshot. Workers have one second to answer.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(3);
-/// The maximum age of the snapshot of a page of metrics. A scrape reads all counters of the stages.
+/// The maximum age of the snapshot of a page of metrics. A new snapshot for each scrape would be expensive, because the
+/// snapshot contains all counters of the stages.
 const METRICS_AGE: Duration = Duration::from_secs(1);
-/// A run that stops is healthy until this time after `drain_timeout`.
+/// A run that stops counts as healthy for `drain_timeout` plus this time.
 const STOP_MARGIN: Duration = Duration::from_secs(5);
 /// The maximum time between two checks of the deadlines.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -132,7 +133,7 @@ impl Http {
         }
     }
 
-    /// Serves clients until the server is dropped.
+    /// Serves clients until `stop` is set.
     pub(super) fn run(mut self) {
         while !self.stop.load(Ordering::Acquire) {
             self.wait();

@@ -3,11 +3,11 @@
 
 use super::cause::CauseKind;
 
-/// A part of the fixes of damaged or wrong packets.
-const RECORD: &str = "record the packets for the owner of the sender: \
+/// A part of the fixes for drops of damaged or wrong packets.
+const RECORD: &str = "record the packets for the administrator of the sender: \
                       `dataplane capture --drops --at stage:{stage} -w FILE`";
 
-/// A part of the fixes of packets that their sender should know about.
+/// A part of the fixes for drops of which the sender should be told.
 const ERROR: &str = "or tell the sender with a stage `icmp_error`: outputs = { {output} = \"ERROR_STAGE\" }";
 
 /// The fix of a lack of packet buffers.
@@ -34,7 +34,7 @@ const OUTPUTS: [(&str, &[&str], &str); 8] = [
     (
         "route",
         &["unreachable", "prohibited"],
-        "remove the unreachable or prohibit route of the kernel, which `ip route` prints; {error}",
+        "remove the kernel route of type `unreachable` or `prohibit`, which `ip route` prints; {error}",
     ),
     (
         "route",
@@ -84,8 +84,8 @@ const REASONS: [(&str, &[&str], &str); 36] = [
     (
         "",
         &["bad_checksum"],
-        "the sender or the link damages packets, or a virtual interface leaves checksums to its peer (`ethtool -K PEER \
-         tx off`); {record}",
+        "the sender or the link damages packets, or the interface PEER at the other end of a virtual link computes no \
+         checksums (`ethtool -K PEER tx off` changes this); {record}",
     ),
     (
         "",
@@ -185,7 +185,10 @@ const PORTS: [(&[&str], &str); 12] = [
          sender",
     ),
     (&["rx_unmatched"], "add a flow rule for these frames to the port `{port}`: docs/config/flow.md"),
-    (&["qkey_violations", "pkey_violations"], "give both ends of the port `{port}` the same keys in `connection`"),
+    (
+        &["qkey_violations", "pkey_violations"],
+        "set the same Q_Key and the same P_Key on both sides of the connection of the port `{port}`",
+    ),
     (&["tx_lost"], "free disk space, or write the capture of the port `{port}` to another file system"),
 ];
 
@@ -269,7 +272,7 @@ fn queue_key(port: &str, queue: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The fix that only names the documentation is for stages of apps.
+    /// Only a stage of an app may get the fallback fix, which names the documentation.
     #[test]
     fn every_drop_of_a_built_in_stage_has_its_own_fix() {
         let registry = dataplane_stages::registry();

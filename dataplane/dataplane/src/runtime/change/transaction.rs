@@ -36,8 +36,8 @@ pub struct ApplyOptions {
     pub confirm: Option<Duration>,
     /// The origin of the change in the history.
     pub cause: &'static str,
-    /// Whether the stages that continue read all their files again. If `false`, these stages read only files that have
-    /// changed.
+    /// Whether the stages that the change does not replace also read all their files again. If `false`, these stages
+    /// read only files that have changed.
     pub reads_all_files: bool,
 }
 
@@ -77,12 +77,13 @@ impl Changer {
     }
 
     /// Changes the run to another config. Returns when all workers use the new pipeline. If a worker stops answering
-    /// during the change, returns after five seconds with a warning, and the worker switches as soon as it continues.
-    /// If the config and all files are the same as before, changes nothing.
+    /// after the switch has begun, returns after five seconds with a warning, and the worker switches as soon as it
+    /// continues. If the config and all files are the same as before, changes nothing.
     ///
     /// # Errors
     /// Fails if the config has mistakes, if a change is in progress or unconfirmed, if the change needs a restart, or
-    /// if a worker does not answer. After an error, the run uses the pipeline from before the change.
+    /// if a worker does not answer before the switch begins. After an error, the run uses the pipeline from before the
+    /// change.
     pub fn apply(&self, registry: &Registry, source: &Source, options: &ApplyOptions) -> Result<Applied, Refusal> {
         let state = &self.0;
         let _busy = state.occupy(|changes| {
@@ -159,7 +160,7 @@ impl Changer {
         lock(&self.0.changes).unconfirmed.is_some()
     }
 
-    /// Returns the rows of the start and of the last changes, at most 32 rows.
+    /// Returns the history: a row for the start of the run, and rows for the last changes, at most 32 rows in total.
     pub fn history(&self) -> History {
         History { changes: lock(&self.0.changes).history.rows() }
     }
@@ -205,7 +206,8 @@ impl RunState {
         Ok(Busy(self))
     }
 
-    /// Changes the run to another config. `restores` is the number of the change whose config the change restores.
+    /// Changes the run to another config. If this change restores the config of an earlier change, `restores` is the
+    /// number of the earlier change.
     fn apply(
         self: &Arc<Self>,
         registry: &Registry,
@@ -247,8 +249,8 @@ impl RunState {
         Ok(Applied { operations, confirm_s, warnings, ..applied(number, source) })
     }
 
-    /// Opens the added ports, moves and builds workers, and switches all workers to the new pipeline. `held` is the
-    /// pipeline before the change that is reverted, or `None` if the change is no revert. The caller must then
+    /// Opens the added ports, moves and builds workers, and switches all workers to the new pipeline. For a revert,
+    /// `held` is the pipeline from before the reverted change. Otherwise, `held` is `None`. The caller must then
     /// distribute the packets among the workers ([`RunState::distribute`]), and install the new version.
     fn switch(
         &self,
@@ -267,7 +269,7 @@ impl RunState {
         let exchange = Exchange { current, held, kept, must_answer, ports: ports.as_mut(), added };
         let Exchanged { next, graphs, late } = self.exchange(exchange, assembly, left)?;
         moved.keep();
-        // The workers that the change removes still receive from the ports before the change.
+        // Packets must also be redistributed on removed ports, because removed workers still receive from these ports.
         let devices = before.into_iter().map(|port| port.device).collect();
         let (ports, removed) = ports.map(|ports| (ports.ports, ports.removed)).unzip();
         let closing = ClosingPort::of(&current.plan, removed.unwrap_or_default());
@@ -339,7 +341,8 @@ impl RunState {
             changes.history.set_state(unconfirmed.number, ChangeState::Reverted);
             number
         });
-        // A worker that has not switched to the pipeline of the reverted change still uses the tasks of `earlier`.
+        // A worker that has not even switched to the pipeline of the reverted change still uses tasks of `earlier`.
+        // These tasks therefore end only after all workers have switched to the pipeline of the revert.
         let of_earlier = ReturnedGraphs { awaited: graphs.late, ..ReturnedGraphs::default() };
         self.retire(current, &next, graphs, closing, false);
         self.retire(earlier.clone(), &next, of_earlier, Vec::new(), false);
@@ -373,8 +376,7 @@ fn late_worker(worker: usize) -> ConfigMistake {
         file: format!("worker {worker}"),
         line: 0,
         column: 0,
-        message: "does not answer, and still uses the earlier pipeline; the worker switches as soon as its current \
-                  stage ends"
+        message: "does not answer, and still uses the earlier pipeline; the worker switches as soon as it continues"
             .to_owned(),
         help: None,
     }

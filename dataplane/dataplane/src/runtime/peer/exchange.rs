@@ -321,7 +321,7 @@ pub(super) mod tests {
             let lanes = || ports.iter().map(|(rendezvous, _)| rendezvous).zip([2, 3]);
             let connect = || {
                 lanes().for_each(|(lane, number)| lane.offer(0, endpoint(transport, number)));
-                // The listener answers its lane only after the lane of the other port is ready.
+                // The lane of the listening port gets its answer only after `ready` of the other lane.
                 wait_until("connection", || {
                     lanes().filter(|(lane, _)| lane.answer(0).is_some()).for_each(|(lane, _)| lane.ready(0));
                     lanes().all(|(lane, _)| lane.is_live(0))

@@ -95,7 +95,7 @@ fn queues(case: &LinkCase<'_>) -> Option<Finding> {
 pub(super) fn starved_kernel() -> Finding {
     Finding::new(
         Severity::Breaks,
-        "the xdp link takes every frame, but stages follow the kernel (`source = \"kernel\"`)",
+        "the xdp link takes every frame, but stages use neighbours and addresses of the kernel (`source = \"kernel\"`)",
         "the kernel receives no ARP, no neighbour discovery and no packets for its own addresses",
         "set except = [{ ether_type = 0x0806 }, { prefix = \"ff00::/8\" }, ..] in the link (see docs/router.md)",
     )
