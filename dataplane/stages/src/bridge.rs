@@ -30,9 +30,9 @@ use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 ///
 /// Untagged frames belong to VLAN 0. All workers share one table of 65,536 MAC addresses. The bridge removes an address
 /// if no frame with this source address arrives for the time `ageing`. The table has buckets of four entries. If the
-/// bucket of a new address is full, the new address replaces the least recently seen address of its own port. If this
-/// port has no address in the bucket, the new address replaces the least recently seen address of the bucket. The
-/// counter `evicted` counts replaced addresses.
+/// bucket of a new address is full, the new address replaces another address in the bucket: the least recently seen
+/// address of the ingress port. If the bucket has no address of the ingress port, the new address replaces the least
+/// recently seen address in the bucket. The counter `evicted` counts replaced addresses.
 ///
 /// The stage drops these frames:
 /// - frames to the reserved addresses 01:80:c2:00:00:00 to 01:80:c2:00:00:0f, which no bridge forwards;

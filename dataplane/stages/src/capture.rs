@@ -94,7 +94,8 @@ pub struct Capture {
     /// reads or writes the same file, even through another path. No default.
     file: PathBuf,
     /// A group that may read the files, as a name in `/etc/group` or a number in quotes. The files then have mode 0640,
-    /// even if they existed before. Default: new files have mode 0600, so only the user of the program can read them.
+    /// even if the files existed before. Default: new files have mode 0600, so only the user of the program can read
+    /// them.
     group: Option<String>,
     /// The maximum number of bytes written of each packet: 1 to 65,535. Default: 65,535.
     #[serde(default = "default_snaplen", deserialize_with = "bytes_within::<_, u16, 1, 65535>")]

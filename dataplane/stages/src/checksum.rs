@@ -28,6 +28,7 @@ use dataplane_core::verbs::checksum_covers_payload;
 /// then computes only the checksums of all other packets. The conditions are:
 /// - Every port that sends packets of the stage uses checksum offload. See the key `offload` of the port.
 /// - All later stages ignore checksums, as `tx` does.
+/// - Every packet that such a port sends has passed a `checksum` stage.
 /// - Neither this stage nor a later stage has the key `drops`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

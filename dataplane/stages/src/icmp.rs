@@ -33,10 +33,12 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// - echo requests from or to multicast or broadcast addresses;
 /// - requests for addresses of other hosts.
 ///
-/// Without `addresses`, the stage answers for the addresses that the config gives to the ports. The stage answers an
-/// echo request on any port, but a neighbor solicitation only on the port that has the address. If a `neighbor` stage
-/// has `source = "resolve"`, the `icmp` stage consumes neighbor advertisements and passes their content to the
-/// `neighbor` stage.
+/// With `addresses`, the stage answers requests for each of these addresses on all ports, or only on the port in the
+/// key `port`. Without `addresses`, the stage answers for the addresses that the config gives to these ports: echo
+/// requests on each of the ports, and neighbor solicitations only on the port to which the config gives the address.
+///
+/// If a `neighbor` stage has `source = "resolve"`, the `icmp` stage consumes neighbor advertisements and passes their
+/// content to the `neighbor` stage.
 ///
 /// ```toml
 /// [[pipeline.stage]]

@@ -33,10 +33,11 @@ use index::Index;
 /// `icmp_error` stage with `kind = "reassembly_timeout"` to this output to notify the sender.
 ///
 /// Each worker needs `datagrams` times `largest` bytes of memory. If the limit `datagrams` is reached, a new datagram
-/// replaces the oldest incomplete datagram. If a source reaches the limit `per_source`, its new datagram replaces its
-/// oldest incomplete datagram. All fragments of a datagram must arrive on the same port, in the same VLAN and at the
-/// same worker. With `own = true`, the stage reassembles only datagrams for this host. On a router, set `own = true`: a
-/// router must not fragment IPv6 packets, so a reassembled IPv6 packet may be too long to forward.
+/// replaces the oldest incomplete datagram. If a source reaches the limit `per_source`, a new datagram of this source
+/// replaces the oldest incomplete datagram of this source. All fragments of a datagram must arrive on the same port, in
+/// the same VLAN and at the same worker. With `own = true`, the stage reassembles only datagrams for this host. On a
+/// router, set `own = true`: a router must not fragment IPv6 packets, so a reassembled IPv6 packet may be too long to
+/// forward.
 ///
 /// ```toml
 /// [[pipeline.stage]]

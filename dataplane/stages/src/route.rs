@@ -50,7 +50,8 @@ use table::{RouteEntry, Routes, has_equal_cost_paths};
 /// 2.5).
 ///
 /// With `source = "config"`, packets for the `addresses` of the ports, and for the broadcast addresses of their
-/// networks, leave by `local`. If the config has a host route for such an address, the packets take this route instead.
+/// networks, leave by `local`. If the config has a host route for one of these addresses, packets to this address take
+/// the host route instead.
 ///
 /// With `source = "config"`, a port with `addresses` or with a kernel interface accepts only frames to the MAC address
 /// of the port. All other frames, including multicast and broadcast frames, are dropped as `not_for_us` (RFC 1812,
