@@ -13,7 +13,7 @@ use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage, StageInfo};
 ///
 /// Packets with one of the `tags` leave by the output `listed`. All other packets go to the next stage: packets with
 /// another tag, packets that matched a rule without a tag, packets from ports without flow rules, generated packets,
-/// and copies. The stage does not read the packet, because the device has already compared the headers.
+/// and copies of packets. The stage does not read the packet, because the device has already compared the headers.
 ///
 /// ```toml
 /// [[port]]

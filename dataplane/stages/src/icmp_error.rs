@@ -314,7 +314,7 @@ impl Stage for IcmpError {
             .reasons(&[
                 (
                     "no_error_allowed",
-                    "the RFCs forbid an error for such a packet (RFC 1812, section 4.3.2.7; RFC 4443, section 2.4 e)",
+                    "the RFCs forbid an error for this packet (RFC 1812, section 4.3.2.7; RFC 4443, section 2.4 e)",
                 ),
                 ("no_address", "the ingress port has no address to send the error from"),
                 ("host_rate_exceeded", "the host has received too many errors in a short time"),

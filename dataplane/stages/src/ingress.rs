@@ -6,8 +6,8 @@ use serde::Deserialize;
 use dataplane_core::mem::{Batch, Edge};
 use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage, StageInfo};
 
-/// Splits packets by ingress port. Packets from the ports in `ports` go to the output `listed`. Other packets go to the
-/// next stage.
+/// Splits packets by ingress port. Packets from the ports in `ports` go to the output `listed`. All other packets go to
+/// the next stage.
 ///
 /// ```toml
 /// [[pipeline.stage]]

@@ -14,7 +14,7 @@ use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage, StageInfo};
 /// Pushes, pops, translates or restores the outer VLAN tag (IEEE 802.1Q, 802.1ad).
 ///
 /// The stage works before and after `parse`. If the operation `op` does not apply to a packet, the packet goes to the
-/// next stage unchanged. With `strict = true`, `pop` and `translate` drop such packets instead.
+/// next stage unchanged. With `strict = true`, the operations `pop` and `translate` drop these packets instead.
 ///
 /// ```toml
 /// [[pipeline.stage]]

@@ -107,8 +107,8 @@ const MAX_PRIORITY: u64 = 21_844;
 const MAX_TAG: u64 = (1 << 24) - 1;
 
 /// A flow rule of the device. The rule selects frames. The key `action` determines whether the port receives these
-/// frames or the device drops them. If a port has flow rules, the port receives only frames that a rule selects. Not
-/// tested on hardware.
+/// frames or the device drops them. If a port has flow rules, the port receives only frames that a rule with the action
+/// `receive` selects. Not tested on hardware.
 ///
 /// Rules for traffic without a tunnel:
 ///

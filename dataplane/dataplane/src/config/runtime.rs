@@ -58,8 +58,9 @@ pub enum Timestamps {
     None,
 }
 
-/// The black box: a memory of the last bursts of each worker. The program writes the black box to a file after a panic
-/// of a stage, after a fault of a worker, if a worker makes no progress, and on request.
+/// The black box: a memory of the last bursts of each worker. The program writes the black box to a file in three
+/// cases: a stage panics, a worker fails, or a worker makes no progress for the time in the key `watchdog` of
+/// `[runtime]`. The command `dataplane black-box` writes a file at any time.
 ///
 /// ```toml
 /// [runtime.black_box]
@@ -157,7 +158,7 @@ pub struct Runtime {
     /// The maximum time to wait for packets in progress when the run stops, such as `"5s"`. At most `"365d"`.
     pub drain_timeout: Period,
     /// A time limit for the progress of workers, such as `"10s"`. At least `"100ms"`. If a worker makes no progress for
-    /// this time, the program logs a message with the stage that the worker runs and the state of its thread.
+    /// this time, the program logs a message with the current stage of the worker and the state of the worker's thread.
     #[serde(deserialize_with = "watchdog")]
     pub watchdog: Period,
     /// The control socket, to which commands such as `dataplane stats` connect: `"auto"` for a socket in a default
