@@ -42,7 +42,7 @@ use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage, StageInfo};
 pub struct Vlan {
     /// The operation: `push`, `pop`, `translate` or `restore`. `restore` pushes the tag that the device of the ingress
     /// port removed (`offload = ["vlan_strip"]`). The pushed tag has the type 0x8100. A tag with id 0 and priority 0 is
-    /// not restored, because the device reports such a frame like a frame without a tag. `restore` pushes no tag onto
+    /// not restored, because the device reports this tag like the absence of a tag. `restore` pushes no tag onto
     /// copies of a packet. If a packet passes several `restore` stages, each of these stages pushes the tag. No
     /// default.
     pub op: Op,
