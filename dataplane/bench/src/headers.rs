@@ -296,7 +296,7 @@ fn ip<'b>(frame: Frame<'b>, source: &Values<IpAddr>, destination: &Values<IpAddr
     match (address(source), address(destination)) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => frame.ipv4(source, destination),
         (IpAddr::V6(source), IpAddr::V6(destination)) => frame.ipv6(source, destination),
-        // The families are equal.
+        // `check_addresses` has refused addresses of different families.
         _ => frame,
     }
 }

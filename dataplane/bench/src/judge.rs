@@ -111,7 +111,7 @@ pub struct Judge {
     sending_end: Option<(u64, u64)>,
     gaps: [Gap; STORED_GAPS],
     gap_count: u64,
-    /// The packets by the time of their transmission.
+    /// The counts and latencies of the packets that were sent in each interval.
     series: Vec<Point>,
     cursor: Cursor,
 }
@@ -130,8 +130,8 @@ pub struct Judgement {
     pub gaps: Vec<Gap>,
     /// The number of all gaps.
     pub gap_count: u64,
-    /// The received packets by the time of their transmission. `sent` of each point is 0, because the judge does not
-    /// know the sent packets.
+    /// The received packets: one point for the packets that were sent in each interval. `sent` of each point is 0,
+    /// because the judge does not know the sent packets.
     pub series: Vec<Point>,
 }
 
@@ -304,7 +304,7 @@ impl Judge {
         &self.counts
     }
 
-    /// Returns the received packets so far, by the time of their transmission.
+    /// Returns the received packets so far: one point for the packets that were sent in each interval.
     pub fn series(&self) -> &[Point] {
         &self.series
     }

@@ -313,7 +313,7 @@ fn replaced(old: IpAddr, rewrite: &Rewrite) -> Option<IpAddr> {
     Some(match (old, from.hostmask(), to.network()) {
         (IpAddr::V4(old), IpAddr::V4(mask), IpAddr::V4(to)) => IpAddr::from((old & mask) | to),
         (IpAddr::V6(old), IpAddr::V6(mask), IpAddr::V6(to)) => IpAddr::from((old & mask) | to),
-        // The families of the prefixes are equal.
+        // The two prefixes have the same family (`check`), so no other case exists.
         _ => old,
     })
 }

@@ -36,7 +36,8 @@ pub struct Sender {
     burst: u64,
     /// The packets that are left in the current burst.
     left: u64,
-    /// The time of the first packet as a multiple of the interval. `None` if the stream is no side of a conversation.
+    /// The time of the first packet as a multiple of the interval. `None` unless the stream sends one side of the
+    /// conversations of a capture.
     first: Option<f64>,
     /// The first and the last time at which the stream sends, in nanoseconds.
     active: (u64, u64),

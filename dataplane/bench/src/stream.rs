@@ -63,8 +63,8 @@ pub struct Stream {
     learning: Option<(MacAddr, MacAddr)>,
     /// Whether the frames are the frames of a capture, in their order.
     is_capture: bool,
-    /// The time of the first frame as a multiple of the mean time between frames. `None` if the stream is no side of a
-    /// conversation.
+    /// The time of the first frame as a multiple of the mean time between frames. `None` unless the stream sends one
+    /// side of the conversations of a capture (`clients`).
     pub(crate) first: Option<f64>,
     /// The values of the keys of the config that define the packets.
     keys: BTreeMap<String, String>,

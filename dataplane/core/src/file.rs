@@ -135,7 +135,8 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<io::Result<()>> {
     new.push(name);
     new.push(format!(".{}.new", std::process::id()));
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // A new content of a file with fewer permissions must not be readable meanwhile.
+    // The old file may permit fewer users than the default. Only this user can read the new content until `copy_access`
+    // has copied the permissions.
     let mode = if place.known.is_some() { 0o600 } else { 0o666 };
     let mut created = File::from(openat(&place.folder, &new, flags, Mode::from_raw_mode(mode))?);
     let mut write = || {
@@ -150,7 +151,7 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<io::Result<()>> {
         let _ = unlinkat(&place.folder, &new, AtFlags::empty());
         return Err(error);
     }
-    // The rename survives a power failure only if the folder is on the disk too.
+    // The rename survives a power failure only if the folder is also synced.
     let folder = openat(&place.folder, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     Ok(folder.map_err(io::Error::from).and_then(|folder| File::from(folder).sync_all()))
 }

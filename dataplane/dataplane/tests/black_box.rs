@@ -294,7 +294,7 @@ fn traffic_continues_if_no_file_can_be_written() {
         assert!(err.contains("the stage is now bypassed (on_panic)") && !err.contains("ledger"), "{err}");
         assert!(folder.files().is_empty(), "{:?}", folder.files());
     };
-    // A full disk: a file has at most 512 or 1024 bytes.
+    // In place of a full disk, a limit on the size of a file: 512 or 1024 bytes, which depends on the shell.
     is_logged("ulimit -f 1; exec \"$@\"");
     // The path of the folder becomes a file after the start.
     fs::remove_dir_all(folder.0.file("box")).unwrap();

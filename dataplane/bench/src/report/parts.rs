@@ -143,12 +143,12 @@ pub struct StreamReport {
     pub gap_count: u64,
     /// The longest times without arrivals.
     pub gaps: Vec<GapReport>,
-    /// The packets by the time of their transmission.
+    /// The counts and latencies of the packets that were sent in each interval.
     #[serde(default)]
     pub series: SeriesReport,
 }
 
-/// Packets by the time of their transmission. Each list has one value for each interval.
+/// The counts and latencies of the packets that were sent in each interval. Each list has one value for each interval.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct SeriesReport {
     /// The length of an interval in seconds. The last interval can be shorter.

@@ -104,7 +104,7 @@ pub struct LossStep {
     pub limits: Vec<String>,
 }
 
-/// The longest burst at the highest rate without loss.
+/// The longest burst without loss, at the highest rate.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct BackToBackReport {
     /// The number of packets of the longest burst without loss: the mean of all repetitions.

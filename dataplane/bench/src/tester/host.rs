@@ -28,7 +28,8 @@ pub(super) fn counters(lanes: &PortLanes) -> Vec<BTreeMap<String, u64>> {
     let of = |(port, plan): (usize, &dataplane::config::PortPlan)| {
         let mut counters = lanes.counters(port);
         let interface = plan.config.kernel_interface();
-        // The counter `rx_out_of_buffer` of an RDMA device has these frames already.
+        // If an RDMA device has the counter `rx_out_of_buffer`, this counter includes the frames that the interface
+        // missed.
         if !counters.contains_key("rx_out_of_buffer") || plan.config.link.is_some() {
             let missed = interface.and_then(|name| interface_counter(name, "statistics/rx_missed_errors"));
             counters.extend(missed.map(|missed| (INTERFACE_MISSED.to_owned(), missed)));

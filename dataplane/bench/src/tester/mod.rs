@@ -285,8 +285,8 @@ impl Tester {
         let failed = |port: usize, error: dataplane::error::VerbError| error.on(&names[port]);
         let mut ports = vec![PortOutcome::default(); lanes.len()];
         // Discard the packets that arrived since the last trial, and post receive buffers. If packets arrive all the
-        // time, continue after `DISCARD_TIME`. The key of the trial distinguishes these packets from the packets of the
-        // trial.
+        // time, continue after `DISCARD_TIME`. The remaining old packets do not count, because the signatures of the
+        // trial have another key.
         let begin = clock.nanos();
         let is_over = || stop.load(Ordering::Relaxed) || clock.nanos().0.saturating_sub(begin.0) > DISCARD_TIME;
         for (port, lane) in lanes.iter_mut().enumerate() {

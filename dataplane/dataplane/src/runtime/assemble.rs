@@ -167,7 +167,8 @@ fn build(
     let mut resources = Resources::new(ports.clone(), source.folder());
     files(&loaded, source.path(), &mut resources.files, diagnostics);
     if let Some(file) = plan.as_ref().and_then(|plan| black_box_file(source, plan)) {
-        // The run may write files in this folder. Another use of the example file has its own message.
+        // The run may write files in the folder of `file`, so register one example file. Ignore a conflict, because the
+        // run chooses other names.
         let _ = resources.files.write(&file, "a file of the black box");
     }
     if !offline && running.is_none() {

@@ -66,9 +66,8 @@ pub(crate) fn operations(
 }
 
 /// Returns the operations that need a restart: some changes of the number of workers, and changes of `[runtime]` and of
-/// ports that stay.
-/// An added port also needs a restart if the workers have too few packet buffers, or if a removed port uses the same
-/// interface, file or device, or listens on the same address.
+/// ports that stay. An added port also needs a restart if the workers have too few packet buffers, or if a removed port
+/// uses the same interface, file or device, or listens on the same address.
 pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     let runtime = |plan: &Plan| {
@@ -125,7 +124,7 @@ fn core_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
 /// Returns the operations that add or remove workers.
 fn worker_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let (running, workers) = (before.cores.len(), after.cores.len());
-    // The NIC selects the queue of a frame, and each queue of such a port belongs to one worker.
+    // The ports on which the NIC selects the receive queue of each frame. Each of these queues belongs to one worker.
     let of_nic =
         |port: &&PortPlan| port.input && port.config.link.as_ref().is_some_and(|link| link.owns_receive_queues());
     let interfaces = |worker: usize, does: &str| {

@@ -40,9 +40,11 @@ pub(crate) struct LaneSwap {
     numbers: Vec<Option<u8>>,
     /// The names of the earlier ports.
     names: Vec<Arc<str>>,
-    /// Empty lists, with room for the lanes of the worker.
+    /// An empty list with room for the lanes after the change.
     lanes: Vec<Box<dyn Lane>>,
+    /// An empty list with room for the lanes before the change.
     earlier: Vec<Option<Box<dyn Lane>>>,
+    /// An empty list with room for the retiring lanes of this change and of earlier changes.
     retiring: Vec<RetiringLane>,
 }
 

@@ -427,7 +427,7 @@ impl Worker {
     #[cold]
     fn has_passed_on(&mut self, received: usize) -> bool {
         let Some(leave_by) = self.leave_by else {
-            // The last poll may have been before the devices stopped to pass packets to the worker, so poll again.
+            // The last poll may have been before the devices stopped passing packets to the worker, so poll again.
             self.leave_by = Some(Period(self.drain_timeout).after_now());
             return false;
         };
@@ -466,7 +466,7 @@ impl Worker {
         // Destroy the queues, and reclaim the buffers that the devices did not return before the deadline.
         lanes.iter_mut().for_each(|lane| lane.reset_and_reclaim(pool));
         // Wait for the closing lanes last, because the lanes of this worker must not wait for a control thread. If a
-        // lane is closed after the deadline, the requester counts its buffers.
+        // lane is closed only after the deadline, the requester of the lane counts the buffers of the lane.
         before_deadline(&mut || {
             if let Some(Message::Slots(mut slots)) = closing.asked(reply) {
                 closing.take(&mut slots, pool);

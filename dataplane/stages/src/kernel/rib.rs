@@ -24,7 +24,7 @@ pub(super) struct RankedRoute {
 /// What is known about the events of one prefix and metric during a replay ([`Rib::start_replay`]).
 #[derive(Clone, Copy, Debug)]
 enum ReplayedEvents {
-    /// There was one event. The routes of the dump show whether the dump already contains the change.
+    /// There was one event. If the dump already contains the change, applying the event again has no effect.
     One,
     /// All events replaced the first route. The last event names the route that is now the first route of the kernel.
     Replacements,
@@ -155,9 +155,9 @@ impl Rib {
         let exact = choices.iter().position(|ranked| of_metric(ranked) && ranked.target == route.target);
         let Some(at) = exact.or_else(|| choices.iter().position(of_metric)) else { return };
         if exact.is_none() && matches!(key.1, IpNet::V4(_)) {
-            // The kernel removed a route that is not known. During a replay, this is usual, because the dump does not
-            // contain a route that was removed before the dump. Otherwise, the known route has lost next hops, so the
-            // routes are in doubt.
+            // The kernel removed a route that is not known. During a replay, this is usual: if the route was removed
+            // before the dump, the dump does not contain the route. Outside a replay, or if the message has no next
+            // hops, a known route has lost next hops without an event, so the routes are in doubt.
             let is_dead = matches!(&route.target, KernelTarget::Hops(hops) if hops.is_empty());
             self.in_doubt |= is_dead || self.replayed.is_none();
             return;

@@ -227,8 +227,8 @@ impl Resolution {
         Ok(client)
     }
 
-    /// Returns the object that this object replaces, if its neighbours are valid with the new `settings`. Returns
-    /// `None` after the background task has taken over the neighbours.
+    /// Returns the object that this object replaces, if the neighbours of the replaced object are valid with the new
+    /// `settings`. Returns `None` after the background task has taken over the neighbours.
     fn earlier(&self, settings: Settings) -> Option<Arc<Self>> {
         let earlier = self.earlier.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         let before = earlier.open.get()?.settings;

@@ -1,8 +1,8 @@
 //! Predicts cores, memory and the bottleneck from measured costs.
 //!
-//! A worker runs to completion and shares nothing with other workers on the packet path, so the model is linear: the
-//! packets per second of a worker are the inverse of the time per packet, and N workers process N times as many
-//! packets as one worker.
+//! A worker passes each burst through all stages before it receives the next burst, and shares nothing with other
+//! workers on the packet path. The model is therefore linear: the packets per second of a worker are the inverse of the
+//! time per packet, and N workers process N times as many packets as one worker.
 
 use serde::Serialize;
 

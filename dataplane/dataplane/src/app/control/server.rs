@@ -275,7 +275,7 @@ impl Server {
             self.answered = Some(Instant::now());
             snapshot.set_logs_lost(self.logs_lost.as_ref().map_or(0, |lost| lost.dropped_lines() as u64));
             let snapshot = Arc::new(snapshot);
-            // The clients keep this snapshot, because an idle client keeps its snapshot indefinitely.
+            // A client keeps a snapshot for as long as it is connected, so it keeps a copy that needs little memory.
             let kept = LazyCell::new(|| Arc::new(snapshot.without_stage_counters()));
             // A client of the control socket needs the counters of the stages too.
             for client in self.clients.iter_mut().filter(|_| scope == Scope::All) {

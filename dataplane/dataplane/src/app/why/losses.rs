@@ -27,10 +27,10 @@ const NOT_ACCEPTED: [(&str, &str); 4] = [
     ("pkey_violations", "the packet has another partition key than the queue pair"),
 ];
 
-/// If at least this share of the loops of a worker have packets, the worker is saturated.
+/// If a worker receives packets in at least this share of its loops, the worker counts as saturated.
 const SATURATED: f64 = 0.95;
 
-/// If a worker waits for its core for at least this share of the time, other programs cause the loss.
+/// If a worker waits for its core for at least this share of the time, other programs count as the cause of the loss.
 const PREEMPTED: f64 = 0.05;
 
 /// The maximum number of workers in the evidence.

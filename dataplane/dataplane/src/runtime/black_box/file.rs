@@ -124,7 +124,7 @@ impl RecordedPacket {
 pub(crate) struct BlackBoxFile {
     pub(crate) description: Description,
     pub(crate) packets: Vec<RecordedPacket>,
-    /// Whether the end of the file is missing.
+    /// Whether the end of the file is missing or damaged.
     pub(crate) is_cut: bool,
 }
 

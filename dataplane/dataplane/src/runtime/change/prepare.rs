@@ -33,11 +33,11 @@ pub(super) struct Prepared {
     pub(super) left: Vec<String>,
 }
 
-/// The pipeline before the change that is reverted.
+/// For a revert, the pipeline from before the reverted change.
 #[derive(Clone, Copy)]
 pub(super) struct Reverts<'a> {
     pub(super) objects: &'a Objects,
-    /// The names of the stages that the change has not replaced.
+    /// The names of the stages that the reverted change has not replaced.
     pub(super) kept: &'a BTreeSet<String>,
 }
 
@@ -160,8 +160,8 @@ impl RunState {
                     None => "some packets pass no `checksum` stage".to_owned(),
                 };
                 let why = format!(
-                    "the device computes the checksums of sent packets since the start, and would hide wrong checksums, \
-                     because {cause}"
+                    "the device has computed the checksums of sent packets since the start, and would hide wrong \
+                     checksums, because {cause}"
                 );
                 operations.push(difference::port_operation(true, &port.config.name, &why));
             }
@@ -267,8 +267,8 @@ fn locks_memory(port: &PortPlan) -> bool {
     port.config.is_rdma() || port.config.link.as_ref().is_some_and(|link| link.locks_memory())
 }
 
-/// Returns which privilege of an added port the program has given up. `held` has the capabilities of the program, and
-/// `to_lock` is the number of bytes that the added ports lock.
+/// If an added port needs a privilege that the program has given up, returns a message with this privilege. `held` has
+/// the capabilities of the program, and `to_lock` is the number of bytes that the added ports lock.
 fn missing_privilege(port: &PortPlan, held: CapabilitySet, memlock: Memlock, to_lock: u64) -> Option<String> {
     let link = port.config.link.as_ref().map(|link| link.capabilities());
     let raw = (port.config.is_rdma() && port.config.qp == Qp::RawPacket).then_some(CapabilitySet::NET_RAW);

@@ -52,7 +52,6 @@ pub(crate) fn start_tasks(specs: Vec<TaskSpec>, stop: &RunStop) -> Result<Vec<Ow
 }
 
 /// A version of the pipeline of a run, in use between two changes: the config, and the objects that the stages share.
-/// The name has nothing to do with the generations of queue pairs.
 pub(crate) struct PipelineVersion {
     pub(crate) plan: Arc<Plan>,
     pub(crate) source: Source,

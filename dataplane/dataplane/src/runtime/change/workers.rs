@@ -135,7 +135,7 @@ impl RunState {
         if running == workers {
             return Vec::new();
         }
-        // After its first loop, a worker has posted receives, and the devices may pass packets to the worker.
+        // After the first iteration of its loop, a worker has posted receives, so the devices may pass packets to it.
         let is_running = |worker: usize| {
             let has_left = self.control.thread(worker).has_left.load(Ordering::Relaxed);
             has_left || self.control.board(worker).read().loops > 0
@@ -156,7 +156,7 @@ impl RunState {
         });
         if left > 0 {
             warnings
-                .push(format!("{left} removed workers have not ended; they end as soon as their current stages end"));
+                .push(format!("removed workers that have not ended: {left}; each worker ends as soon as it continues"));
         }
         warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         warnings
