@@ -46,8 +46,8 @@ pub struct MetricReport {
     pub verdict: Verdict,
     /// The statistical test, and the numbers that it used.
     pub test: String,
-    /// The two-sided probability of such a difference by chance, multiplied by the number of tests (correction of
-    /// Bonferroni).
+    /// The two-sided probability that chance alone causes a difference of this size, multiplied by the number of tests
+    /// (correction of Bonferroni).
     pub p_value: Option<f64>,
     /// `1 - p_value`.
     pub confidence: Option<f64>,
@@ -88,7 +88,7 @@ pub(super) struct MetricTest {
     /// Changes up to this value do not count.
     pub(super) tolerance: f64,
     pub(super) test: String,
-    /// The two-sided probability of such a difference by chance.
+    /// The two-sided probability that chance alone causes a difference of this size.
     pub(super) p_value: Option<f64>,
 }
 

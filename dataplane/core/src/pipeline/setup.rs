@@ -138,7 +138,7 @@ impl<'a> Setup<'a> {
     }
 
     /// Returns the ports of the config. If a later change of the running pipeline adds, removes or renumbers a port,
-    /// the program prepares each stage again that has called this method.
+    /// each stage that has called this method is prepared again.
     pub fn ports(&self) -> &[PortInfo] {
         self.used_ports.borrow_mut().all = true;
         self.ports
@@ -394,7 +394,7 @@ impl<'a> Setup<'a> {
 
     /// Returns the index (from 0) of the worker that runs this instance of the stage, and the number of workers. A stage
     /// needs the number of workers to divide a value among the workers, such as a rate. If a change of the running
-    /// pipeline changes the number of workers, the program prepares each stage again that has called this method.
+    /// pipeline changes the number of workers, each stage that has called this method is prepared again.
     pub fn worker(&mut self) -> (usize, usize) {
         let workers = self.workers;
         self.record().workers = Some(workers);

@@ -122,8 +122,8 @@ impl Comparison {
 }
 
 /// Finds the first instruction that may read a word of the scratch memory before the program stores a value there.
-/// Returns the indexes of the instruction and of the word. Jumps must stay inside the program. Linux also refuses a
-/// program with such an instruction (`check_load_and_stores` in net/core/filter.c).
+/// Returns the indexes of the instruction and of the word. Linux also refuses a program with such an instruction
+/// (`check_load_and_stores` in net/core/filter.c). The jumps of `ops` must stay inside the program.
 fn unset_memory(ops: &[BpfOp]) -> Option<(usize, u8)> {
     // For each instruction: the words that have a value on every path to the instruction, as a bit set.
     let mut set = vec![u16::MAX; ops.len() + 1];

@@ -97,7 +97,8 @@ pub(super) fn read(message: RouteNetlinkMessage) -> Option<Update> {
     Some(match message {
         RouteNetlinkMessage::NewLink(message) => Update::Link(link(message)?),
         RouteNetlinkMessage::DelLink(message) => {
-            // A bridge reports with such a message that it released a port. The link itself still exists.
+            // With a family, the message does not report the removal of the link: a bridge, for example, reports with
+            // its own family that it released a port.
             if u8::from(message.header.interface_family) != u8::from(AddressFamily::Unspec) {
                 return None;
             }

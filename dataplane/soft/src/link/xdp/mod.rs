@@ -286,8 +286,8 @@ impl Xdp {
         InterfaceEpoch::from_number(self.epoch.load(Ordering::Relaxed))
     }
 
-    /// Records the index of the interface that the program is attached to (0: none), and starts a new generation. After
-    /// the link is open, only the watcher thread calls this method.
+    /// Records the index of the interface that the program is attached to (0: none), and counts this attachment or
+    /// detachment. After the link is open, only the watcher thread calls this method.
     fn set_index(&self, index: u32) {
         let generation = self.epoch().generation.wrapping_add(1);
         self.epoch.store(InterfaceEpoch { index, generation }.number(), Ordering::Relaxed);

@@ -29,8 +29,8 @@ const TAKEN: u32 = 3;
 /// BPF. The program also writes stamps, which do not change the verdict.
 fn load(filter: &Filter) -> Option<Program> {
     let code = program(filter, Taken::Verdict(TAKEN), StampSource::Kernel).unwrap();
-    // A data plane program keeps only the capabilities that its links need. The kernel's verifier accepts fewer
-    // programs from such a process than from root.
+    // During a run, the process keeps only the capabilities that its links need. The kernel's verifier then accepts
+    // fewer programs than from root.
     let as_in_a_run = || {
         let held = capabilities(None)?;
         let kept = held.effective & filter.capabilities();
