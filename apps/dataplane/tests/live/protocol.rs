@@ -135,7 +135,7 @@ fn schema_describes_every_request_and_every_result() {
     // The live statistics have exactly the fields of the schema.
     let running = folder.run("", None);
     let stats = running.ask().unwrap();
-    let live = schema["$defs"]["Live"]["properties"].as_object().unwrap();
+    let live = schema["$defs"]["LiveStatistics"]["properties"].as_object().unwrap();
     for field in stats.as_object().unwrap().keys() {
         assert!(live.contains_key(field), "{field}");
     }
