@@ -220,7 +220,7 @@ impl Run<'_> {
                 lower = next
             }
             // The number of flows that the device carried in this trial is probably the capacity. Test this number, and
-            // then the smallest larger number that differs by the width.
+            // then a number that is larger by the width.
             let above = lower + ((lower as f64 * self.args.width) as u64).max(1);
             (next, is_estimate) = match exceeded {
                 true if lower < carried && carried < upper => (carried, true),

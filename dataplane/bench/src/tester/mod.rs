@@ -39,7 +39,8 @@ const DRAIN_SHARE: u64 = 200;
 /// The shortest time for draining, in nanoseconds. In a shorter time, it is possible that the thread of the tester does
 /// not run at all.
 const SHORTEST_DRAIN: u64 = 1_000_000;
-/// The largest window of a judge, in packets. The memory of a window is 8 bytes per packet.
+/// The largest window of a judge: the number of packets that the judge remembers. A window needs 8 bytes of memory per
+/// packet.
 const MAX_WINDOW: f64 = (1 << 22) as f64;
 /// The smallest window of a judge, in packets.
 const MIN_WINDOW: f64 = (1 << 14) as f64;

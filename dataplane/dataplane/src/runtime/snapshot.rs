@@ -38,7 +38,7 @@ pub struct Snapshot {
     pub(crate) stage_memory: Vec<(String, u64)>,
 }
 
-/// The state of a port that the report does not contain.
+/// The facts about a port that are not in the report.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SnapshotPort {
     /// Whether the pipeline receives packets from the port or sends packets on the port.
@@ -51,7 +51,7 @@ pub(crate) struct SnapshotPort {
     pub(crate) counters: Vec<&'static str>,
 }
 
-/// The names of the counters of a stage, which exist before the first packet.
+/// The names of the counters of a stage. The names are known before the first packet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SnapshotStage {
     pub(crate) drops: BTreeSet<String>,
@@ -143,7 +143,7 @@ impl Snapshot {
     }
 
     /// Returns the costs of each part of the loop since the start: the name of the part, whether the part is a stage,
-    /// the sums, and the time in seconds.
+    /// the sums, and the sum of the times in seconds.
     pub(crate) fn cost_sums(&self) -> Vec<(&str, bool, CostSum, f64)> {
         let parts = Stopwatch::parts(self.report.stages.iter().map(|stage| stage.name.as_str()));
         let sums = self.times.costs.sums().into_iter();
@@ -249,9 +249,9 @@ struct RetiringLanes {
 struct ClosedLane {
     /// The name of the port.
     port: Arc<str>,
-    /// The counters to subtract.
+    /// The counters of the lane that the sums already contain.
     before: LaneCounters,
-    /// The counters to add.
+    /// The counters of the lane that the sums must contain.
     last: LaneCounters,
     /// The buffers that came back after the hand-over.
     slots: LateSlots,

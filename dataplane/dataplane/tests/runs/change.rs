@@ -928,7 +928,8 @@ fn worker_that_does_not_answer_leaves_all_workers_with_the_earlier_pipeline() {
     assert!(refusal.message.contains("worker 1 does not answer"), "{refusal}");
     assert_eq!(run.run.source().text(), text);
     run.wait_for_traffic();
-    // A revert does not wait for a worker. The worker must take the earlier pipeline before the next change.
+    // A revert does not wait for a late worker. The worker must switch to the pipeline of the revert before the next
+    // change.
     let options = ApplyOptions { confirm: Some(Duration::from_secs(3600)), ..ApplyOptions::default() };
     let wider = config(2, &[("gate", ""), ("count", ""), ("numbers", "step = 3")]);
     run.apply_with(&wider, &options).unwrap();
@@ -1007,7 +1008,7 @@ fn revert_does_not_wait_for_a_worker_that_has_not_taken_the_reverted_pipeline() 
     run.wait_for_traffic();
     let snapshot = run.snapshot();
     assert_eq!(snapshot.workers().iter().filter(|state| **state == WorkerState::Late).count(), 1);
-    // The late worker still uses the pipeline from before the change.
+    // The late worker still uses the pipeline from before the change, so the tasks of this pipeline still run.
     assert!(!ENDED_EARLY.load(Ordering::Relaxed));
     IS_OPEN.store(true, Ordering::Relaxed);
     let last = text(3, &[]);

@@ -81,7 +81,8 @@ impl RunState {
         let Assembly { plan, source, programs, stand_ins, resources, .. } = assembly;
         let plan = Arc::new(plan);
         let (objects, services) = resources.into_parts();
-        // Held packets of the earlier pipeline may stay held for the hold time of the earlier config.
+        // The new hold time is at least the earlier hold time, because the packets that the earlier pipeline holds may
+        // stay held for the earlier hold time.
         let holds = programs.iter().take(1).flat_map(Program::nodes).filter_map(|node| node.stage.contract().holds);
         let hold = holds.fold(0u64, |sum, hold| sum.saturating_add(hold.0));
         let number = lock(&self.sampler).begin_exchange();

@@ -1,4 +1,4 @@
-//! The state of a run that the workers do not own.
+//! The part of the state of a run that no worker owns.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ pub(crate) struct PipelineVersion {
     pub(crate) left: Vec<String>,
 }
 
-/// The state of a run that the workers do not own.
+/// The part of the state of a run that no worker owns.
 pub(crate) struct RunState {
     pub(crate) control: Arc<RunControl>,
     /// The open ports, in the order of the config.
