@@ -85,8 +85,8 @@ impl RunState {
             }
             // Another thread, such as the thread that answers clients, may still use the pipeline. The last user frees
             // the pipeline, so this thread waits until there is no other user. At the end of the run, any thread may free
-            // the pipeline. If `work` runs on the thread of the caller, do not wait, because the caller itself may use the
-            // pipeline.
+            // the pipeline. If `work` runs on the thread of the caller, do not wait, because the caller itself may use
+            // the pipeline.
             let is_used = || Arc::strong_count(&earlier) > 1 && !lock(&state.changes).is_over;
             while is_own_thread && !is_unconfirmed && is_used() {
                 thread::sleep(POLL_INTERVAL);
