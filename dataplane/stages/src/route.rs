@@ -227,7 +227,7 @@ impl Scratch {
     #[inline]
     fn send(&self, batch: &mut Batch, send: impl FnMut((Head<'_, 0>, &u32)) -> Option<()>) -> usize {
         let (all, heads) = (self.fast == batch.len(), batch.heads_keeping_plain_ipv4().zip(&self.found));
-        // In most batches, all packets are on the fast path. Without `take`, the loop needs one condition fewer.
+        // In most batches, all packets are on the fast path. The loop without `take` then needs one condition fewer.
         if all { heads.map_while(send).count() } else { heads.take(self.fast).map_while(send).count() }
     }
 
