@@ -215,8 +215,8 @@ impl Stage for Reassemble {
             }
         }
         check_period("timeout", self.timeout, Period::from_secs(1)..=Period::from_secs(60))?;
-        // The datagrams in reassembly contain the numbers of their ports. Because of this call, the program prepares the
-        // stage again if the ports change.
+        // The datagrams in reassembly contain the numbers of their ports. Because of this call, the program prepares
+        // the stage again if the ports change.
         let _ = setup.ports();
         self.keeps_ports = setup.has_unchanged_port_numbers();
         if self.own {

@@ -188,7 +188,7 @@ impl From<RecvFields> for PollFields {
 }
 
 bitflags! {
-    /// Checks that a completion queue may omit: `enum ibv_create_cq_attr_flags`.
+    /// What a completion queue may omit, a lock or a check: `enum ibv_create_cq_attr_flags`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct CqFlags: u32 {
         /// No lock: only one thread polls the queue.

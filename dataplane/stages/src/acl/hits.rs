@@ -43,8 +43,8 @@ impl RuleSet {
     pub(super) fn new(rules: Arc<Rules>, setup: &mut Setup<'_>) -> Result<Self, Problem> {
         let earlier = setup.earlier::<Rules>();
         let mut places = setup.shared_by_workers(|_| Ok(Places::new(&rules, earlier.as_ref())))?;
-        // In a revert, `places` is the shared object of the earlier pipeline. Its indexes do not refer to the rules of the
-        // stage that the revert replaces, so compute the indexes again.
+        // In a revert, `places` is the shared object of the earlier pipeline. Its indexes do not refer to the rules of
+        // the stage that the revert replaces, so compute the indexes again.
         if !places.earlier.ptr_eq(&earlier.as_ref().map(Arc::downgrade).unwrap_or_default()) {
             places = Arc::new(Places::new(&rules, earlier.as_ref()));
             setup.share(places.clone());
