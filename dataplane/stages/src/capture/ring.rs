@@ -84,6 +84,13 @@ pub(super) fn memory(buffers: usize, snaplen: u16) -> u64 {
 }
 
 impl Inlet {
+    /// Drops the ring of the full buffers, and returns the ring of the free buffers. The writer abandons the returned
+    /// ring when it frees its side of the rings.
+    #[cfg(test)]
+    pub(super) fn into_free(self) -> Consumer<Buffer> {
+        self.free
+    }
+
     /// Whether the writer has ended.
     pub(super) fn is_abandoned(&self) -> bool {
         self.full.is_abandoned()
@@ -110,6 +117,12 @@ impl Inlet {
 }
 
 impl Outlet {
+    /// Whether the stage of the worker is gone and no frame waits.
+    pub(super) fn is_finished(&self) -> bool {
+        // Check for frames last, because the worker may pass on a frame before its stage is dropped.
+        self.full.is_abandoned() && self.full.is_empty()
+    }
+
     /// Calls `write` for the waiting frames, up to one burst, and then gives all their buffers back to the worker
     /// together. Returns the number of frames.
     pub(super) fn take(&mut self, mut write: impl FnMut(&Frame)) -> usize {

@@ -238,6 +238,8 @@ fn drain(shared: &Shared, spec: &Spec) -> Result<()> {
         while take_all() && (stopped || rounds < MAX_ROUNDS) {
             rounds += 1;
         }
+        // Free the buffers of workers that were removed, and of stages that were prepared but never ran.
+        outlets.retain(|outlet| !outlet.is_finished());
         // All packets that were offered before the stop have been handled now.
         if stopped {
             break;
@@ -342,7 +344,51 @@ fn backoff(last: Duration, ran: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use dataplane_core::clock::ClockSource;
+    use dataplane_core::file::Readers;
+    use dataplane_testing::Folder;
+
     use super::*;
+
+    /// Returns the parameters of a capture that writes `out.pcapng` in this folder.
+    fn spec(folder: &Folder) -> Spec {
+        Spec {
+            path: folder.file("out.pcapng"),
+            readers: Readers::owner_and(None).unwrap(),
+            interface: "under_test".to_owned(),
+            snaplen: 64,
+            buffers: 4,
+            max_packets: u64::MAX,
+            max_bytes: u64::MAX,
+            rotation: None,
+        }
+    }
+
+    /// A change can add and remove workers many times, and `plan` prepares stages that never run. The writer frees the
+    /// rings of these stages after it has written their packets.
+    #[test]
+    fn writer_frees_the_buffers_of_a_stage_that_is_gone() {
+        let folder = Folder::new();
+        let (sink, mut task) = Sink::new(spec(&folder)).unwrap();
+        task.start().unwrap();
+        let sink = Arc::new(sink);
+        let tap = sink.clone().join(RunStop::default());
+        let (mut inlet, outlet) = ring(4, 64);
+        let put = inlet
+            .put(&mut [[7; 60]; 3].iter(), |bytes, buffer| Frame::new(buffer, 1, ClockSource::Virtual, bytes, &[]));
+        assert_eq!(put, 3);
+        let free = inlet.into_free();
+        sink.shared.joined.lock().unwrap().push(outlet);
+        let begin = Instant::now();
+        while !free.is_abandoned() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "the writer keeps the ring");
+            thread::yield_now();
+        }
+        let (lost, closed) = tap.leave();
+        assert_eq!((lost, closed.is_ok()), (0, true));
+        let written = std::fs::read(folder.file("out.pcapng")).unwrap();
+        assert_eq!(written.windows(60).filter(|bytes| *bytes == [7; 60]).count(), 3);
+    }
 
     #[test]
     fn retry_delay_doubles_and_restarts_after_a_long_attempt() {
