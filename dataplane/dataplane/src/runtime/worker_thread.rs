@@ -175,7 +175,10 @@ impl WorkerBuilder {
         }
         let mut open =
             lanes::open(&self.plan, &self.ports, self.node, (self.number, self.workers), self.keeps_received)?;
-        if !lanes::await_peers(&self.plan, &self.ports, self.number, &mut open, || self.control.is_stopped())? {
+        // The lanes of a port connect together, and the other workers get their lanes on added ports only after this
+        // worker is ready. Thus the loop connects the lanes of a worker that joins a run.
+        let is_stopped = || self.control.is_stopped();
+        if !self.joins && !lanes::await_peers(&self.plan, &self.ports, self.number, &mut open, is_stopped)? {
             return Ok(None);
         }
         let OpenLanes { lanes, pool, pages } = open;

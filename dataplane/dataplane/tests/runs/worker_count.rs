@@ -20,6 +20,13 @@ const PACKETS: u64 = 16;
 /// The stages of a config that drops the packets.
 const DROPS: &[(&str, &str)] = &[("drop", "")];
 
+/// The stages of a config that sends a copy of each packet on the port `near`, and drops the copies at the port `far`.
+/// The two ports are peers.
+const COPIES: &[(&str, &str)] = &[
+    ("ingress", "name = 'arrived'\nports = ['far']\noutputs = { listed = 'drop' }"),
+    ("mirror", "outputs = { copy = 'to_near' }"),
+];
+
 /// Returns the number of cores that this process may use.
 fn cores() -> usize {
     Topology::discover().unwrap().cores().iter().filter(|core| core.allowed).count()
@@ -33,14 +40,27 @@ fn circulating(workers: usize, has_seed: bool, stages: &[(&str, &str)]) -> Strin
     let config = config.port_with("right", "kind = 'loopback', peer = 'left'", "rx_depth = 256");
     let seed = format!("kind = 'generator', flows = 16, count = {PACKETS}");
     let config = if has_seed { config.port_with("seed", &seed, "rx_depth = 256") } else { config };
-    let config = config.input(if has_seed { &["left", "right", "seed"] } else { &["left", "right"] });
+    let mut input = vec!["left", "right"];
+    if has_seed {
+        input.push("seed");
+    }
+    if stages == COPIES {
+        input.push("far");
+    }
+    let peers = if stages == COPIES { &[("near", "far"), ("far", "near")][..] } else { &[] };
+    let config = peers.iter().fold(config.input(&input), |config, (name, peer)| {
+        let connection = format!("connection = {{ peer = '{peer}', deadline = '4s', step_deadline = '2s' }}");
+        config.port_with(name, &format!("kind = 'loopback', peer = '{peer}'"), &format!("qp = 'rc'\n{connection}"))
+    });
     let config = stages.iter().fold(config, |config, (kind, lines)| config.stage(kind, lines));
     if stages == DROPS {
         return config.to_string();
     }
     let choose = "name = 'choose'\nports = ['left']\noutputs = { listed = 'to_left' }";
     let config = config.stage("ingress", choose).stage("tx", "name = 'to_right'\nport = 'right'");
-    config.stage("tx", "name = 'to_left'\nport = 'left'").to_string()
+    let config = config.stage("tx", "name = 'to_left'\nport = 'left'");
+    let config = if stages == COPIES { config.stage("tx", "name = 'to_near'\nport = 'near'") } else { config };
+    config.to_string()
 }
 
 /// Starts a run with one worker, and inserts the packets.
@@ -143,6 +163,51 @@ fn unconfirmed_change_of_the_number_of_workers_reverts() {
         wait_for_workers(&run, 2);
         run.apply(&circulating(1, false, &stages));
     }
+    let report = run.end();
+    assert_conserved(&report);
+    assert_eq!(report.errors, Vec::<String>::new(), "{report}");
+}
+
+/// The lanes of a port connect together. An added worker must not wait for this before the other workers have their
+/// lanes.
+#[test]
+fn one_change_adds_a_worker_and_ports_with_peers() {
+    if cores() < 2 {
+        return skip("this test needs two cores");
+    }
+    let run = start(&[]);
+    let applied = run.apply(&circulating(2, false, COPIES));
+    let operations = kinds(&applied.operations);
+    for expected in [(OperationKind::AddWorker, "1"), (OperationKind::AddPort, "near"), (OperationKind::AddPort, "far")]
+    {
+        assert!(operations.contains(&expected), "{applied:#?}");
+    }
+    wait_for_workers(&run, 2);
+    wait_until("copies over the connection", || rx(run.snapshot().report(), "far") > 0);
+    let report = run.end();
+    assert_conserved(&report);
+    assert_eq!(report.errors, Vec::<String>::new(), "{report}");
+}
+
+#[test]
+fn revert_restores_a_worker_and_ports_with_peers() {
+    if cores() < 2 {
+        return skip("this test needs two cores");
+    }
+    let run = start(&[]);
+    run.apply(&circulating(2, false, &[]));
+    run.apply(&circulating(2, false, COPIES));
+    wait_until("copies over the connection", || rx(run.snapshot().report(), "far") > 0);
+    let unconfirmed = ApplyOptions { confirm: Some(Duration::from_secs(600)), ..ApplyOptions::default() };
+    run.apply_with(&circulating(1, false, &[]), &unconfirmed).unwrap();
+    wait_for_workers(&run, 1);
+    run.changer().rollback(&run.registry).unwrap();
+    wait_for_workers(&run, 2);
+    let received = |snapshot: &Snapshot| {
+        snapshot.report().ports.iter().find(|port| port.name == "far").map_or(0, |port| port.packets.rx)
+    };
+    let before = received(&run.snapshot());
+    wait_until("copies over the new connection", || received(&run.snapshot()) > before);
     let report = run.end();
     assert_conserved(&report);
     assert_eq!(report.errors, Vec::<String>::new(), "{report}");
