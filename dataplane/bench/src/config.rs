@@ -13,8 +13,8 @@ use crate::rate::Rate;
 use crate::replay::Rewrite;
 use crate::values::Values;
 
-/// The frames of the mix `imix`, without the frame check sequence, with their weights: 7 frames of 64 bytes, 4 frames of
-/// 594 bytes and 1 frame of 1518 bytes, with the frame check sequence.
+/// The frame sizes and weights of the mix `imix`. The sizes are without the frame check sequence. With the sequence,
+/// the mix is 7 frames of 64 bytes, 4 frames of 594 bytes and 1 frame of 1518 bytes.
 pub const IMIX: [(u16, u16); 3] = [(60, 7), (590, 4), (1514, 1)];
 
 /// The protocol after the IP header.
@@ -245,7 +245,7 @@ pub struct StreamConfig {
     pub raw: Option<Hex>,
     /// The bytes of `raw` that differ between packets.
     pub fields: Vec<RawField>,
-    /// The seed of random values, of random spacing, and of the filler.
+    /// The seed of random values, of random spacing, and of the payload.
     pub seed: u64,
     /// A capture file. The frames of the file are sent in order, and then again from the first frame.
     pub capture: Option<PathBuf>,

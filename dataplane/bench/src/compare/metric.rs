@@ -53,7 +53,7 @@ pub struct MetricReport {
     pub confidence: Option<f64>,
 }
 
-/// Adds to `reasons` the keys of a stream with different values.
+/// Compares the keys of a stream in the two results. Adds a reason for each key whose two values differ.
 pub(super) fn compare_keys(
     name: &str,
     a: &BTreeMap<String, String>,
