@@ -274,9 +274,9 @@ impl Connector {
         self.change(&mut modify, "ibv_modify_qp (RTR to RTS)", self.rts(agreed))
     }
 
-    /// Moves a queue pair from any state back to RESET. Posted work requests are lost. The generation of the next
-    /// endpoint is one higher. Each generation has its own packet sequence numbers, so the queue pair does not accept
-    /// delayed packets of the old generation.
+    /// Moves a queue pair from any state back to RESET. Posted work requests are lost. The generation number in the
+    /// endpoint is one higher after the reset. Each generation has its own packet sequence numbers, so the queue pair
+    /// does not accept delayed packets of the old generation.
     ///
     /// # Errors
     /// The device returns an error.

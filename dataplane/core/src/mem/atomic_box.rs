@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub(crate) struct AtomicBox<T> {
     /// Null, or a pointer from `Box::into_raw` that only this field holds.
     pointer: AtomicPtr<T>,
-    /// The field shares and moves values between threads as a mutex does.
+    /// Makes `AtomicBox<T>` `Send` and `Sync` under the same conditions as `Mutex<Option<Box<T>>>`.
     owned: PhantomData<Mutex<Option<Box<T>>>>,
 }
 

@@ -47,8 +47,8 @@ impl NextHops {
         number
     }
 
-    /// Gives the next hops the new numbers of their ports. `ports` has the new number of each earlier port, or `None`
-    /// for a removed port.
+    /// Replaces the port number in each next hop after a change. `ports[n]` is the new number of the port that had the
+    /// number n, or `None` if the change removed the port.
     pub(super) fn renumber_ports(&mut self, ports: &[Option<u8>]) {
         self.numbers.clear();
         for (number, hop) in (1..).zip(&mut self.hops) {
