@@ -63,7 +63,7 @@ pub(super) enum Quirk {
     IgnoredOverrunFlag,
 }
 
-/// The first version without the defect, for a defect that every known version has.
+/// Stands for the first version without the defect in a row of [`TABLE`] whose defect every known version has.
 const NEVER: u32 = u32::MAX;
 
 /// For each defect: the driver, the first version of libibverbs without the defect, the defect, and a description with
@@ -91,7 +91,7 @@ const TABLE: [(&str, u32, Quirk, &str); 7] = [
         "rxe",
         NEVER,
         Quirk::InvalidatedFlag,
-        "rxe reports an invalidated key with the flag for valid checksums, and never computes checksums",
+        "rxe computes no checksums, and sets the flag for valid checksums to report an invalidated key",
     ),
     (
         "mlx5",

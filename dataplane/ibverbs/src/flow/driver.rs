@@ -2,14 +2,15 @@
 
 use dataplane_core::verbs::{FlowLimits, FlowRule, FlowTraffic, IpMatch};
 
-/// If a port has several queues, one priority of a rule takes up this number of device priorities: see `TrafficClass`.
+/// If a port has several queues, each priority of the config needs this number of priorities of the device: one for
+/// each group of traffic classes with the same `TrafficClass::priority_offset`.
 pub(crate) const LEVELS: u16 = 3;
 
 /// The limits of an unknown driver.
 const UNKNOWN: FlowLimits = FlowLimits { rss_levels: LEVELS, ..FlowLimits::NONE };
 
 /// The limits of the kernel's mlx5 driver. `priorities` is `MLX5_BY_PASS_NUM_REGULAR_PRIOS`, and older kernels have 8
-/// priorities. `unmatched` follows from `LAST_*_FIELD` and `parse_flow_attr` in `fs.c`.
+/// priorities. `unsupported_fields` follows from `LAST_*_FIELD` and `parse_flow_attr` in `fs.c`.
 pub(crate) const MLX5: FlowLimits = FlowLimits {
     driver: "mlx5",
     priorities: Some(16),

@@ -132,8 +132,8 @@ impl TestLane {
     fn fail_receive(&self, test: &TestDevice, status: u32) {
         match self.wq {
             Some(wq) => test.fake.fail_wq(wq, self.recv_cq, status),
-            // The completion contains another number (0) than the number of the queue pair, because devices report the
-            // number of the receive queue.
+            // The field `qp_num` of the completion is 0, not the number of the queue pair: real devices report the
+            // number of the receive queue in this field, so the lane must not rely on the field.
             None => test.fake.polls(self.recv_cq, [Poll::wc(self.take_posted(test), status)]),
         }
     }
@@ -351,7 +351,8 @@ fn lane_has_no_device_timestamps_if_its_queue_pair_is_refused_with_them() {
             assert_eq!(rules, if is_raw { vec![expected] } else { Vec::new() }, "{stamps:?}: {calls:?}");
         }
     }
-    // The lanes of a port with several queues create work queues, which the device refuses too.
+    // The lanes of a port with several queues create work queues. The device refuses work queues on a completion queue
+    // with timestamps too.
     let lanes = [0, 1].map(|queue| TestLane::open_stamped(&test, QpType::RawPacket, (queue, 2), Stamping::Device));
     assert!(lanes.iter().all(|opened| opened.lane.granted().stamps == ClockSource::None));
 }
@@ -510,7 +511,8 @@ fn raw_lane_creates_its_queues_again_if_a_reset_is_refused() {
     }
 }
 
-/// On irdma, a queue pair that was reset never leaves ERR. The lane then creates its queues again, at every recovery.
+/// irdma accepts the change of a failed queue pair to RESET, but the queue pair stays in ERR and then refuses the
+/// change to INIT. The lane then creates its queues again, at every recovery.
 #[test]
 fn lane_creates_its_queues_again_if_a_reset_queue_pair_cannot_be_initialised() {
     let test = test_device();

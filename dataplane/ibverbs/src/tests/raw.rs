@@ -128,7 +128,8 @@ fn self_test_passes_and_rss_is_granted() {
 }
 
 /// Drivers on which some verbs behave differently than on mlx5 still pass the self-test of batch polling. On efa, a
-/// receive without elements never completes. On irdma, a queue pair that was reset never leaves ERR.
+/// receive without elements never completes. On irdma, a failed queue pair accepts the change to RESET, but stays in
+/// ERR and then refuses the change to INIT.
 #[test]
 fn self_test_passes_on_drivers_that_restrict_receives_and_resets() {
     for prepare in [Fake::ignores_empty_receives as fn(&Fake), Fake::keeps_reset_qps_in_err] {
