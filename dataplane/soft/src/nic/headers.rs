@@ -164,7 +164,7 @@ fn tunnelled(payload: Payload<'_>) -> Option<(Tunnel<'_>, Headers<'_>)> {
                     Headers { ethernet: None, ip, transport }
                 }
             };
-            // A device parses the MPLS label of an MPLS packet in GRE, so that a rule can match the label.
+            // For MPLS in GRE, a device matches rules with the MPLS label instead of the GRE header.
             match mpls(rest).filter(|_| MPLS.contains(&protocol)) {
                 Some(inner) => Some(inner),
                 None => Some((Tunnel::Gre { flags, protocol, key }, inner)),

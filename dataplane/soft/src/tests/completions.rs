@@ -193,7 +193,7 @@ fn only_classic_queues_report_the_partition_key_index() {
 #[test]
 fn reset_frees_all_receives_while_another_thread_polls() {
     for api in [CqApi::Classic, CqApi::Extended] {
-        // Many receives, so that the other thread is often in the middle of a poll.
+        // Many receives, so that the main thread is often in the middle of a poll when the queue pair is reset.
         let caps = QpCaps { recv_depth: 512, ..Ends::default().caps };
         let ends = Ends { api, caps, cq_depth: 1024, ..Ends::default() };
         let (End { mut qp, recv: mut cq, attributes, .. }, _b) = ends.unconnected();
@@ -211,7 +211,8 @@ fn reset_frees_all_receives_while_another_thread_polls() {
                     qp.modify(&attributes, mask).unwrap();
                 };
                 to(QpState::Err);
-                // Give the other thread a different number of steps in each round.
+                // Wait for a time that differs between rounds, so that the main thread is at different points of its
+                // poll.
                 (0..round % 64 * 50).for_each(|_| std::hint::spin_loop());
                 to(QpState::Reset);
             }

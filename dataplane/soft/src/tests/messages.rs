@@ -192,7 +192,7 @@ fn read_with_unequal_path_mtu_fails() {
 }
 
 #[test]
-fn rxe_looks_up_the_key_of_an_empty_read_that_is_sent_again() {
+fn rxe_checks_the_remote_key_of_an_empty_read_only_if_the_read_is_resent() {
     for (profile, known, lost, status) in [
         (Profile::Spec, false, false, Success),
         (Profile::Spec, false, true, Success),

@@ -34,7 +34,7 @@ fn in_state(kind: QpType, state: QpState) -> Option<End> {
 }
 
 #[test]
-fn transitions_require_exactly_the_attributes_of_the_table() {
+fn transitions_require_exactly_the_attributes_of_check_transition() {
     let mut changes = 0;
     for kind in [QpType::Rc, QpType::Uc, QpType::Ud] {
         for from in STATES {

@@ -17,8 +17,9 @@ use libc::{
 
 use super::option::set_option;
 
-/// Offsets of loads that are relative to the Ethernet header and to the network header.
+/// In a BPF load instruction, `LINK + n` is the offset of byte n of the Ethernet header.
 const LINK: u32 = libc::SKF_LL_OFF as u32;
+/// In a BPF load instruction, `NETWORK + n` is the offset of byte n of the network header.
 const NETWORK: u32 = libc::SKF_NET_OFF as u32;
 /// Offset of the load that returns the EtherType. The kernel has removed the outer VLAN tag.
 const ETHER_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PROTOCOL) as u32;
@@ -58,8 +59,8 @@ impl Members {
         self.order.is_empty()
     }
 
-    /// Restores the order of the joins. When an interface goes up again, the kernel adds its sockets again in the order in
-    /// which the sockets were opened.
+    /// Restores the order in which the sockets joined. When an interface goes up after it was down, the kernel adds the
+    /// sockets of the interface in this order.
     pub(super) fn sort(&mut self) {
         self.order.sort_by_key(|(_, join)| *join);
     }
@@ -160,8 +161,9 @@ impl Code {
         });
     }
 
-    /// Stores `sum * GOLDEN ^ xor` of the accumulator and X in the accumulator. Both orders of the two values have the same
-    /// result, so both directions of a flow have the same hash.
+    /// Computes `((a + x) * GOLDEN) ^ (a ^ x)` from the accumulator `a` and the index register `x`, and stores the
+    /// result in the accumulator. Swapping the two values does not change the result, so both directions of a flow have
+    /// the same hash.
     fn mix(&mut self) {
         self.add(BPF_ST, 2);
         self.add(BPF_ALU | BPF_XOR | BPF_X, 0);
@@ -173,7 +175,7 @@ impl Code {
         self.add(BPF_ALU | BPF_XOR | BPF_X, 0);
     }
 
-    /// Loads a word at each offset of the packet, and mixes the two words.
+    /// Loads the words of the packet at the offsets `one` and `other`, and mixes the two words.
     fn mix_words(&mut self, one: u32, other: u32) {
         self.add(BPF_LD | BPF_ABS | BPF_W, one);
         self.add(BPF_MISC | BPF_TAX, 0);
