@@ -32,8 +32,9 @@ pub enum RouteTarget {
 /// A route: its table, its prefix and its target.
 pub type ListedRoute = (usize, IpNet, Arc<RouteTarget>);
 
-/// The routes in the order of table and prefix. The lookup tables of the workers have no order. Workers never access
-/// this list, so a lock protects it. The lock is held for at most one page.
+/// The routes in the order of table and prefix. The lookup tables of the workers have no order. A lock protects the
+/// list. Workers never access the list, so they never wait for the lock. A reader holds the lock while it copies one
+/// page of routes ([`Listing::page`]), not longer.
 #[derive(Debug, Default)]
 pub(super) struct Listing(Mutex<Routes>);
 
@@ -59,8 +60,9 @@ impl Listing {
     /// Adds a route, or changes its target.
     pub(super) fn set(&self, table: usize, prefix: IpNet, group: u32, target: &RouteTarget) {
         let mut routes = self.lock();
-        // The known target may be old: if other groups still use a group when its last route is removed, its target
-        // stays here until the number of the group is reused.
+        // The known target may belong to an earlier group with this number. If groups of several paths still use a
+        // group of one path when the last route of the one-path group is removed, `remove_group` is not called, and the
+        // old target stays until the number is reused.
         if routes.targets.get(&group).is_none_or(|known| **known != *target) {
             routes.targets.insert(group, Arc::new(target.clone()));
         }
@@ -80,7 +82,7 @@ impl Listing {
     pub(super) fn page(&self, after: Option<(usize, IpNet)>, limit: usize) -> Vec<ListedRoute> {
         let routes = self.lock();
         let from = after.map_or(Unbounded, Excluded);
-        // Every group of a route has a target.
+        // The group of each route has a target, so `filter_map` skips no route.
         routes.groups.range((from, Unbounded)).filter_map(|route| routes.route(route)).take(limit).collect()
     }
 

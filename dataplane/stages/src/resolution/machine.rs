@@ -37,7 +37,7 @@ enum Limit {
     Waiting,
     /// A repeated request for an unknown neighbour.
     Repeat,
-    /// A request to a gateway, or to a neighbour that has answered before, by unicast or multicast.
+    /// A request to a neighbour that has answered before, or a multicast or broadcast request to a gateway.
     Known,
     /// A unicast request to a neighbour that has never answered. The neighbour's own message contained the MAC address.
     Claimed,
@@ -127,8 +127,8 @@ struct NeighborEntry {
     since: Millis,
     /// Whether the neighbour ever answered.
     confirmed: bool,
-    /// Whether a packet for a gateway of the config has used this entry. Requests to such a gateway have the same limit
-    /// as requests to neighbours that have answered, and the gateway is not evicted.
+    /// Whether a packet for a gateway of the config has used this entry. Multicast and broadcast requests to such a
+    /// gateway have the same limit as requests to neighbours that have answered. The gateway is not evicted.
     is_gateway: bool,
 }
 
@@ -203,8 +203,9 @@ impl StateMachine {
     }
 
     /// Handles a message of a neighbour. A message with a different MAC address never replaces the known MAC address.
-    /// The message only starts a verification of the known MAC address. In the states stale, delay and probe, RFC 4861
-    /// (sections 7.2.3 and 7.2.5) accepts the different MAC address immediately.
+    /// If the message overrides the known address, it starts a verification of the known MAC address. This differs from
+    /// RFC 4861 (sections 7.2.3 and 7.2.5), which accepts the different MAC address immediately in the states stale,
+    /// delay and probe.
     pub(super) fn receive(&mut self, heard: &Received, now: Millis, actions: &mut Vec<Action>) {
         let Received { hop, kind, overrides, .. } = *heard;
         let known = self.entries.get(&hop).map(|entry| entry.state);
@@ -394,19 +395,19 @@ impl StateMachine {
     /// these neighbours. Otherwise, evicts the oldest neighbours that have answered before, and are now stale or do not
     /// answer any more.
     ///
-    /// For an unsolicited message, evicts the oldest neighbours that have never answered. Without such neighbours,
-    /// evicts the oldest neighbour that has answered before but does not answer any more. Never evicts a stale
-    /// neighbour that has answered before.
-    fn make_room(&mut self, unsolicited: bool, actions: &mut Vec<Action>) -> bool {
+    /// For a neighbour that sent a request to this host (`asked_us`), evicts the oldest neighbours that have never
+    /// answered. Without such neighbours, evicts the oldest neighbour that has answered before but does not answer any
+    /// more. Never evicts a stale neighbour that has answered before.
+    fn make_room(&mut self, asked_us: bool, actions: &mut Vec<Action>) -> bool {
         if self.entries.len() < self.settings.most {
             return true;
         }
-        if self.full[usize::from(unsolicited)] {
+        if self.full[usize::from(asked_us)] {
             return false;
         }
         let rank = |(hop, entry): (&NextHop, &NeighborEntry)| match entry.state {
             _ if entry.is_gateway => None,
-            State::Stale(_) if entry.confirmed && unsolicited => None,
+            State::Stale(_) if entry.confirmed && asked_us => None,
             State::Stale(_) | State::Incomplete(_) | State::Failed => Some((entry.confirmed, entry.since, *hop)),
             _ => None,
         };
@@ -414,7 +415,7 @@ impl StateMachine {
         let mut gone: Vec<_> = self.entries.iter().filter_map(rank).collect();
         let unconfirmed = gone.iter().filter(|(confirmed, ..)| !confirmed).count();
         let share = (self.settings.most / EVICTION_DIVISOR).max(1);
-        let count = if !unsolicited && unconfirmed < share && unconfirmed < gone.len() {
+        let count = if !asked_us && unconfirmed < share && unconfirmed < gone.len() {
             gone.retain(|(confirmed, ..)| *confirmed);
             share - unconfirmed
         } else {
@@ -429,7 +430,7 @@ impl StateMachine {
             self.evicted += 1;
             actions.push(Action::Forget(*hop));
         }
-        self.full[usize::from(unsolicited)] = gone.is_empty();
+        self.full[usize::from(asked_us)] = gone.is_empty();
         !gone.is_empty()
     }
 }
