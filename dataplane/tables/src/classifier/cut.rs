@@ -92,8 +92,9 @@ impl Cut {
     }
 
     /// Returns the cut with the lowest estimated lookup cost. The estimate assumes that packets are distributed like
-    /// the rules. A rule may have `allowed` copies on average. A rule that would have more than `limit` copies is put
-    /// aside for another tree. Returns `None` if no cut is clearly cheaper than comparing a packet with all rules.
+    /// the rules. The mean number of copies of the rules is at most `allowed`. A rule that would have more than `limit`
+    /// copies is put aside for another tree. Returns `None` if no cut is clearly cheaper than comparing a packet with
+    /// all rules.
     pub(super) fn best<const W: usize>(
         entries: &[RuleEntry<W>],
         space: &Space,
@@ -102,8 +103,8 @@ impl Cut {
     ) -> Option<Self> {
         let sample: Vec<&RuleEntry<W>> = entries.iter().step_by(entries.len().div_ceil(SAMPLE_SIZE).max(1)).collect();
         let most = ((entries.len() * 2).max(1).ilog2() as u8).clamp(1, MAX_CUT_BITS);
-        // Rules that are hard to divide need cuts of few bits. Only nodes with many rules try these cuts too. There are
-        // few such nodes, so the slower search takes little time in total.
+        // Rules that are hard to divide need cuts of few bits. The search includes such cuts only for nodes with many
+        // rules. Few nodes have many rules, so the slower search takes little time in total.
         let least = if entries.len() > SAMPLE_SIZE { 1 } else { most.saturating_sub(3).max(1) };
         let differing = differing(&sample);
         let mut sizes = Vec::new();
@@ -139,8 +140,9 @@ impl Cut {
         best.1
     }
 
-    /// Whether the node can use the cut. A cut of the ports must lie in one port, and must start at the highest bit
-    /// that is not common to all ports of the node.
+    /// Whether the node can use the cut. A cut of the word with the ports must lie within the source port or within the
+    /// destination port. The highest bit of the cut must be the highest bit in which the ports that reach the node
+    /// differ.
     fn is_possible(self, space: &Space) -> bool {
         let (half, end) = (self.shift / 16, self.shift + self.bits);
         usize::from(self.word) != PORTS || space.0[usize::from(half)].1 == end - half * 16
