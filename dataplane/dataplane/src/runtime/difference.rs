@@ -171,7 +171,7 @@ fn queue_refusals(before: &Plan, after: &Plan) -> Vec<String> {
         } else if config.flow.is_some() || config.rate_limit.is_some() {
             Some("its flow rules and its rate limit apply to the queues that exist when the port is opened")
         } else if port.input && config.link.as_ref().is_some_and(|link| link.divides_when_opened()) {
-            Some("its frames are divided among the workers when the port is opened")
+            Some("its frames are divided among the workers only when the port is opened")
         } else {
             None
         }

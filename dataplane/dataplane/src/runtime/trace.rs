@@ -261,7 +261,8 @@ struct OpenTrace {
 enum TraceOrigin {
     /// A port received the packet.
     Received { port: u8, stamp: Stamp, frame: Vec<u8> },
-    /// A stage made a copy of the packet whose trace has this index in `open`.
+    /// A stage made the packet as a copy. The number is the index, in `open`, of the trace of the received packet from
+    /// which the copy stems, directly or through other copies.
     Copy(usize),
 }
 
@@ -558,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn only_packets_with_the_drop_are_traced() {
+    fn only_packets_dropped_with_the_requested_reason_are_traced() {
         let drops = "[[pipeline.stage]]\nuse = 'filter'\nexpression = 'udp src port 1000 or udp src port 2000'\n\
             outputs = { other = 'drop' }\n[[pipeline.stage]]\nuse = 'tx'\nport = 'a'\n";
         let config = MIRROR.replacen("[[pipeline.stage]]\nuse = 'tx'\nport = 'a'\n", drops, 1);

@@ -12,7 +12,8 @@ struct Watched {
     loops: u64,
     /// The time of the last progress.
     since: Instant,
-    /// The processor time of the thread after half of the limit without progress, and the time of this reading.
+    /// The processor time of the thread, read when the worker had made no progress for half of the limit, and the time
+    /// of this reading.
     middle: Option<(Duration, Instant)>,
     is_stalled: bool,
 }
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_stall_is_reported_once_with_its_end() {
+    fn each_stall_and_its_end_are_reported_once() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let mut watchdog = Watchdog::new(second * 10, 2, start);
         let mut check =

@@ -72,7 +72,7 @@ impl<D: Device> TestBed<D> {
         Ok(())
     }
 
-    /// Returns the capacities with as many scatter/gather elements as both devices support. For example, a send of efa
+    /// Returns `caps`, with at most as many scatter/gather elements as both devices support. For example, a send of efa
     /// has at most two elements.
     pub(crate) fn fit(&self, caps: QpCaps) -> QpCaps {
         let most = self.a.capabilities().max_sge.min(self.b.capabilities().max_sge);
@@ -313,8 +313,8 @@ impl<D: Device> Endpoint<D> {
         }
     }
 
-    /// Applies a step of [`Connection::step`]. Skips the case if the device does not let a queue pair that was reset
-    /// leave RESET, like irdma (`irdma_modify_qp_roce` in the kernel).
+    /// Applies a step of [`Connection::step`]. Skips the case if the device refuses the change to INIT after a reset,
+    /// as irdma does (`irdma_modify_qp_roce` in the kernel).
     pub(crate) fn apply(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Outcome {
         let again = self.was_reset && attributes.state == QpState::Init;
         self.qp.modify(attributes, mask).map_err(|refused| match refused.errno {
@@ -323,8 +323,7 @@ impl<D: Device> Endpoint<D> {
         })
     }
 
-    /// Moves the queue pair from RTS to SQD. Skips the case if the device does not support SQD. Some
-    /// drivers do not support SQD.
+    /// Moves the queue pair from RTS to SQD. Skips the case if the driver does not support SQD.
     pub(crate) fn enter_sqd(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Outcome {
         self.qp.modify(attributes, mask).map_err(|refused| match refused.errno {
             libc::EINVAL => Stop::Skip("state SQD".to_owned(), refused.errno),

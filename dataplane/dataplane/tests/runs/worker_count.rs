@@ -143,7 +143,7 @@ fn unconfirmed_change_of_the_number_of_workers_reverts() {
     if cores() < 2 {
         return skip("this test needs two cores");
     }
-    // The stage `limit` divides its rate among the workers, and the workers of `bridge` share a table.
+    // The stage `limit` divides its rate among the workers.
     let stages = [("limit", "packets_per_second = 1000000\nburst = 100000"), ("count", "")];
     let run = start(&stages);
     let unconfirmed = ApplyOptions { confirm: Some(Duration::from_secs(600)), ..ApplyOptions::default() };
@@ -264,13 +264,13 @@ fn worker_that_cannot_start_leaves_the_old_config_running() {
 }
 
 #[test]
-fn plan_names_the_ports_that_divide_their_packets_when_they_are_opened() {
+fn plan_names_ports_that_divide_packets_only_at_opening() {
     let text = circulating(1, true, &[]);
     let run = Changing::start(&text);
     let plan = run.plan(&circulating(2, true, &[]));
     if cores() >= 2 {
         assert_eq!(kinds(&plan), [(OperationKind::RestartWorkers, "workers")], "{plan:#?}");
-        let why = "port seed: its frames are divided among the workers when the port is opened";
+        let why = "port seed: its frames are divided among the workers only when the port is opened";
         assert!(!plan[0].hitless && plan[0].why == why, "{plan:#?}");
     }
     // A core that does not exist is a mistake in the config.

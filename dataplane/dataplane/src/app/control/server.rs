@@ -35,9 +35,9 @@ const READ_SIZE: usize = 64 << 10;
 const LARGE: usize = 64 << 10;
 /// The maximum number of large requests at a time.
 const MAX_LARGE: usize = 4;
-/// The maximum memory of the answers that wait to be sent, for all clients together, in bytes. Above this size, further
-/// requests wait. If more bytes than this are unsent, the server closes the connection of the client with the most
-/// unsent bytes.
+/// A limit in bytes, for all clients together. If the memory of all answers that are not sent completely exceeds the
+/// limit, further requests wait. If even the unsent bytes of these answers exceed the limit, the server closes the
+/// connection of the client with the most unsent bytes.
 const MAX_OUTPUT: usize = if cfg!(test) { 1 << 20 } else { 64 << 20 };
 /// The minimum interval between two requests to the workers, for all clients together.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -424,7 +424,8 @@ impl Client {
         self.request.is_some()
     }
 
-    /// Returns `true` if the answer to the client's request needs a snapshot now.
+    /// Returns `true` if a waiting client can be answered from a snapshot now: no job handles its request, and the
+    /// interval for rates is over.
     fn needs_snapshot(&self) -> bool {
         let is_early = self.earlier.as_ref().is_some_and(|(taken, _)| taken.elapsed() < RATE_INTERVAL);
         self.job.is_none() && !is_early

@@ -184,8 +184,9 @@ fn costs<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&CostSum, f64) -> V
         .collect()
 }
 
-/// Returns a sample for each name of `known` and of `counts`, with the value 0 for a name that is not in `counts`. A
-/// counter that appears with its first event would have no rate for this event.
+/// Returns a sample for each name of `known` and of `counts`, with the value 0 for a name that is not in `counts`. The
+/// value 0 is needed because Prometheus computes a rate from two samples: if a counter first appeared with its first
+/// event, the rate would miss this event.
 fn counts<'a>(
     owner: &'a str,
     known: impl IntoIterator<Item = &'a str>,
@@ -208,8 +209,8 @@ fn stage_values<'a>(view: &View<'a>, kind: CounterKind) -> Vec<Sample<'a>> {
 /// The maximum number of entries of a stage in the metrics.
 const MAX_ENTRIES: usize = 1000;
 
-/// Returns the counters of entries of a stage that the config includes in the metrics, and the number of the other
-/// entries.
+/// Returns the counters of the entries (such as rules) of a stage. Contains only the entries that the config selects
+/// for the metrics. Also returns the number of omitted entries.
 fn entries_of<'a>(stage: &'a StageReport, rules: MetricsRules) -> (Vec<(&'a str, u64)>, usize) {
     let is_entry = |kind| matches!(kind, CounterKind::NamedEntry | CounterKind::Entry);
     let is_included = |kind| match rules {
@@ -777,7 +778,8 @@ pub(super) const FAMILIES: &[Family] = &[
             let drops = workers.flat_map(|(number, worker)| {
                 counts(number, view.drops.iter().map(String::as_str), &worker.ledger.drops)
             });
-            // Neither a reason nor an output contains a dot.
+            // The text after the last dot is a drop reason, or the name of an output that leads to a drop. Neither
+            // contains a dot.
             drops
                 .filter_map(|(labels, value)| {
                     let [worker, drop] = labels[..] else { return None };

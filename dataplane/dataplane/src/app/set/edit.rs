@@ -11,7 +11,7 @@ const RULE_KEYS: [&str; 7] = ["src", "src_port", "dst", "dst_port", "tcp_flags",
 pub(super) enum Edit {
     /// Adds an entry to a list, before the entry at this place, or at the end.
     Add { list: &'static str, entry: InlineTable, before: Option<String> },
-    /// Removes the entries of a list that match.
+    /// Removes the matching entries from a list.
     Remove { list: &'static str, what: String, entry: Entry },
     /// Sets keys.
     Set(Vec<(String, Value)>),
@@ -20,7 +20,7 @@ pub(super) enum Edit {
 /// The entries of a list to remove.
 #[derive(Clone, Debug)]
 pub(super) enum Entry {
-    /// The routes to a prefix. `path` has further keys of the routes.
+    /// The routes to a prefix. `path` has further keys that the routes must match.
     Route { prefix: IpNet, path: InlineTable },
     /// The rule with this name or text.
     Rule(String),

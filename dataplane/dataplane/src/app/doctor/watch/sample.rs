@@ -179,7 +179,7 @@ impl Sample {
                 Some(errors) => _ = self.links.insert(port.clone(), errors),
                 None if interface.is_none() => self.lacks(
                     format!("errors of port {port}"),
-                    format!("the device `{device}` has no error counters in /sys, because no wire is behind it"),
+                    format!("the device `{device}` has no network interface, so /sys has no error counters for it"),
                 ),
                 None => {}
             }
