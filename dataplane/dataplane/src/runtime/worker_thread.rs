@@ -175,8 +175,9 @@ impl WorkerBuilder {
         }
         let mut open =
             lanes::open(&self.plan, &self.ports, self.node, (self.number, self.workers), self.keeps_received)?;
-        // The lanes of a port connect together, and the other workers get their lanes on added ports only after this
-        // worker is ready. Thus the loop connects the lanes of a worker that joins a run.
+        // The lanes of a port connect only when all workers have a lane on the port. The other workers get their lanes on
+        // added ports after this worker is ready. So a worker that joins a run does not wait here: its loop connects the
+        // lanes.
         let is_stopped = || self.control.is_stopped();
         if !self.joins && !lanes::await_peers(&self.plan, &self.ports, self.number, &mut open, is_stopped)? {
             return Ok(None);

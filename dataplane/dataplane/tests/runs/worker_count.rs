@@ -168,8 +168,8 @@ fn unconfirmed_change_of_the_number_of_workers_reverts() {
     assert_eq!(report.errors, Vec::<String>::new(), "{report}");
 }
 
-/// The lanes of a port connect together. An added worker must not wait for this before the other workers have their
-/// lanes.
+/// The lanes of a port connect only when all workers have a lane on the port. An added worker must therefore start before
+/// its lanes are connected.
 #[test]
 fn one_change_adds_a_worker_and_ports_with_peers() {
     if cores() < 2 {
