@@ -14,7 +14,7 @@ use dataplane_core::units::Period;
 /// the other end of a connection. Each worker has its own queue pair, which connects to the queue pair of the worker
 /// with the same index at the other end. Both ends must therefore have the same number of workers.
 ///
-/// The port that listens, with unreliable datagrams:
+/// A port that listens for its peer, with unreliable datagrams:
 ///
 /// ```toml
 /// [[port]]
@@ -38,7 +38,7 @@ use dataplane_core::units::Period;
 /// grh           = true
 /// ```
 ///
-/// A port of another connection: the port connects to its peer, with a reliable connection on InfiniBand and an
+/// Another example: a port that connects to a listening peer over InfiniBand, with a reliable connection and an
 /// alternate path:
 ///
 /// ```toml
