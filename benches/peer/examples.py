@@ -174,8 +174,8 @@ class Examples:
             theirs = [frame[ADDRESSES:] for one in outs for frame in read(one)]
             compare(f"{config}, the peer", theirs, [frame[ADDRESSES:] for frame in read(out)])
         return (
-            f"Both sides forwarded {count:,} frames of {count:,} flows from one capture to another. Except for the Ethernet "
-            "addresses, the outputs were identical byte by byte."
+            f"Before the measurement, both sides forwarded {count:,} frames of {count:,} flows from one capture to another. "
+            "Except for the Ethernet addresses, the outputs were identical byte by byte."
         )
 
     def case(self, row, work, config, peer, goal=None, networks=NETWORKS, queues=1, sets=(), note=""):

@@ -45,8 +45,8 @@ class Forwarding:
             capture = captures() / "udp-1024.pcap"
             count = check_forwarding(mode, capture, config, self.program, self.core, peers)
             self.checked[mode, config] = (
-                f"`{mode}`: both sides forwarded {count:,} frames of {count:,} flows from one capture to another. The outputs were "
-                "identical byte by byte."
+                f"`{mode}`: before the measurement, both sides forwarded {count:,} frames of {count:,} flows from one capture to "
+                "another. The outputs were identical byte by byte."
             )
         return self.checked[mode, config]
 
