@@ -111,9 +111,9 @@ impl Held {
         mem::swap(&mut self.longest, &mut other.longest);
     }
 
-    /// Gives the held packets the new numbers of their ports, and frees the packets whose ingress port was removed.
-    /// `ports` has the new number of each earlier port, or `None` for a removed port. Returns the number of freed
-    /// packets.
+    /// Replaces the port numbers of the held packets after a change, and frees the packets whose ingress port was
+    /// removed. `ports[n]` is the new number of the port that had the number n, or `None` if the change removed the
+    /// port. Returns the number of freed packets.
     pub(super) fn renumber_ports(&mut self, ports: &[Option<u8>], pool: &mut Pool) -> usize {
         let number = |port: u8| ports.get(usize::from(port)).copied().flatten();
         let mut freed = 0;
