@@ -93,7 +93,8 @@ impl VerbsDevice {
         match (self.self_test(), known) {
             (SelfTest::Passed, _) | (SelfTest::Unknown(_), None) => (CqApi::Extended, None),
             (SelfTest::Failed(how), _) => (CqApi::Classic, Some(format!("the self-test failed: {how}"))),
-            // Here the library version is unknown, so a known defect of the driver counts as present.
+            // The version of the library is unknown, because a known version has returned above. A known defect of the
+            // driver therefore counts as present.
             (SelfTest::Unknown(how), Some(why)) => {
                 (CqApi::Classic, Some(format!("{why}; the self-test could not run: {how}")))
             }

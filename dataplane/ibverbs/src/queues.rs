@@ -111,7 +111,8 @@ impl CqHandle {
     /// The status [`WcStatus::LocLenErr`] marks a raw-packet queue pair only if the sends of the queue pair complete on
     /// this completion queue, because the failed request may be a send. A receive with this status does not stop its
     /// queue pair: a frame was longer than its receive buffer, and on mlx5 the receive queue continues (Linux
-    /// 187a9830c921). If another device stops the receive queue, the later receives complete with the flush status.
+    /// 187a9830c921). On a device that stops the receive queue instead, the later receives complete with the flush
+    /// status.
     #[cold]
     pub(super) fn mark_failed(&self, number: u32, status: WcStatus) {
         for qp in self.attached().iter() {
