@@ -94,7 +94,7 @@ fn memory_window_permits_access_to_its_part_of_a_region_until_it_is_closed() {
         let sge = [a.sge(0, 50)];
         a.post(1, SendOp::RdmaWrite(at(&b, 100)), &sge).unwrap();
         assert_eq!((statuses(&a.sent()), b.get(99, 52)), (vec![Success], [&[0][..], &[7; 50], &[0]].concat()));
-        // The peer, a local request, or a bind request of length 0 closes the window.
+        // A send with invalidate of the peer, a local request, or a bind request of length 0 closes the window.
         match kind {
             MwKind::Type2 => {
                 b.post_recv(1, &[]).unwrap();

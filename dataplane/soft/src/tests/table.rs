@@ -58,7 +58,7 @@ fn by<T>(profile: Profile, spec: T, rxe: T) -> T {
     if profile == Spec { spec } else { rxe }
 }
 
-/// Posts two receives with enough space, and returns the result of one operation of this length.
+/// Posts two receives with enough space, and returns the result of one operation with `length` bytes.
 fn one(ends: &Ends, op: impl Fn(&End) -> SendOp<'static>, length: u32) -> Outcome {
     one_of(ends.connected(), op, length)
 }
