@@ -1,4 +1,4 @@
-//! Loop detection of the bridge. The bridge sends a probe frame from each port. If the probe of one port comes back by
+//! Loop detection of the bridge. The bridge sends a probe frame from each port. If the probe of one port comes back at
 //! another port, the two ports form a loop, and the bridge shuts one of these ports.
 
 use std::hash::{BuildHasher, RandomState};
@@ -29,8 +29,8 @@ const PORTS: usize = 127;
 /// The state of loop detection that all workers share.
 #[derive(Debug)]
 pub(super) struct Loops {
-    /// The secret key of the tags in the probes. Without the key, a host cannot forge a probe. A host can repeat a
-    /// received probe, but the bridge ignores this probe after the next round.
+    /// The secret key of the authentication codes in the probes ([`Probe::tag`]). Without the key, a host cannot forge
+    /// a probe. A host can repeat a received probe, but the bridge ignores this probe after the next round.
     secret: RandomState,
     /// For each port, the time when a loop was last detected: nanoseconds since the start of the run, plus 1. 0 means
     /// never.
@@ -52,7 +52,7 @@ impl Loops {
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Probe {
-    /// A keyed hash of the other fields.
+    /// The authentication code: a keyed hash of the other fields.
     tag: U64,
     /// The number of whole intervals ([`INTERVAL`]) from the start of the run to the sending of the probe.
     round: U64,
@@ -151,7 +151,7 @@ impl LoopGuard {
 
     /// Returns `true` if the frame is a probe of this bridge. If another port sent the probe, the two ports form a
     /// loop. Records the loop for the port with the higher number. Records nothing for an old probe, or for a probe
-    /// that came back by its own port, because any host behind the port can send such a frame.
+    /// that came back at the port that sent the probe, because any host behind the port can send such a frame.
     pub(super) fn receives(&self, packet: &Packet<'_>, now: u64) -> bool {
         let Some(probe) = probe(packet.data()) else { return false };
         let (sender, round) = (probe.port, probe.round.get());

@@ -286,7 +286,7 @@ fn looped_port_is_shut_and_opens_when_the_loop_is_gone() {
     assert_eq!(probes(&mut bench), []);
     send(&mut bench, host_mac(1), MacAddr::BROADCAST, 0).unwrap();
     receive(&mut bench, 2, &frame().ethernet(host_mac(3), host_mac(1)).build()).unwrap();
-    // The probe of port `b` comes back by port `c`, so port `c` is shut.
+    // The probe of port `b` comes back at port `c`, so port `c` is shut.
     assert_eq!(receive(&mut bench, 2, &first[1].1), Err("probe".to_owned()));
     probes(&mut bench);
     assert_eq!(shut(&bench), [0, 0, 1, 0]);
@@ -296,12 +296,12 @@ fn looped_port_is_shut_and_opens_when_the_loop_is_gone() {
     assert_eq!(send(&mut bench, host_mac(1), host_mac(3), 0), Ok(vec![1, 3]));
     bench.set_ingress(2);
     assert_eq!(send(&mut bench, host_mac(4), MacAddr::BROADCAST, 0), Err("shut".to_owned()));
-    // While probes come back, port `c` stays shut. A probe of port `c` that comes back by port `b` also shuts port `c`,
+    // While probes come back, port `c` stays shut. A probe of port `c` that comes back at port `b` also shuts port `c`,
     // because port `c` is later in the config.
     bench.advance(9 * SECOND);
     let second = probes(&mut bench);
-    // The bridge drops a probe of an earlier round, and a probe that comes back by its own port. Neither probe proves a
-    // loop, because a host can send both.
+    // The bridge drops a probe of an earlier round, and a probe that comes back at the port that sent the probe.
+    // Neither probe proves a loop, because a host can send both.
     assert_eq!(receive(&mut bench, 3, &first[1].1), Err("probe".to_owned()));
     assert_eq!(receive(&mut bench, 1, &second[1].1), Err("probe".to_owned()));
     probes(&mut bench);
@@ -323,7 +323,7 @@ fn probe_of_another_bridge_is_flooded() {
     let (mut bench, mut other) = (bench(0, "loop_shut = '10s'").unwrap(), bench(0, "loop_shut = '10s'").unwrap());
     let sent = probes(&mut other);
     assert_eq!(receive(&mut bench, 1, &sent[0].1), Ok(vec![0, 2, 3]));
-    // A probe with a wrong tag is not from this bridge.
+    // A probe with a wrong authentication code is not from this bridge.
     let mut forged = probes(&mut bench)[0].1.clone();
     forged[20] ^= 1;
     assert_eq!(receive(&mut bench, 1, &forged), Ok(vec![0, 2, 3]));
