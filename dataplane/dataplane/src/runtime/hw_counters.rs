@@ -8,7 +8,8 @@ use std::sync::{Mutex, PoisonError};
 /// The length of the longest counter, with some space to spare: a number with 20 digits and a newline.
 const LENGTH: usize = 32;
 
-/// The largest plausible number of lost packets between two reads. A difference above this number is a decrease.
+/// The largest plausible number of lost packets between two reads. A larger difference, modulo 2^32, counts as a
+/// decrease.
 const MAX_INCREASE: u32 = 1 << 31;
 
 /// Returns the file with the number of packets that a port has lost because no receive was posted. Returns `None` if the
@@ -22,8 +23,8 @@ pub(crate) fn out_of_buffer_file(sysfs: &Path, device: &str, port: u8) -> Option
         // set of counters that no file shows, and `out_of_buffer` of the device stays 0.
         return None;
     }
-    // In switchdev mode, mlx5 without counters for each virtual port has only the folder of the device. `rx_out_of_buffer`
-    // is the counter of bnxt_re.
+    // In switchdev mode without counters for each virtual port, mlx5 has the folder `hw_counters` only for the device,
+    // not for its ports. `rx_out_of_buffer` is the counter of bnxt_re.
     let files = [port.join("out_of_buffer"), device.join("hw_counters/out_of_buffer"), port.join("rx_out_of_buffer")];
     files.into_iter().find(exists)
 }

@@ -98,7 +98,7 @@ pub(crate) fn send_queue_full<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// Without a signalled request, no slot of the send queue becomes free.
+/// Without a signalled request, no entry of the send queue becomes free.
 pub(crate) fn unsignalled_fills_the_queue<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let far = remote(&pair.b, 0);
@@ -122,8 +122,8 @@ pub(crate) fn unsignalled_fills_the_queue<D: RawDevice>(t: &mut Trial<'_, D>) ->
     t.expect("accepted: 1 times the depth")
 }
 
-/// In each round, only the last request is signalled. The completion of this request frees the slots of all requests of
-/// the round.
+/// In each round, only the last request is signalled. The completion of this request frees the queue entries of all
+/// requests of the round.
 pub(crate) fn one_signalled_request_frees_all<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let far = remote(&pair.b, 0);

@@ -212,8 +212,8 @@ fn verbs_errors(roots: &Roots, device: &str, port: u8) -> Option<BTreeMap<String
     exists.then(|| VERBS_ERRORS.iter().filter_map(error).collect())
 }
 
-/// Returns the counter of the packets that a port of an RDMA device lost because no receive was posted. Returns `None` if
-/// no known counter has these packets.
+/// Returns the name and the value of the counter of the packets that a port of an RDMA device lost because no receive
+/// was posted. Returns `None` if no known counter counts these packets.
 #[cfg(feature = "ibverbs")]
 fn lost_packets(roots: &Roots, device: &str, port: u8) -> Option<(String, u64)> {
     let file = crate::runtime::out_of_buffer_file(&roots.sys, device, port)?;
@@ -262,7 +262,7 @@ pub(super) struct CoreChange {
     pub(super) mhz_change: Option<f64>,
     /// The share of the interval in which the hypervisor ran something else.
     pub(super) steal_percent: Option<f64>,
-    /// New interrupts by source, without sources that had none.
+    /// New interrupts by source, without sources that had no new interrupts.
     pub(super) interrupts: Option<BTreeMap<String, u64>>,
 }
 
