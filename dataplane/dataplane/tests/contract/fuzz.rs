@@ -17,7 +17,7 @@
 //!   request itself, so the request never completes.
 //! - A read without bytes and with an invalid key. rxe does not check the key of the first transmission, but looks up
 //!   the key of the second transmission (`rxe_recheck_mr`). So does the software device (test
-//!   `rxe_looks_up_the_key_of_an_empty_read_that_is_sent_again`).
+//!   `rxe_checks_the_remote_key_of_an_empty_read_only_if_the_read_is_resent`).
 //!
 //! Some programs have a memory window, a limit of the shared receive queue, or a multicast group. On both beds, the test
 //! checks that each limit that was reached raised exactly one event.
