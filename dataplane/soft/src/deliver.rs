@@ -1,7 +1,6 @@
 //! The receive path of raw-packet queue pairs that copy frames: copies frames from the wire into posted receives.
 
 use crate::completion::{Now, RawCqe};
-use crate::counters::Counting;
 use crate::engine::CopyingQp;
 use crate::fault::{Faults, Flap};
 use crate::link::{AnyWire, Wire};
@@ -120,7 +119,7 @@ impl CopyingQp {
                         receiver.receive(receiving, ring, frame, None);
                     }),
                     Some(faults) => {
-                        let more = take_with_faults(faults, wire, &shared.counts, |faults, frame| {
+                        let more = take_with_faults(faults, wire, shared, |faults, frame| {
                             let fails = (receiver.recv.len() > 0).then(|| faults.receive_fails()).flatten();
                             receiver.receive(receiving, ring, frame, fails);
                         });
@@ -235,11 +234,16 @@ impl Receiver<'_> {
 fn take_with_faults(
     faults: &mut Faults<Vec<u8>>,
     wire: &mut AnyWire,
-    counts: &Counting,
+    shared: &QpShared,
     deliver: impl FnOnce(&mut Faults<Vec<u8>>, &[u8]),
 ) -> bool {
     faults.release_delayed();
-    if !faults.is_ready() && !wire.take(counts, |frame, _| faults.arrive(frame.to_vec())) {
+    let arrive = |faults: &mut Faults<Vec<u8>>, frame: &[u8]| {
+        if !shared.device.drops_improper_frames || !is_improper(frame) {
+            faults.arrive(frame.to_vec());
+        }
+    };
+    if !faults.is_ready() && !wire.take(&shared.counts, |frame, _| arrive(faults, frame)) {
         faults.idle_poll();
         if !faults.is_ready() {
             return false;
@@ -249,4 +253,15 @@ fn take_with_faults(
         deliver(faults, &held);
     }
     true
+}
+
+/// Returns whether a frame has a wrong Ethernet length field, a group address as source, or equal addresses.
+fn is_improper(frame: &[u8]) -> bool {
+    /// The minimum length of the data of an Ethernet frame.
+    const MIN_DATA: usize = 46;
+    let Some((header, data)) = frame.split_first_chunk::<14>() else { return true };
+    // Values from 0x600 are an EtherType. Short data is followed by padding.
+    let length = usize::from(u16::from_be_bytes([header[12], header[13]]));
+    let is_wrong = length < 0x600 && length != data.len() && !(length < MIN_DATA && data.len() == MIN_DATA);
+    is_wrong || header[6] & 1 != 0 || header[..6] == header[6..12]
 }

@@ -148,6 +148,7 @@ impl SoftDevice {
             refused_change: spec.refused_change,
             reset_is_final: spec.has(SoftQuirk::ResetIsFinal),
             has_plain_flow_rules: spec.has(SoftQuirk::PlainFlowRules),
+            drops_improper_frames: spec.has(SoftQuirk::DropsImproperFrames),
             clock: spec.clock.clone(),
             port: spec.port.clone(),
             mtu: spec.mtu,

@@ -205,7 +205,8 @@ impl CopyingQp {
             copies_out: wire.copies_out(),
             keys: KeyCache::new(device.keys.clone(), pd),
             wire,
-            faults: (!faults.no_queue_faults()).then(|| Faults::new(faults, spec.queue.0, clock.clone())),
+            faults: (!faults.no_queue_faults() || device.drops_improper_frames)
+                .then(|| Faults::new(faults, spec.queue.0, clock.clone())),
             receiving: Receiving::new(raw, fields, max_frame),
             sending,
             has_checksums: device.has(Capability::TxChecksum),

@@ -204,7 +204,9 @@ unsafe impl QueuePair for SoftQp {
                     cq.purge(shared.number);
                 }
                 QpState::Rtr if from != QpState::Rtr => {
-                    if let Err(errno) = core.open() {
+                    let refused = self.device.spec.has(SoftQuirk::RefusesFlowRules);
+                    let opened = if refused { Err(libc::EOPNOTSUPP) } else { core.open() };
+                    if let Err(errno) = opened {
                         shared.set_state(from);
                         return Err(PartialPost::none_accepted(errno));
                     }

@@ -31,6 +31,8 @@ pub(super) struct Shared {
     pub(super) reset_is_final: bool,
     /// See [`SoftQuirk::PlainFlowRules`](crate::SoftQuirk::PlainFlowRules).
     pub(super) has_plain_flow_rules: bool,
+    /// See [`SoftQuirk::DropsImproperFrames`](crate::SoftQuirk::DropsImproperFrames).
+    pub(super) drops_improper_frames: bool,
     pub(super) clock: HostClock,
     pub(super) port: PortSpec,
     /// The largest payload of a frame or datagram, in bytes.

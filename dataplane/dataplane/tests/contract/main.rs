@@ -9,7 +9,8 @@
 //! rxe, the kernel's software RoCE driver). A further bed (`soft::unchecked`) has software devices with two properties
 //! of real NICs: the devices do not check every key, and refuse the change from RTS to SQD. On the bed `soft::iwarp`,
 //! the suite must skip every case with a queue pair. On the bed `soft::other_nic`, the devices have properties of several
-//! real NICs, and the suite must not fail because of these properties.
+//! real NICs, and the suite must not fail because of these properties. On the bed `soft::no_flow_rules`, the suite must
+//! skip every case that sends raw packets.
 //!
 //! With `--include-ignored`, the suite also runs on real rxe devices: `rxe0` and `rxe1`, which are connected to each
 //! other, and `rxe2`, which loops back to itself. `tools/vm/check-contract` runs the suite in a VM with these devices.
@@ -212,6 +213,7 @@ fn main() -> ExitCode {
     tests.extend(tests_of("soft::unchecked", soft_unchecked, skips::SOFT_UNCHECKED));
     tests.extend(tests_of("soft::fewer_capabilities", soft_fewer_capabilities, skips::SOFT_FEWER_CAPABILITIES));
     tests.extend(tests_of("soft::other_nic", soft_other_nic, skips::SOFT_OTHER_NIC));
+    tests.extend(tests_of("soft::no_flow_rules", soft_no_flow_rules, skips::SOFT_NO_FLOW_RULES));
     tests.extend(tests_of("soft::iwarp", soft_iwarp, skips::SOFT_IWARP));
     // Compare endpoints on two devices with endpoints on one device: the results must be equal.
     // The program with the seed 3307 once had different results on the software device and on rxe.
@@ -270,6 +272,18 @@ fn soft_iwarp(name: &'static str) -> TestBed<SoftDevice> {
     })
 }
 
+/// Returns a test bed with two software devices that create queue pairs for raw packets, but refuse every flow rule, and
+/// have no offloads.
+fn soft_no_flow_rules(name: &'static str) -> TestBed<SoftDevice> {
+    use Capability as C;
+    soft_with(name, Profile::Spec, |spec| {
+        spec.quirks = vec![soft::SoftQuirk::RefusesFlowRules];
+        spec.disabled_capabilities =
+            vec![C::FlowRules, C::FlowTag, C::Cvlan, C::RxChecksum, C::TxChecksum, C::VlanStrip];
+        spec.disabled_capabilities.extend([C::Fcs, C::RssHash, C::Tso, C::Pacing, C::Rss]);
+    })
+}
+
 /// Returns a test bed with two software devices that have properties of real NICs (mlx5, irdma, hns and efa).
 fn soft_other_nic(name: &'static str) -> TestBed<SoftDevice> {
     use soft::SoftQuirk as Q;
@@ -281,6 +295,7 @@ fn soft_other_nic(name: &'static str) -> TestBed<SoftDevice> {
             Q::RefusesUdOperations,
             Q::RefusesUnsignalled,
             Q::ResetIsFinal,
+            Q::DropsImproperFrames,
         ];
         spec.limits.max_sge = 2;
     })

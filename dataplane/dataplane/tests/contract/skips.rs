@@ -31,6 +31,9 @@ pub(crate) const SOFT_OTHER_NIC: &[&str] = &[
     "unsignalled sends",
     "use after RESET",
 ];
+/// The capabilities that the software devices of `soft_no_flow_rules` lack.
+pub(crate) const SOFT_NO_FLOW_RULES: &[&str] =
+    &["cvlan", "flow_rules", "pacing", "rss", "rx_checksum", "tso", "tx_checksum", "vlan_strip"];
 /// The capabilities that a software device lacks if it is like an iWARP device.
 pub(crate) const SOFT_IWARP: &[&str] = &[
     "IBV_QPT_RAW_PACKET queue pairs",

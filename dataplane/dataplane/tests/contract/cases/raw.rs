@@ -12,7 +12,8 @@ use etherparse::{PacketBuilder, VlanId};
 use crate::Trial;
 use crate::bed::{COMPLETION_TIMEOUT, Connection, Endpoint, EndpointSpec, Outcome, Pair, PairCq, Stop, TestBed, connect};
 
-const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+/// The addresses of the sender and the receiver.
+pub(super) const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 const PORTS: (u16, u16) = (1000, 53);
 /// The offset of the UDP checksum in the frame of [`udp`].
 const UDP_CHECKSUM: usize = 40;

@@ -7,6 +7,7 @@ use dataplane::verbs::{
 };
 use dataplane::units::{QpNum, Rkey};
 
+use super::raw::MACS;
 use super::{bad_lkey, bad_rkey};
 use crate::Trial;
 use crate::bed::{Connection, EndpointSpec, PairCq, Outcome, Pair, QKEY, Stop, connect, remote, post_result};
@@ -479,20 +480,24 @@ pub(crate) fn ud_no_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
+/// A frame that finds no receive is lost, and the queue pairs stay in RTS. The frames have an EtherType for experiments,
+/// because a port may drop frames with a wrong length field.
 pub(crate) fn raw_no_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::RawPacket)?;
+    t.require(Capability::FlowRules)?;
     if t.bed.a.name() == t.bed.b.name() {
         return Err(Stop::Skip("raw packets from a device to itself".to_owned(), libc::EOPNOTSUPP));
     }
     let mut pair = t.pair(QpType::RawPacket)?;
-    pair.a.buffer.write(0, &[1; 60]);
-    pair.a.buffer.write(60, &[2; 60]);
+    let frame = |payload: u8| [&MACS[1][..], &MACS[0], &[0x88, 0xb5], &[payload; 46]].concat();
+    pair.a.buffer.write(0, &frame(1));
+    pair.a.buffer.write(60, &frame(2));
     pair.a.send(1, 0..60)?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1)])?;
     pair.b.recv(1, 0..100)?;
     pair.a.send(2, 60..120)?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
-    t.log(format!("of {}", pair.b.buffer.to_vec(0..1)[0]));
+    t.log(format!("of {}", pair.b.buffer.to_vec(14..15)[0]));
     t.log_states(&pair)?;
     t.expect(
         "a send 1 SEND

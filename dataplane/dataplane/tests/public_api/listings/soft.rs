@@ -725,6 +725,8 @@ mod spec {
         ResetIsFinal,
         RefusesUnsignalled,
         PlainFlowRules,
+        DropsImproperFrames,
+        RefusesFlowRules,
     }
     #[derive(Clone, Debug)]
     pub struct SoftSpec {
