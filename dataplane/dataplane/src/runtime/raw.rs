@@ -7,8 +7,8 @@ use crate::config::{self, Action, Frames, Offload, PortPlan, StageOffload};
 use crate::runtime::{offload, soft};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::verbs::{
-    EthernetMatch, FlowCounters, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, MaskedValue,
-    PortsMatch, RateLimit, RawDevice, RawReceive, RawSpec, TransportMatch, TunnelMatch,
+    EthernetMatch, FlowCounters, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
+    MaskedValue, PortsMatch, RateLimit, RawDevice, RawReceive, RawSpec, TransportMatch, TunnelMatch,
 };
 
 /// The flow counters by name.
@@ -42,7 +42,14 @@ pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) 
     device.check_raw(&spec(plan, &counters), queues).map_err(named)?;
     for name in port.flow.iter().flatten().filter_map(|flow| flow.count.as_ref()) {
         if !counters.contains_key(name) {
-            let made = device.create_flow_counters().map_err(|error| named(error.on(device.name())))?;
+            let made = device.create_flow_counters().map_err(|error| match error.errno {
+                // `check_raw` did not see the action, because the counters did not exist yet.
+                libc::EOPNOTSUPP => {
+                    let driver = device.raw_caps().flow.driver;
+                    named(Error::Config(FlowError::UnsupportedAction { driver, action: "count" }.to_string()))
+                }
+                _ => named(error.on(device.name())),
+            })?;
             counters.insert(name.clone(), made);
         }
     }
@@ -204,7 +211,7 @@ pub(crate) mod tests {
     use crate::config::{Diagnostics, Source};
     use dataplane_core::verbs::Capability;
     use dataplane_ibverbs::encode_flow_rule;
-    use dataplane_soft::{LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+    use dataplane_soft::{LinkSpec, LoopbackLink, SoftDevice, SoftQuirk, SoftSpec};
 
     /// Returns a port of a verbs device with these keys.
     pub(crate) fn plan(keys: &str, input: bool) -> PortPlan {
@@ -317,6 +324,16 @@ pub(crate) mod tests {
         let port = "qp = 'ud'\nconnection = { to = '127.0.0.1:18515' }";
         let device = SoftDevice::new(SoftSpec::new("p", LinkSpec::Loopback(LoopbackLink::reflect()))).unwrap();
         assert!(prepare_rdma(device, &plan(port, true), 1).unwrap().1.counters.is_empty());
+    }
+
+    #[test]
+    fn error_names_a_count_that_the_device_does_not_support() {
+        let link = LinkSpec::Loopback(LoopbackLink::reflect());
+        let quirks = vec![SoftQuirk::PlainFlowRules];
+        let device = SoftDevice::new(SoftSpec { quirks, ..SoftSpec::new("p", link) }).unwrap();
+        let flow = "flow = [{ count = 'v4', match = { ethernet = {}, ipv4 = {} } }]";
+        let error = prepare(device, &plan(flow, true), 1).map(|_| ()).unwrap_err().to_string();
+        assert!(error.starts_with("port `p`: ") && error.contains("the action `count`; help: "), "{error}");
     }
 
     #[test]
