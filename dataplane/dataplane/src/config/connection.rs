@@ -190,11 +190,14 @@ impl Default for RendezvousConfig {
 impl RendezvousConfig {
     /// Returns the address on which this side listens, if `other` cannot listen at the same time. A listener on a
     /// wildcard address uses the TCP port of all addresses. The listener on `[::]` also accepts connections over IPv4.
-    /// Listeners on the same link-local address of two interfaces do not collide.
+    /// Listeners on the same link-local address of two interfaces do not collide. The kernel ignores the interface of
+    /// other addresses.
     pub(crate) fn shared_listener(&self, other: &Self) -> Option<SocketAddr> {
         let (one, two) = (self.listen?, other.listen?);
         let scope = |address: SocketAddr| match address {
-            SocketAddr::V6(address) if address.scope_id() != 0 => Some(address.scope_id()),
+            SocketAddr::V6(address) if address.ip().is_unicast_link_local() && address.scope_id() != 0 => {
+                Some(address.scope_id())
+            }
             _ => None,
         };
         let two_interfaces = scope(one).zip(scope(two)).is_some_and(|(one, two)| one != two);
