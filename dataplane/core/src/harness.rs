@@ -189,7 +189,7 @@ impl Harness {
         let mut stage: Box<dyn Stage> = Box::new(stage);
         let (none, replaces, renews) = (BTreeSet::new(), BTreeSet::from([NAME.to_owned()]), BTreeSet::new());
         let continuing =
-            ContinuingParts { keeps: &none, replaces: &replaces, renews: &renews, held: None, ports: None };
+            ContinuingParts { keeps: &none, replaces: &replaces, renews: &renews, held: None, ports: None, workers: 1 };
         let mut resources = self.objects.successor(&self.folder, continuing);
         resources.wanted = self.wanted;
         let mut problems = Setup::new(&mut resources, NAME, 0, 1).prepare(&mut *stage);

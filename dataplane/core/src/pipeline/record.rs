@@ -34,6 +34,9 @@ pub struct StageRecord {
     ///
     /// [`Setup::worker`]: super::Setup::worker
     pub workers: Option<usize>,
+    /// The memory that the stage declared for each worker, in bytes, and the number of workers
+    /// ([`Setup::declare_worker_memory`](super::Setup::declare_worker_memory)).
+    pub(super) worker_memory: (u64, usize),
     /// The files that the stage reads. The value has the properties of the file before the stage read the file, or is
     /// `None` if the file did not exist.
     pub read: BTreeMap<PathBuf, Option<Fingerprint>>,

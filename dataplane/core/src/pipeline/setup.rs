@@ -234,6 +234,10 @@ impl<'a> Setup<'a> {
     /// # Errors
     /// Returns the errors of [`Setup::declare_memory`].
     pub fn declare_worker_memory(&mut self, bytes: u64, key: &str, less: &str) -> Result<(), Problem> {
+        let (worker, workers) = (self.worker, self.workers);
+        let (declared, count) = &mut self.record().worker_memory;
+        *count = workers;
+        *declared += if worker == 0 { bytes } else { 0 };
         match self.worker {
             // The first worker is prepared first, and reserves the memory of all workers.
             0 => self.declare_memory(bytes * self.workers as u64, key, less),
@@ -495,6 +499,8 @@ pub struct ContinuingParts<'a> {
     pub held: Option<&'a Objects>,
     /// The ports of the new pipeline. `None` if the ports stay the same.
     pub ports: Option<&'a [PortInfo]>,
+    /// The number of workers of the new pipeline.
+    pub workers: usize,
 }
 
 /// The objects that the stages of one run share during preparation.
@@ -708,7 +714,7 @@ impl Objects {
     /// Creates the objects for the preparation of the stages that a change adds or replaces. Relative paths are
     /// relative to `folder`.
     pub fn successor(&self, folder: &Path, continuing: ContinuingParts<'_>) -> Resources {
-        let ContinuingParts { keeps, replaces, renews, held, ports } = continuing;
+        let ContinuingParts { keeps, replaces, renews, held, ports, workers } = continuing;
         let of = |objects: &Self, wanted: &dyn Fn(&str, TypeId) -> bool| {
             let entries = objects.shared.iter().filter(|((stage, kind), _)| wanted(stage, *kind));
             entries.map(|(key, object)| (key.clone(), object.clone())).collect::<HashMap<_, _>>()
@@ -737,7 +743,13 @@ impl Objects {
             }
         }
         let stages = self.memory.iter().filter(|(stage, _)| keeps.contains(*stage));
-        let stages: BTreeMap<String, u64> = stages.map(|(stage, bytes)| (stage.clone(), *bytes)).collect();
+        let mut stages: BTreeMap<String, u64> = stages.map(|(stage, bytes)| (stage.clone(), *bytes)).collect();
+        for (stage, bytes) in &mut stages {
+            // The change removes the memory of the removed workers. The instances for added workers declare their memory.
+            let Some(StageRecord { worker_memory: (declared, count), .. }) = records.get_mut(stage) else { continue };
+            *bytes -= *declared * count.saturating_sub(workers) as u64;
+            *count = workers.min(*count);
+        }
         let mut users = users(&self.records);
         users.retain(|kind, _| !renews.contains(kind));
         Resources {
@@ -789,7 +801,8 @@ mod tests {
     /// Prepares one stage that uses these next hops, as a change of `before`. Returns the numbers of the next hops.
     fn prepared(before: Option<&Objects>, hops: &[u8]) -> (Objects, Vec<u32>) {
         let (none, renews) = (BTreeSet::new(), BTreeSet::new());
-        let continuing = ContinuingParts { keeps: &none, replaces: &none, renews: &renews, held: None, ports: None };
+        let continuing =
+            ContinuingParts { keeps: &none, replaces: &none, renews: &renews, held: None, ports: None, workers: 1 };
         let mut resources = match before {
             Some(before) => before.successor(Path::new(""), continuing),
             None => Resources::new(Vec::new(), Path::new("")),
@@ -843,8 +856,14 @@ mod tests {
         let changed = |names: &[&str]| {
             let ports: Vec<PortInfo> = names.iter().map(|name| port(name)).collect();
             let renews = BTreeSet::new();
-            let continuing =
-                ContinuingParts { keeps: &keeps, replaces: &none, renews: &renews, held: None, ports: Some(&ports) };
+            let continuing = ContinuingParts {
+                keeps: &keeps,
+                replaces: &none,
+                renews: &renews,
+                held: None,
+                ports: Some(&ports),
+                workers: 1,
+            };
             let mut resources = objects.successor(Path::new(""), continuing);
             let records = resources.records.clone();
             let suits: Vec<&str> = records
@@ -873,11 +892,47 @@ mod tests {
         let objects = resources.into_parts().0;
         let (none, renews) = (BTreeSet::new(), BTreeSet::new());
         let ports = ["b", "c"].map(port);
-        let continuing =
-            ContinuingParts { keeps: &none, replaces: &none, renews: &renews, held: None, ports: Some(&ports) };
+        let continuing = ContinuingParts {
+            keeps: &none,
+            replaces: &none,
+            renews: &renews,
+            held: None,
+            ports: Some(&ports),
+            workers: 1,
+        };
         let mut resources = objects.successor(Path::new(""), continuing);
         let mut setup = Setup::new(&mut resources, "route", 0, 1);
         // Port `b` has the number 0 now. The next hop on the removed port `a` is not a next hop on port `b`.
         assert_eq!([hop(2, 0), hop(1, 0)].map(|hop| setup.next_hops().number(hop)), [2, 3]);
+    }
+
+    #[test]
+    fn memory_of_a_continuing_stage_follows_the_number_of_workers() {
+        let declare = |resources: &mut Resources, worker: usize, workers: usize, joins: bool| {
+            let setup = Setup::new(resources, "capture", worker, workers);
+            let mut setup = if joins { setup.joining() } else { setup };
+            setup.declare_worker_memory(10, "buffers", "reduce `buffers`").unwrap();
+            setup.declare_worker_memory(2, "rings", "reduce `buffers`").unwrap();
+            if worker == 0 {
+                setup.declare_memory(100, "table", "reduce `table`").unwrap();
+            }
+            setup.complete();
+        };
+        let mut resources = Resources::new(Vec::new(), Path::new(""));
+        (0..2).for_each(|worker| declare(&mut resources, worker, 2, false));
+        assert_eq!(resources.memory.stages["capture"], 124);
+        let (keeps, none, renews) = (BTreeSet::from(["capture".to_owned()]), BTreeSet::new(), BTreeSet::new());
+        let mut earlier = 2;
+        for workers in [3, 1, 2, 1, 4, 4, 2] {
+            resources.complete_records();
+            let objects = resources.into_parts().0;
+            let continuing =
+                ContinuingParts { keeps: &keeps, replaces: &none, renews: &renews, held: None, ports: None, workers };
+            resources = objects.successor(Path::new(""), continuing);
+            assert_eq!(resources.memory.allocated, 100 + 12 * workers.min(earlier) as u64);
+            (earlier..workers).for_each(|worker| declare(&mut resources, worker, workers, true));
+            assert_eq!(resources.memory.stages["capture"], 100 + 12 * workers as u64, "{workers} workers");
+            earlier = workers;
+        }
     }
 }

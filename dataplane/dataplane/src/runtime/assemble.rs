@@ -303,12 +303,12 @@ fn change(
         let mut stages = first.clone();
         let held = reverts.map(|(objects, _)| objects);
         let (keeps, replaces, renews_now) = (&stages.kept, &replaces, &renews);
-        let continuing = ContinuingParts { keeps, replaces, renews: renews_now, held, ports: infos.as_deref() };
+        let (ports, workers) = (infos.as_deref(), plan.cores.len());
+        let continuing = ContinuingParts { keeps, replaces, renews: renews_now, held, ports, workers };
         let mut resources = running.objects.successor(loaded.source().folder(), continuing);
         files(loaded, running.config_file.unwrap_or(Path::new("-")), &mut resources.files, diagnostics);
         resources.register_kept_files();
         resources.memory.available = memory::available();
-        let workers = plan.cores.len();
         let (mut programs, mut stand_ins) = (Vec::new(), Vec::new());
         for worker in 0..workers {
             let core = plan.cores.get(worker).and_then(|core| topology.core(*core));

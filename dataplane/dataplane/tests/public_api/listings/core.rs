@@ -2673,6 +2673,7 @@ pub mod pipeline {
             pub renews: &'a BTreeSet<TypeId>,
             pub held: Option<&'a Objects>,
             pub ports: Option<&'a [PortInfo]>,
+            pub workers: usize,
         }
         pub struct Resources {
             pub renewed: BTreeSet<TypeId>,
