@@ -10,17 +10,23 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use libc::{
-    BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K,
-    BPF_LD, BPF_LDX, BPF_MEM, BPF_MISC, BPF_MOD, BPF_MSH, BPF_MUL, BPF_RET, BPF_RSH, BPF_ST, BPF_TAX, BPF_W, BPF_X,
-    BPF_XOR, sock_filter, sock_fprog,
+    BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP,
+    BPF_JSET, BPF_K, BPF_LD, BPF_LDX, BPF_LEN, BPF_LSH, BPF_MEM, BPF_MISC, BPF_MOD, BPF_MUL, BPF_RET, BPF_RSH, BPF_ST,
+    BPF_SUB, BPF_TAX, BPF_W, BPF_X, BPF_XOR, sock_filter, sock_fprog,
 };
 
 use super::option::set_option;
 
 /// In a BPF load instruction, `LINK + n` is the offset of byte n of the Ethernet header.
 const LINK: u32 = libc::SKF_LL_OFF as u32;
-/// In a BPF load instruction, `NETWORK + n` is the offset of byte n of the network header.
-const NETWORK: u32 = libc::SKF_NET_OFF as u32;
+/// Offset of the load that returns the type of the packet, such as `PACKET_OUTGOING`.
+const PACKET_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32;
+/// The length of the Ethernet header.
+const ETHERNET: u32 = 14;
+/// The word of the memory with the hash.
+const HASH: u32 = 0;
+/// The word of the memory with the offset of the network header.
+const BASE: u32 = 1;
 /// Offset of the load that returns the EtherType. The kernel has removed the outer VLAN tag.
 const ETHER_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PROTOCOL) as u32;
 /// The protocols with ports in the first four bytes: TCP, UDP, SCTP and UDP-Lite.
@@ -117,6 +123,7 @@ struct Code {
 /// A target of jumps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Label {
+    Received,
     Ipv6,
     Other,
     Ports4,
@@ -175,19 +182,39 @@ impl Code {
         self.add(BPF_ALU | BPF_XOR | BPF_X, 0);
     }
 
-    /// Loads the words of the packet at the offsets `one` and `other`, and mixes the two words.
-    fn mix_words(&mut self, one: u32, other: u32) {
-        self.add(BPF_LD | BPF_ABS | BPF_W, one);
-        self.add(BPF_MISC | BPF_TAX, 0);
-        self.add(BPF_LD | BPF_ABS | BPF_W, other);
-        self.mix();
+    /// Loads a value at an offset from the network header.
+    ///
+    /// This load does not use `SKF_NET_OFF`. With `SKF_NET_OFF`, kernels before 6.15 cannot load bytes that are in a
+    /// fragment of the socket buffer.
+    fn load(&mut self, size: u32, offset: u32) {
+        self.add(BPF_LDX | BPF_MEM | BPF_W, BASE);
+        self.add(BPF_LD | BPF_IND | size, offset);
     }
 
-    /// Adds the accumulator to the hash in the first word of the memory.
+    /// Jumps to a label if the packet has fewer bytes from the network header on.
+    fn need(&mut self, bytes: u32, otherwise: Label) {
+        self.add(BPF_LD | BPF_LEN | BPF_W, 0);
+        self.add(BPF_LDX | BPF_MEM | BPF_W, BASE);
+        self.add(BPF_ALU | BPF_SUB | BPF_X, 0);
+        self.jump(BPF_JGE, bytes, None, Some(otherwise));
+    }
+
+    /// Loads the words at the offsets `one` and `other` from the network header, mixes the two words, and adds the result
+    /// to the hash.
+    fn add_words(&mut self, one: u32, other: u32) {
+        self.load(BPF_W, one);
+        self.add(BPF_ST, 4);
+        self.load(BPF_W, other);
+        self.add(BPF_LDX | BPF_MEM | BPF_W, 4);
+        self.mix();
+        self.add_to_hash();
+    }
+
+    /// Adds the accumulator to the hash.
     fn add_to_hash(&mut self) {
-        self.add(BPF_LDX | BPF_MEM | BPF_W, 0);
+        self.add(BPF_LDX | BPF_MEM | BPF_W, HASH);
         self.add(BPF_ALU | BPF_ADD | BPF_X, 0);
-        self.add(BPF_ST, 0);
+        self.add(BPF_ST, HASH);
     }
 
     /// Mixes the ports, which are a word in the accumulator, and adds the result to the hash.
@@ -196,15 +223,18 @@ impl Code {
         self.add(BPF_ALU | BPF_RSH | BPF_K, 16);
         self.add(BPF_MISC | BPF_TAX, 0);
         self.add(BPF_LD | BPF_MEM | BPF_W, 4);
-        self.add(BPF_ALU | libc::BPF_AND | BPF_K, 0xffff);
+        self.add(BPF_ALU | BPF_AND | BPF_K, 0xffff);
         self.mix();
         self.add_to_hash();
     }
 }
 
 /// Returns a program that selects one of these places for each frame, from a hash of the addresses and ports of the frame.
-/// Both directions of a flow have the same place. For a frame that is not an IP packet, the program hashes the MAC
-/// addresses. For a truncated packet, the kernel selects place 0.
+/// Both directions of a flow have the same place. For a frame that is not an IP packet, and for a truncated IP header, the
+/// program hashes the MAC addresses. For truncated ports, the program hashes the IP addresses.
+///
+/// If a load fails, the kernel selects place 0, even if this place is not one of `places`. So the program checks the
+/// length of the packet before each load.
 fn program(places: &[u32]) -> Vec<sock_filter> {
     let mut it = Code::default();
     if places.len() < 2 {
@@ -212,41 +242,63 @@ fn program(places: &[u32]) -> Vec<sock_filter> {
         return it.code;
     }
     it.add(BPF_LD | BPF_IMM, 0);
-    it.add(BPF_ST, 0);
+    it.add(BPF_ST, HASH);
+    it.add(BPF_ST, BASE);
+    // The data of a received packet starts with the network header. The data of an outgoing packet starts with the Ethernet
+    // header.
+    it.add(BPF_LD | BPF_ABS | BPF_W, PACKET_TYPE);
+    it.jump(BPF_JEQ, libc::PACKET_OUTGOING.into(), None, Some(Label::Received));
+    it.add(BPF_LD | BPF_IMM, ETHERNET);
+    it.add(BPF_ST, BASE);
+    it.place(Label::Received);
     it.add(BPF_LD | BPF_ABS | BPF_W, ETHER_TYPE);
     it.jump(BPF_JEQ, libc::ETH_P_IPV6 as u32, Some(Label::Ipv6), None);
     it.jump(BPF_JEQ, libc::ETH_P_IP as u32, None, Some(Label::Other));
-    it.mix_words(NETWORK + 12, NETWORK + 16);
-    it.add_to_hash();
+    it.need(20, Label::Other);
+    it.add_words(12, 16);
     // Only the first fragment of a packet has ports, so the hash of a fragment does not include ports.
-    it.add(BPF_LD | BPF_ABS | BPF_H, NETWORK + 6);
+    it.load(BPF_H, 6);
     it.jump(BPF_JSET, 0x3fff, Some(Label::Addresses), None);
-    it.add(BPF_LD | BPF_ABS | BPF_B, NETWORK + 9);
+    it.load(BPF_B, 9);
     WITH_PORTS.iter().for_each(|protocol| it.jump(BPF_JEQ, *protocol, Some(Label::Ports4), None));
     it.always(Label::Addresses);
     it.place(Label::Ports4);
-    it.add(BPF_LDX | BPF_MSH | BPF_B, NETWORK);
-    it.add(BPF_LD | BPF_IND | BPF_W, NETWORK);
+    // Compute the offset of the ports from the length of the header.
+    it.load(BPF_B, 0);
+    it.add(BPF_ALU | BPF_AND | BPF_K, 0xf);
+    it.add(BPF_ALU | BPF_LSH | BPF_K, 2);
+    it.add(BPF_ALU | BPF_ADD | BPF_X, 0);
+    it.add(BPF_MISC | BPF_TAX, 0);
+    it.add(BPF_LD | BPF_LEN | BPF_W, 0);
+    it.add(BPF_ALU | BPF_SUB | BPF_K, 4);
+    it.jumps.push((it.code.len(), false, Label::Addresses));
+    it.add(BPF_JMP | BPF_JGE | BPF_X, 0);
+    it.add(BPF_LD | BPF_IND | BPF_W, 0);
     it.add_ports();
     it.always(Label::Select);
     it.place(Label::Ipv6);
+    it.need(40, Label::Other);
     for word in 0..4 {
-        it.mix_words(NETWORK + 8 + 4 * word, NETWORK + 24 + 4 * word);
-        it.add_to_hash();
+        it.add_words(8 + 4 * word, 24 + 4 * word);
     }
-    it.add(BPF_LD | BPF_ABS | BPF_B, NETWORK + 6);
+    it.load(BPF_B, 6);
     WITH_PORTS.iter().for_each(|protocol| it.jump(BPF_JEQ, *protocol, Some(Label::Ports6), None));
     it.always(Label::Addresses);
     it.place(Label::Ports6);
-    it.add(BPF_LD | BPF_ABS | BPF_W, NETWORK + 40);
+    it.need(44, Label::Addresses);
+    it.load(BPF_W, 40);
     it.add_ports();
     it.always(Label::Select);
     it.place(Label::Other);
-    it.mix_words(LINK + 2, LINK + 8);
+    // Each frame has an Ethernet header.
+    it.add(BPF_LD | BPF_ABS | BPF_W, LINK + 2);
+    it.add(BPF_MISC | BPF_TAX, 0);
+    it.add(BPF_LD | BPF_ABS | BPF_W, LINK + 8);
+    it.mix();
     it.add_to_hash();
     it.place(Label::Addresses);
     it.place(Label::Select);
-    it.add(BPF_LD | BPF_MEM | BPF_W, 0);
+    it.add(BPF_LD | BPF_MEM | BPF_W, HASH);
     it.add(BPF_ALU | BPF_MUL | BPF_K, GOLDEN);
     it.add(BPF_ALU | BPF_RSH | BPF_K, 16);
     it.add(BPF_ALU | BPF_MOD | BPF_K, places.len() as u32);
@@ -285,6 +337,8 @@ mod tests {
 
     #[test]
     fn program_has_no_open_jumps_and_fits_into_the_limit_of_the_kernel() {
+        // The distance of a conditional jump has 8 bits.
+        assert!(program(&[0, 1]).len() < 256);
         for queues in [0, 1, 2, 3, 1024] {
             let code = program(&(0..queues).rev().collect::<Vec<_>>());
             assert!(code.len() <= 4096, "{queues} queues: {} instructions", code.len());
