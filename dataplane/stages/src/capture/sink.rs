@@ -126,7 +126,12 @@ impl Sink {
     /// Adds the stage of one more worker. The stage does not wait for buffers once `run` is set.
     pub(super) fn join(self: Arc<Self>, run: RunStop) -> Tap {
         let (inlet, outlet) = ring(self.buffers, self.snaplen);
-        self.shared.joined.lock().unwrap_or_else(PoisonError::into_inner).push(outlet);
+        let mut joined = self.shared.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        // If the writer has ended, drop its side of the rings. Otherwise a lossless capture would wait indefinitely.
+        if !self.shared.stop.load(Ordering::Acquire) {
+            joined.push(outlet);
+        }
+        drop(joined);
         self.users.fetch_add(1, Ordering::Relaxed);
         Tap { sink: self, inlet, run, is_used: false, has_left: false }
     }
@@ -258,6 +263,7 @@ fn drain(shared: &Shared, spec: &Spec) -> Result<()> {
             thread::park_timeout(IDLE_SLEEP);
         }
     }
+    shared.joined.lock().unwrap_or_else(PoisonError::into_inner).clear();
     let missed = shared.missed.load(Ordering::Relaxed);
     let empty = faults.first.is_ok() && shared.is_used.load(Ordering::Relaxed);
     if faults.failed.is_none()
@@ -399,5 +405,23 @@ mod tests {
         });
         assert_eq!(waits, [2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(backoff(wait, Duration::from_secs(60)), RETRY[0]);
+    }
+
+    /// A stuck worker that a change has removed may close the capture after a revert needs the capture again.
+    #[test]
+    fn stage_that_joins_a_closed_capture_does_not_wait() {
+        let folder = Folder::new();
+        let (sink, mut task) = Sink::new(spec(&folder)).unwrap();
+        task.start().unwrap();
+        let sink = Arc::new(sink);
+        let early = sink.clone().join(RunStop::default());
+        early.leave().1.unwrap();
+        let mut late = sink.join(RunStop::default());
+        let frame = |bytes: &[u8; 60], buffer| Frame::new(buffer, 1, ClockSource::Virtual, bytes, &[]);
+        // More packets than buffers.
+        let (taken, missed) = late.offer([[7; 60]; 9].iter(), true, frame);
+        assert_eq!(taken + missed, 9);
+        assert!(missed > 0);
+        late.leave().1.unwrap();
     }
 }
