@@ -177,6 +177,8 @@ impl Server {
         self.accept();
         // The memory of the answers that wait to be sent. A client with a request has no output.
         let mut output: usize = self.clients.iter().map(|client| client.output.memory()).sum();
+        let now = Instant::now();
+        self.clients.iter_mut().for_each(|client| client.free_idle_file(now));
         let mut files = self.clients.iter().filter(|client| client.black_box.is_some()).count();
         for client in &mut self.clients {
             let Some(Request { id, call, .. }) = &client.request else { continue };
@@ -436,6 +438,14 @@ impl Client {
         !self.is_waiting() && self.output.is_empty()
     }
 
+    /// Frees the file of the black box if the client has not requested a part for some time. Otherwise a few idle clients
+    /// could prevent all others from reading the black box.
+    fn free_idle_file(&mut self, now: Instant) {
+        if self.is_silent() && now.saturating_duration_since(self.last_heard) >= TIMEOUT {
+            self.black_box = None;
+        }
+    }
+
     /// Returns `true` if the next request is complete and can be handled.
     fn has_request(&self) -> bool {
         self.is_silent() && self.input.get(self.scanned..).is_some_and(|new| new.contains(&b'\n'))
@@ -660,6 +670,23 @@ mod tests {
             _ = peer.read_until(b'\n', &mut answer);
         }
         assert_eq!((answer.len(), client.output.memory()), (length, 0));
+    }
+
+    #[test]
+    fn file_of_the_black_box_is_freed_if_its_client_is_idle() {
+        let (_peer, ours) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut client = Client::new(ours);
+        let mut is_kept = |time: Duration, has_output: bool| {
+            client.black_box = Some(vec![0; 1 << 20]);
+            client.output = Output { bytes: vec![0; usize::from(has_output)], sent: 0 };
+            client.free_idle_file(client.last_heard + time);
+            client.black_box.is_some()
+        };
+        assert!(is_kept(TIMEOUT - Duration::from_millis(1), false));
+        assert!(!is_kept(TIMEOUT, false));
+        // The client still reads a part.
+        assert!(is_kept(TIMEOUT, true));
     }
 
     #[test]
