@@ -27,14 +27,14 @@ pub(super) struct OpenLanes {
 }
 
 /// Allocates the packet memory of a worker, and opens its lane on each port. `place` is the number of the worker and
-/// the number of all workers. `keeps_received` is whether the packet buffers have room for receive
-/// information. Must be called on the worker's thread.
+/// the number of all workers. `keeps_recv_info` is whether each packet buffer has room for the results of receive
+/// offloads ([`RecvInfo`](dataplane_core::mem::RecvInfo)). Must be called on the worker's thread.
 pub(super) fn open(
     plan: &Plan,
     ports: &[Arc<dyn PortDevice>],
     node: Option<NumaNode>,
     place: (usize, usize),
-    keeps_received: bool,
+    keeps_recv_info: bool,
 ) -> Result<OpenLanes> {
     let runtime = &plan.runtime;
     let room = runtime.buffer_size.saturating_sub(runtime.headroom) as usize;
@@ -46,7 +46,7 @@ pub(super) fn open(
     }
     let pages = region.pages();
     let mut pool = Pool::new(region, layout)?;
-    if keeps_received {
+    if keeps_recv_info {
         pool = pool.with_recv_info();
     }
     let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
@@ -56,8 +56,8 @@ pub(super) fn open(
     Ok(OpenLanes { lanes, pool, pages })
 }
 
-/// Returns whether the packet buffers have room for receive information.
-pub(super) fn keeps_received(plan: &Plan) -> bool {
+/// Returns whether each packet buffer needs room for the results of receive offloads.
+pub(super) fn keeps_recv_info(plan: &Plan) -> bool {
     plan.ports.iter().any(|port| !offload::received(port).is_empty())
 }
 
@@ -150,7 +150,7 @@ impl PortLanes {
             pin_current_thread(core)?;
         }
         let node = core.and_then(|core| topology.core(core)).map(|core| core.node);
-        let mut open = open(&plan, &ports, node, (0, 1), keeps_received(&plan))?;
+        let mut open = open(&plan, &ports, node, (0, 1), keeps_recv_info(&plan))?;
         if !await_peers(&plan, &ports, 0, &mut open, || stop.is_set() || is_stopped())? {
             return Err(Error::Topology("stopped before all ports were connected".to_owned()));
         }

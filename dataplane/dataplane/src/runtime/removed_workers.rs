@@ -80,7 +80,8 @@ impl RemovedWorkers {
             let of_stage = |now: &&mut StageReport| (&now.name, &now.kind) == (&stage.name, &stage.kind);
             if let Some(now) = report.stages.iter_mut().find(of_stage) {
                 let mut stage = stage.clone();
-                // The report may leave out the counters of stages, or the counter of an entry that no longer exists.
+                // The report may leave out the counters of stages, or the counter of a table entry (such as an ACL rule)
+                // that no longer exists.
                 stage.counters.retain(|name, _| now.counters.contains_key(name));
                 add_stage(now, &stage);
             }

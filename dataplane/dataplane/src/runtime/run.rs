@@ -103,7 +103,7 @@ impl Run {
         let stop = services.stop.clone();
         // A change may add a worker on each core.
         let most = programs.len().max(topology.cores().len());
-        let keeps_received = lanes::keeps_received(&plan);
+        let keeps_recv_info = lanes::keeps_recv_info(&plan);
         let settings = plan.runtime.black_box.as_ref();
         let black_box = settings.map(|settings| BlackBox::new(settings, &source, plan.runtime.burst as usize, most));
         let (black_box, messages) = black_box.unzip();
@@ -129,7 +129,7 @@ impl Run {
                 clock: clock.clone(),
                 reply,
                 digest: digest(&source),
-                keeps_received,
+                keeps_recv_info,
                 joins: false,
             };
             match builder.spawn(&ready) {
@@ -206,7 +206,7 @@ impl Run {
             removed_ports: Mutex::default(),
             on_port_change,
             stop,
-            keeps_received,
+            keeps_recv_info,
             clock,
             topology,
             config_file,

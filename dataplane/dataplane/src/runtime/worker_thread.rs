@@ -46,8 +46,8 @@ pub(crate) struct WorkerBuilder {
     pub(crate) reply: WorkerEnd,
     /// The digest of the config.
     pub(crate) digest: String,
-    /// Whether the packet buffers have room for receive information.
-    pub(crate) keeps_received: bool,
+    /// Whether each packet buffer has room for the results of receive offloads.
+    pub(crate) keeps_recv_info: bool,
     /// Whether a change adds the worker to a run. If this worker cannot be built, the run continues.
     pub(crate) joins: bool,
 }
@@ -174,7 +174,7 @@ impl WorkerBuilder {
             let _ = set_current_timer_slack(NonZeroU64::new(1));
         }
         let mut open =
-            lanes::open(&self.plan, &self.ports, self.node, (self.number, self.workers), self.keeps_received)?;
+            lanes::open(&self.plan, &self.ports, self.node, (self.number, self.workers), self.keeps_recv_info)?;
         // The lanes of a port connect only when all workers have a lane on the port. The other workers get their lanes on
         // added ports after this worker is ready. So a worker that joins a run does not wait here: its loop connects the
         // lanes.

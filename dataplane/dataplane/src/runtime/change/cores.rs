@@ -70,8 +70,8 @@ impl RunState {
         sched_setaffinity(Pid::from_raw(thread.id.load(Ordering::Relaxed)), &cores)
     }
 
-    /// Returns an operation that needs a restart for each worker whose packet memory is not on the NUMA node of its new
-    /// core.
+    /// For each worker whose packet memory is not on the NUMA node of its new core, returns an operation that needs a
+    /// restart.
     pub(super) fn core_operations(&self, before: &Plan, after: &Plan) -> Vec<Operation> {
         let node = |core: &CoreId| self.topology.core(*core).map(|core| core.node);
         let moves = before.cores.iter().zip(&after.cores).enumerate();

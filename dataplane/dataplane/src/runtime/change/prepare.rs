@@ -173,7 +173,7 @@ impl RunState {
     /// no room for receive information, the device can only compute the checksums of sent packets.
     fn possible_requests(&self, wanted: &PortPlan) -> Vec<OffloadRequest> {
         let is_possible =
-            |request: &&OffloadRequest| self.keeps_received || request.offload == StageOffload::SendChecksum;
+            |request: &&OffloadRequest| self.keeps_recv_info || request.offload == StageOffload::SendChecksum;
         wanted.requests.iter().filter(is_possible).cloned().collect()
     }
 

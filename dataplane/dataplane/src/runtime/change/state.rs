@@ -77,7 +77,7 @@ pub(crate) struct RunState {
     pub(crate) stop: RunStop,
     /// Whether each packet buffer has room for the receive information of a packet: the results of receive offloads,
     /// such as the checksum status or the removed VLAN tag.
-    pub(crate) keeps_received: bool,
+    pub(crate) keeps_recv_info: bool,
     pub(crate) clock: HostClock,
     pub(crate) topology: Topology,
     /// The absolute path of the config file with which the run started.

@@ -23,7 +23,7 @@ use dataplane_core::pipeline::{Registry, panic_message};
 /// The time after which the program tries again to revert a change.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The maximum time that a change waits until the ports that earlier changes removed are closed.
+/// The maximum time that a change waits for the ports of earlier changes to close. Those changes removed the ports.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The options of a change.
@@ -249,9 +249,10 @@ impl RunState {
         Ok(Applied { operations, confirm_s, warnings, ..applied(number, source) })
     }
 
-    /// Opens the added ports, moves and builds workers, and switches all workers to the new pipeline. For a revert,
-    /// `held` is the pipeline from before the reverted change. Otherwise, `held` is `None`. The caller must then
-    /// distribute the packets among the workers ([`RunState::distribute`]), and install the new version.
+    /// Opens the added ports, moves and builds workers, and switches all workers to the new pipeline. After this call, the
+    /// caller must distribute the packets among the workers ([`RunState::distribute`]), and install the new version.
+    ///
+    /// For a revert, `held` is the pipeline from before the reverted change. For any other change, `held` is `None`.
     fn switch(
         &self,
         current: &PipelineVersion,
@@ -276,8 +277,8 @@ impl RunState {
         Ok(Switched { next, graphs, ports, closing, devices, late })
     }
 
-    /// If a change changes the ports or the number of workers, waits until the ports that earlier changes removed are
-    /// closed, because the change may add these ports again.
+    /// Waits until all ports that earlier changes removed are closed, because the change may add one of these ports
+    /// again. Returns at once if the ports and the number of workers stay the same.
     fn await_closed_ports(&self, current: &PipelineVersion, assembly: &Assembly) -> Result<(), Refusal> {
         let has_same_workers = current.plan.cores.len() == assembly.plan.cores.len();
         if difference::has_same_ports(&current.plan, &assembly.plan) && has_same_workers {
@@ -341,8 +342,8 @@ impl RunState {
             changes.history.set_state(unconfirmed.number, ChangeState::Reverted);
             number
         });
-        // A worker that has not even switched to the pipeline of the reverted change still uses tasks of `earlier`.
-        // These tasks therefore end only after all workers have switched to the pipeline of the revert.
+        // A late worker may still use the graph of `earlier`, from before the reverted change. The tasks of `earlier`
+        // therefore run until all workers use `next`.
         let of_earlier = ReturnedGraphs { awaited: graphs.late, ..ReturnedGraphs::default() };
         self.retire(current, &next, graphs, closing, false);
         self.retire(earlier.clone(), &next, of_earlier, Vec::new(), false);

@@ -27,7 +27,7 @@ use dataplane_control::Refusal;
 use dataplane_core::error::Error;
 use dataplane_core::pipeline::panic_message;
 
-/// The maximum time that a change waits for the end of a removed worker, in addition to the time for its packets.
+/// The maximum time that a change waits for the end of a removed worker, in addition to [`WAITS`] × `drain_timeout`.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of times that a worker waits for up to `drain_timeout` at its end: for the last packets, for closed ports,
 /// for sends, and for the buffers of the devices.
@@ -50,8 +50,8 @@ impl Drop for AddedWorkers {
 }
 
 impl RunState {
-    /// Builds the workers that a change adds, and takes their programs out of `assembly`. `ports` has the ports after the
-    /// change.
+    /// Builds the workers that a change adds, and takes their pipelines ([`Assembly::programs`]) out of `assembly`.
+    /// `ports` has the ports after the change.
     ///
     /// # Errors
     /// Fails if a thread, a core, memory or a queue of a port is not available. No worker is added then.
@@ -96,7 +96,7 @@ impl RunState {
                 clock: self.clock.clone(),
                 reply,
                 digest: digest(&assembly.source),
-                keeps_received: self.keeps_received,
+                keeps_recv_info: self.keeps_recv_info,
                 joins: true,
             };
             added.starting.push(builder.spawn(&ready).map_err(|error| not_started(&error))?);
@@ -113,7 +113,7 @@ impl RunState {
         Ok(added)
     }
 
-    /// Starts the added workers. `workers` and `sampler` are the locked workers and the locked sampler of the run.
+    /// Starts the added workers. `workers` and `sampler` are from the run, and the caller holds their locks.
     pub(super) fn start_workers(
         &self,
         mut added: AddedWorkers,
