@@ -183,7 +183,7 @@ impl KeyCheck<'_> {
         let found = match found {
             DeValue::Array(_) => "an array",
             DeValue::String(_) => "a string",
-            DeValue::Boolean(_) => "true or false",
+            DeValue::Boolean(_) => "a boolean",
             DeValue::Datetime(_) => "a date",
             _ => "a number",
         };

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn position_has_line_and_character_column_of_its_text() {
+    fn position_counts_lines_and_characters_from_the_start_of_the_file_or_override() {
         let source = Source::new("a/b.toml", "x = 1\nä = \"é\" # y\n", &[("k".into(), "v".into())]);
         let at = |start: usize| {
             let position = source.position(&(start..start + 1));

@@ -22,7 +22,7 @@ use dataplane_core::units::Nanos;
 
 /// The maximum time that the replay of one packet may take. A stage that blocked a worker may block the replay too.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// The maximum number of packets that the text output shows of the batch of a panic.
+/// The maximum number of packets in the text output from the batch of the stage that panicked.
 const MAX_SHOWN: usize = 16;
 
 /// The result, for JSON output.
@@ -69,7 +69,7 @@ pub(super) fn explain(registry: &Arc<Registry>, args: &args::Explain, path: &Pat
     cause.message = clean(&cause.message);
     cause.stage = cause.stage.as_deref().map(clean);
     packets.iter_mut().for_each(|packet| packet.port = clean(&packet.port));
-    // The packets of the worker with the event come last, because a terminal shows the end of a long output.
+    // The packets of the worker that caused the black box come last, because a terminal shows the end of a long output.
     packets.sort_by_key(|packet| Some(packet.worker) == description.cause.worker);
     let is_of_burst = |packet: &RecordedPacket| matches!(packet.place, PacketPlace::Burst(_));
     let (mut received, batch): (Vec<_>, Vec<_>) = packets.into_iter().partition(is_of_burst);
@@ -79,7 +79,8 @@ pub(super) fn explain(registry: &Arc<Registry>, args: &args::Explain, path: &Pat
     if let Some(packet) = other {
         tracing::warn!(
             "worker {} used another config (digest {}) than {} (digest {used}), so the paths may differ; help: use the \
-             text and the --set options of the run, for example from `dataplane save`",
+             config file and the --set options of the recorded run; `dataplane save` writes the config of a run to its \
+             file",
             packet.worker,
             clean(&packet.digest),
             args.config.path.display()
@@ -131,7 +132,8 @@ fn heading(first: &Explained, packets: usize) -> String {
     format!("worker {worker}, burst {burst}: {packets} {noun} from {port}, {time}\n")
 }
 
-/// Returns the event, and the packets at which the replay panics or is stuck. `outcomes` has the number and the fate of
+/// Returns a text with the cause of the black box, and with the packets at which the replay panics or is stuck.
+/// `outcomes` has the number and the fate of
 /// each packet. `left` is the number of packets that were not replayed.
 fn conclusion(cause: &Cause, batch: &[BatchPacket], outcomes: &[(usize, &str)], left: usize) -> String {
     let Cause { kind, worker, stage, message } = cause;
@@ -208,8 +210,8 @@ fn replay(
     Ok(())
 }
 
-/// Waits for the paths of a packet and of its copies. The second result is `true` if the packet does not leave a stage
-/// within [`TIME_LIMIT`].
+/// Waits for the paths of a packet and of its copies. The second result is `true` if the replay of the packet
+/// does not end within [`TIME_LIMIT`].
 fn paths(
     messages: &Receiver<ReplayMessage>,
     packet: &RecordedPacket,

@@ -40,7 +40,7 @@ fn lines_of(screen: &Screen, width: u16, height: u16) -> Vec<String> {
     (0..height).map(line).collect()
 }
 
-/// Presses keys. Letters stand for themselves.
+/// Presses keys without modifiers.
 fn press(screen: &mut Screen, keys: &[KeyCode]) {
     for key in keys {
         assert!(screen.press(KeyEvent::new(*key, KeyModifiers::NONE)));
@@ -156,7 +156,7 @@ fn lost_connection_is_shown_and_a_new_run_starts_a_new_history() {
     let page = lines(&screen);
     assert!(page[0].ends_with("· not connected") && page[3] == "the program has ended: waiting", "{page:#?}");
     screen.connection = Connection::Open;
-    // The first answer of a connection to the same run is only the start of the next rates.
+    // After a reconnection to the same run, the first answer adds no rates. The next rates start at this answer.
     let mut third = second.clone();
     third.report.duration_s += 5.0;
     screen.model.connect(third.clone());
@@ -174,7 +174,7 @@ fn all_rates_cover_the_time_since_the_previous_answer() {
     let mut screen = Screen::new(true, true);
     let start = first.report.duration_s;
     screen.model.connect(first.clone());
-    // The program computes `recent` for another time.
+    // `recent` of the answer covers another period than the time between these two answers.
     let mut later = second.clone();
     later.report.duration_s = start + 10.0;
     later.report.stages[0].packets = first.report.stages[0].packets + 50_000;
@@ -268,7 +268,7 @@ fn unicode_at(line: &str, text: &str) -> usize {
 }
 
 #[test]
-fn overview_names_hidden_rows_and_shows_problems_first() {
+fn overview_counts_hidden_rows_and_shows_problems_first() {
     let mut screen = Screen::new(true, true);
     let [mut first, mut second] = recorded();
     for live in [&mut first, &mut second] {

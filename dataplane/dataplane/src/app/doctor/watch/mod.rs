@@ -18,7 +18,7 @@ use super::super::{args, stats};
 use dataplane_control::rows::{LinkRow, WorkerRow};
 use dataplane_control::{Client, Error, Page, Show};
 use dataplane_soft::doctor::Roots;
-use sample::{Interval, Link, Sample, Subject};
+use sample::{Interval, Sample, Subject, WatchedPort};
 
 /// A command line for the error message if several programs run.
 const EXAMPLE: &str = "dataplane doctor --watch --process PROCESS";
@@ -75,7 +75,7 @@ fn stop_signals() -> Result<mpsc::Receiver<()>, CommandError> {
     Ok(receiver)
 }
 
-/// Asks the program for its workers and links. Returns `None` if the program has ended.
+/// Asks the program for its workers and ports. Returns `None` if the program has ended.
 fn subject(client: &mut Client) -> Result<Option<Subject>, CommandError> {
     match ask(client) {
         Ok(subject) => Ok(Some(subject)),
@@ -90,12 +90,12 @@ fn subject(client: &mut Client) -> Result<Option<Subject>, CommandError> {
 fn ask(client: &mut Client) -> Result<Subject, Error> {
     let process = client.hello()?.pid;
     let cores = rows::<WorkerRow>(client, "workers")?.into_iter().map(|row| row.core).collect();
-    let link = |row: LinkRow| {
+    let port = |row: LinkRow| {
         let LinkRow { port, device, device_port, interface, .. } = row;
-        Link { port, device, device_port, interface }
+        WatchedPort { port, device, device_port, interface }
     };
-    let links = rows(client, "links")?.into_iter().map(link).collect();
-    Ok(Subject { process, cores, links })
+    let ports = rows(client, "links")?.into_iter().map(port).collect();
+    Ok(Subject { process, cores, ports })
 }
 
 fn rows<T: serde::de::DeserializeOwned>(client: &mut Client, what: &str) -> Result<Vec<T>, Error> {

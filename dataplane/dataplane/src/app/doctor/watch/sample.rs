@@ -7,18 +7,18 @@ use serde::Serialize;
 use super::parse::{self, CoreTime, ThreadTime};
 use dataplane_soft::doctor::Roots;
 
-/// The running program: its process, the cores of its workers, and its links.
+/// The running program: its process, the cores of its workers, and its ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Subject {
     pub(super) process: u32,
     /// The core of each worker.
     pub(super) cores: Vec<u32>,
-    pub(super) links: Vec<Link>,
+    pub(super) ports: Vec<WatchedPort>,
 }
 
-/// A port with the device or the kernel interface behind it.
+/// A port, and the device or the kernel interface that carries the packets of the port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct WatchedPort {
     pub(super) port: String,
     /// The device, as in the config.
     pub(super) device: String,
@@ -88,7 +88,10 @@ impl Sample {
             let Some(thread) = found.map(|id| format!("{folder}/{id}")) else {
                 self.lacks(
                     format!("run-queue wait of worker {worker}"),
-                    format!("process {} has no thread {name}: it may run in another PID namespace", subject.process),
+                    format!(
+                        "process {} has no thread {name}; the process may run in another PID namespace",
+                        subject.process
+                    ),
                 );
                 self.threads.push(Thread::default());
                 continue;
@@ -153,7 +156,7 @@ impl Sample {
     fn read_links(&mut self, roots: &Roots, subject: &Subject) {
         // This file shows the network namespace of the process.
         let table = roots.proc(&format!("{}/net/dev", subject.process)).unwrap_or_default();
-        for Link { port, device, device_port, interface } in &subject.links {
+        for WatchedPort { port, device, device_port, interface } in &subject.ports {
             let mut errors = device_port.and_then(|number| verbs_errors(roots, device, number));
             if let Some(errors) = &mut errors
                 && let Some(number) = *device_port

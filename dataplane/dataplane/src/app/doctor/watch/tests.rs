@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use dataplane_testing::Folder;
 
 use super::parse::{self, CoreTime, ThreadTime};
-use super::sample::{Interval, Link, Sample, Subject};
+use super::sample::{Interval, Sample, Subject, WatchedPort};
 use super::text;
 use dataplane_soft::doctor::Roots;
 
@@ -139,14 +139,14 @@ impl Host {
 }
 
 fn subject() -> Subject {
-    let link = |port: &str, device: &str, interface: Option<&str>| Link {
+    let port = |port: &str, device: &str, interface: Option<&str>| WatchedPort {
         port: port.to_owned(),
         device: device.to_owned(),
         device_port: device.starts_with("mlx5").then_some(1),
         interface: interface.map(str::to_owned),
     };
-    let links = vec![link("wan", "host", Some("eth1")), link("lan", "mlx5_0", None), link("null", "soft", None)];
-    Subject { process: 42, cores: vec![1], links }
+    let ports = vec![port("wan", "host", Some("eth1")), port("lan", "mlx5_0", None), port("null", "soft", None)];
+    Subject { process: 42, cores: vec![1], ports }
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn changes_between_two_samples_are_printed() {
 #[test]
 fn lost_packets_of_the_port_are_read_from_the_counter_of_the_driver() {
     let mut subject = subject();
-    subject.links.retain(|link| link.port == "lan");
+    subject.ports.retain(|port| port.port == "lan");
     for (file, counter) in [
         ("ports/1/hw_counters/out_of_buffer", Some("out_of_buffer")),
         ("ports/1/hw_counters/rx_out_of_buffer", Some("rx_out_of_buffer")),
