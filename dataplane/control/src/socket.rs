@@ -21,7 +21,8 @@ pub struct ControlSocket {
     pub process: u32,
     /// The path of the socket.
     pub path: PathBuf,
-    /// Whether the user of this process owns the socket. Any user can create a socket with the name of any process.
+    /// Whether the socket belongs to the user of the calling process. Any user can create a socket with the name of any
+    /// process.
     pub is_own: bool,
 }
 

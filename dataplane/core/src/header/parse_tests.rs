@@ -399,7 +399,8 @@ fn frame_builder_clips_and_pads_options() {
 
 #[test]
 fn frame_builder_pads_ipv6_extensions() {
-    // After the type and the length: no padding, Pad1, and PadN with one zero (RFC 8200, section 4.2).
+    // The header starts with the next header and the length. The options of the three cases need no padding, Pad1, and
+    // PadN with one zero (RFC 8200, section 4.2).
     for (content, padding) in [(&[5, 2, 0, 0, 5, 0][..], &[][..]), (&[5, 1, 9, 5, 0], &[0]), (&[5, 1, 9], &[1, 1, 0])] {
         let frame = v6().extensions(&[Extension::HopByHop(content)]).udp(1, 2).build();
         assert_eq!(frame[54..62], [&[protocol::UDP, 0], content, padding].concat());
@@ -440,7 +441,7 @@ fn checksum_covers_the_segment_and_its_pseudo_header() {
         (v4().udp(1, 2).payload(b"data").build(), Some((12, true))),
         (v4().options(&[1, 1, 1, 1]).udp(1, 2).payload(b"data").build(), Some((12, true))),
         (v6().tcp(1, 2).payload(b"data").build(), Some((24, true))),
-        // The UDP datagram ends before the IP payload.
+        // The UDP datagram ends before the end of the IP payload.
         (with(v4().udp(1, 2).payload(b"data").build(), 39, 10), Some((10, false))),
         (low_byte, Some((12, false))),
         (no_checksum, None),

@@ -32,15 +32,15 @@ pub(super) struct Held {
     /// Packets that pass through the stage again. The packets before index `next` have already left.
     leaving: Box<HeldBatch>,
     next: usize,
-    /// The times when the stage first held the packets that are in its inbox now. Valid only if the packets were held
-    /// before.
-    now: Box<[Nanos; BATCH]>,
+    /// For each packet in the inbox of the stage: the time when the stage first held the packet. Valid only if the
+    /// inbox contains packets that were held before.
+    inbox_since: Box<[Nanos; BATCH]>,
 }
 
 impl Held {
     pub(super) fn new(longest: Nanos, memory: &BatchMemory) -> Self {
         let (waiting, leaving) = (HeldBatch::new(memory), HeldBatch::new(memory));
-        Self { longest, waiting, leaving, next: 0, now: Box::new([Nanos(0); BATCH]) }
+        Self { longest, waiting, leaving, next: 0, inbox_since: Box::new([Nanos(0); BATCH]) }
     }
 
     /// Returns the number of held packets.
@@ -58,11 +58,11 @@ impl Held {
         self.waiting.batch.is_empty() && self.next == self.leaving.batch.len()
     }
 
-    /// Takes one packet out of a batch of the stage. The caller must check [`Held::has_room`] first and must remove the
-    /// packet from the batch `from` afterwards.
+    /// Adds one packet of the batch `from` to the held packets. Returns `false` if this fails. The caller must check
+    /// [`Held::has_room`] first. After a success, the caller must remove the packet from `from`.
     pub(super) fn take(&mut self, from: &Batch, index: usize, now: Nanos) -> bool {
         let at = self.waiting.batch.len();
-        let since = if from.hold_state() == HoldState::Fresh { now } else { self.now[index % BATCH] };
+        let since = if from.hold_state() == HoldState::Fresh { now } else { self.inbox_since[index % BATCH] };
         let taken = self.waiting.batch.push_from(from, index);
         if taken {
             (self.waiting.since[at], self.waiting.ingress[at]) = (since, from.ingress());
@@ -93,7 +93,7 @@ impl Held {
             if !inbox.push_from(&leaving.batch, start + count) {
                 break;
             }
-            self.now[count] = leaving.since[start + count];
+            self.inbox_since[count] = leaving.since[start + count];
             count += 1;
         }
         if count > 0 {
@@ -126,8 +126,8 @@ impl Held {
                     freed += 1;
                     continue;
                 };
-                // If the egress port was removed, a later stage may still choose another port. Otherwise, the packet is
-                // dropped and counted at its exit, because no port has the number `NO_PORT`.
+                // If the egress port was removed, a later stage may still choose another port. If no stage chooses
+                // another port, the packet is dropped and counted at its exit, because no port has the number `NO_PORT`.
                 batch.set_egress(at, number(batch.egress(at)).unwrap_or(NO_PORT));
                 batch.move_within(at, kept);
                 (ingress[kept], since[kept]) = (port, since[at]);

@@ -97,8 +97,8 @@ mod tests {
     use super::*;
     use crate::units::Bytes;
 
-    /// Returns a machine with two nodes. Each node has two physical cores, and each physical core has two threads. As
-    /// on Linux, the numbers of a core's threads differ by four.
+    /// Returns a machine with two nodes. Each node has two physical cores, and each physical core has two threads. The
+    /// two threads of the physical core n have the numbers n and n + 4, as on Linux.
     fn two_nodes() -> Topology {
         let core = |id: u32| Core {
             id: CoreId(id),

@@ -52,7 +52,7 @@ fn adding_a_packet_clears_the_plain_ipv4_mark() {
 }
 
 #[test]
-fn plain_ipv4_mark_moves_with_the_packets_until_they_are_borrowed() {
+fn plain_ipv4_mark_moves_with_the_packets_until_a_caller_may_change_their_headers() {
     let mut pool = pool();
     let (mut first, mut second) = (Batch::new(&pool), batch_of_one(&mut pool));
     second.set_plain_ipv4();
