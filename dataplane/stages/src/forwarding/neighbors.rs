@@ -177,8 +177,8 @@ struct NeighborEntry {
     slot: usize,
     /// Number of routes that use the neighbour.
     routes: u32,
-    /// Whether the state of the neighbour was set.
-    listed: bool,
+    /// Whether [`Writer::set`] has set a state that [`Writer::unset`] has not cleared.
+    has_state: bool,
 }
 
 /// A removed entry whose slot must not be reused for another next hop yet.
@@ -243,7 +243,7 @@ impl Writer {
             cell.low.store(address as u64, Ordering::Relaxed);
             // A reader that sees this word also sees the address.
             cell.word.store(USED | v6 | u64::from(hop.port) << PORT | WATCHED, Ordering::Release);
-            self.entries.insert(hop, NeighborEntry { slot, routes: 0, listed: false });
+            self.entries.insert(hop, NeighborEntry { slot, routes: 0, has_state: false });
         }
         self.entries.get_mut(&hop).ok_or(Refused::Full)
     }
@@ -274,7 +274,7 @@ impl Writer {
     fn remove_if_unused(&mut self, hop: NextHop, now: u64) {
         if let Some(entry) = self.entries.get(&hop)
             && entry.routes == 0
-            && !entry.listed
+            && !entry.has_state
         {
             let slot = entry.slot;
             self.cells.slots[slot].word.store(REMOVED, Ordering::Release);
@@ -291,14 +291,14 @@ impl Writer {
     }
 
     /// Adds a route that uses this neighbour. Returns the number of the next hop, counted from 1.
-    pub(super) fn hold(&mut self, hop: NextHop) -> Result<u32, Refused> {
+    pub(super) fn add_route(&mut self, hop: NextHop) -> Result<u32, Refused> {
         let entry = self.find_or_insert(hop)?;
         entry.routes += 1;
         Ok(entry.slot as u32 + 1)
     }
 
     /// Removes a route that uses this neighbour.
-    pub(super) fn release(&mut self, hop: NextHop, now: u64) {
+    pub(super) fn remove_route(&mut self, hop: NextHop, now: u64) {
         if let Some(entry) = self.entries.get_mut(&hop) {
             entry.routes = entry.routes.saturating_sub(1);
         }
@@ -308,7 +308,7 @@ impl Writer {
     /// Sets the state of a neighbour.
     pub(super) fn set(&mut self, hop: NextHop, resolved: Resolved, event: ReportEvent) -> Result<(), Refused> {
         let entry = self.find_or_insert(hop)?;
-        entry.listed = true;
+        entry.has_state = true;
         let slot = entry.slot;
         self.write(hop, slot, resolved, event);
         Ok(())
@@ -333,7 +333,7 @@ impl Writer {
     /// Clears the state of a neighbour.
     pub(super) fn unset(&mut self, hop: NextHop, now: u64) {
         let Some(entry) = self.entries.get_mut(&hop) else { return };
-        entry.listed = false;
+        entry.has_state = false;
         let slot = entry.slot;
         self.write(hop, slot, Resolved::Unknown, ReportEvent::NextUse);
         self.remove_if_unused(hop, now);
@@ -349,9 +349,9 @@ impl Writer {
         self.entries.get(&hop).is_some_and(|entry| entry.routes > 0)
     }
 
-    /// Returns the neighbours whose state was set.
-    pub(super) fn listed(&self) -> impl Iterator<Item = NextHop> + '_ {
-        self.entries.iter().filter(|(_, entry)| entry.listed).map(|(hop, _)| *hop)
+    /// Returns the neighbours that have a state from [`Writer::set`].
+    pub(super) fn with_state(&self) -> impl Iterator<Item = NextHop> + '_ {
+        self.entries.iter().filter(|(_, entry)| entry.has_state).map(|(hop, _)| *hop)
     }
 
     /// Watches the entries of all unresolved neighbours again, so that workers report the next use of each entry.
@@ -403,8 +403,8 @@ mod tests {
         let hold_time = HoldTime::default();
         let mut writer = Writer::new(hold_time.clone());
         hold_time.set([4, 30].map(|seconds| Nanos(seconds * 1_000_000_000)));
-        let slot = writer.hold(hop(1)).unwrap() as usize - 1;
-        writer.release(hop(1), 1);
+        let slot = writer.add_route(hop(1)).unwrap() as usize - 1;
+        writer.remove_route(hop(1), 1);
         let other = hop_for_slot(&writer, slot);
         for (seconds, is_free) in [(0, false), (33, false), (37, true)] {
             writer.reclaim(2, Instant::now() + Duration::from_secs(seconds));
@@ -432,12 +432,12 @@ mod tests {
     }
 
     #[test]
-    fn slot_of_a_neighbour_that_came_back_stays_reserved_until_its_last_removal_is_over() {
+    fn slot_of_a_neighbour_that_came_back_is_reserved_from_its_latest_removal() {
         let mut writer = Writer::new(HoldTime::default());
-        let slot = writer.hold(hop(1)).unwrap() as usize - 1;
-        writer.release(hop(1), 1);
-        assert_eq!(writer.hold(hop(1)), Ok(slot as u32 + 1));
-        writer.release(hop(1), 5);
+        let slot = writer.add_route(hop(1)).unwrap() as usize - 1;
+        writer.remove_route(hop(1), 1);
+        assert_eq!(writer.add_route(hop(1)), Ok(slot as u32 + 1));
+        writer.remove_route(hop(1), 5);
         let other = hop_for_slot(&writer, slot);
         for (quiet, is_free) in [(3, false), (6, true)] {
             writer.reclaim(quiet, Instant::now() + REUSE_MARGIN);
@@ -454,7 +454,7 @@ mod tests {
         assert_eq!(writer.set(hop(1), Resolved::Unknown, ReportEvent::None), Err(Refused::Retired));
         writer.reclaim(2, Instant::now() + REUSE_MARGIN);
         assert_eq!(writer.set(hop(1), Resolved::Unknown, ReportEvent::None), Ok(()));
-        let refused = (1000..40_000).find_map(|number| writer.hold(hop(number)).err());
+        let refused = (1000..40_000).find_map(|number| writer.add_route(hop(number)).err());
         assert_eq!(refused, Some(Refused::Full));
     }
 }

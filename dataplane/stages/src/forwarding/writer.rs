@@ -162,7 +162,7 @@ impl Writer {
         let mut refused = hops.is_empty().then_some(Refused::Full);
         for hop in hops.iter().take(groups::MAX_MEMBERS) {
             let held = hop.via.map(|address| NextHop { address, port: hop.port });
-            let next_hop = match held.map(|held| self.neighbors.hold(held)) {
+            let next_hop = match held.map(|held| self.neighbors.add_route(held)) {
                 Some(Err(error)) => {
                     refused = Some(error);
                     break;
@@ -201,7 +201,7 @@ impl Writer {
         for (path, known) in held {
             let keeps = !known && !created.contains(&path) && self.groups.contains(&path);
             if let Some(HeldHop(hop)) = path.hop.filter(|_| !keeps) {
-                self.neighbors.release(hop, self.epoch);
+                self.neighbors.remove_route(hop, self.epoch);
             }
             if keeps {
                 created.push(path);
@@ -212,7 +212,7 @@ impl Writer {
 
     fn release_group(&mut self, group: u32) {
         for hop in self.groups.release(group, self.epoch) {
-            self.neighbors.release(hop, self.epoch);
+            self.neighbors.remove_route(hop, self.epoch);
         }
         if !self.groups.is_used(group) {
             self.listing.remove_group(group);
@@ -233,12 +233,12 @@ impl Writer {
     /// # Errors
     /// There are too many neighbours, or the slots for the neighbour are not free yet.
     pub fn reserve_next_hop(&mut self, hop: NextHop) -> Result<u32, Refused> {
-        self.neighbors.hold(hop)
+        self.neighbors.add_route(hop)
     }
 
     /// Releases the entry of a next hop that [`Writer::reserve_next_hop`] has reserved.
     pub fn release(&mut self, hop: NextHop) {
-        self.neighbors.release(hop, self.epoch);
+        self.neighbors.remove_route(hop, self.epoch);
     }
 
     /// Creates an entry for a requested neighbour if it has no entry.
@@ -256,7 +256,7 @@ impl Writer {
 
     /// Returns the neighbours whose state was set.
     pub fn listed_neighbors(&self) -> Vec<NextHop> {
-        self.neighbors.listed().collect()
+        self.neighbors.with_state().collect()
     }
 
     /// Returns the number of neighbour entries, including the entries of next hops of routes.

@@ -272,7 +272,8 @@ fn incomplete_datagram_goes_to_output_expired_after_the_timeout() {
     assert_eq!(fate(&mut bench, &part(1, 800, true, 800)), Fate::Consumed);
 }
 
-/// Two `vlan` stages add tags to a fragment that fills its packet buffer.
+/// Two `vlan` stages add tags in the headroom of a packet of maximum length. The fragment is then longer than the
+/// longest new packet.
 #[test]
 fn expired_fragment_that_is_too_long_for_a_new_packet_does_not_delay_others() {
     let tag: Vlan = toml::from_str("op = \"push\"\nid = 1").unwrap();
