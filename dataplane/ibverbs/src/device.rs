@@ -93,8 +93,8 @@ impl VerbsDevice {
         match (self.self_test(), known) {
             (SelfTest::Passed, _) | (SelfTest::Unknown(_), None) => (CqApi::Extended, None),
             (SelfTest::Failed(how), _) => (CqApi::Classic, Some(format!("the self-test failed: {how}"))),
-            // The version of the library is unknown, because a known version has returned above. A known defect of the
-            // driver therefore counts as present.
+            // The version of the library is unknown here: with a known version, the function has already returned. A
+            // known defect of the driver therefore counts as present.
             (SelfTest::Unknown(how), Some(why)) => {
                 (CqApi::Classic, Some(format!("{why}; the self-test could not run: {how}")))
             }
@@ -103,8 +103,8 @@ impl VerbsDevice {
 }
 
 #[allow(unsafe_code, reason = "the trait is unsafe to implement")]
-// SAFETY: each call of `alloc_pd` allocates a new protection domain with `ibv_alloc_pd`. The libraries of rxe and siw pass
-// each request to the kernel, which checks the keys, and read only inline bytes themselves.
+// SAFETY: each call of `alloc_pd` allocates a new protection domain with `ibv_alloc_pd`. The libraries of rxe and siw
+// read only inline bytes themselves. They pass each request to the kernel, which checks the keys.
 unsafe impl Device for VerbsDevice {
     type Pd = VerbsPd;
     type Cq = VerbsCq;

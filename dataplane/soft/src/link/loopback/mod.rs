@@ -130,7 +130,7 @@ impl Bus {
     }
 }
 
-/// A queue pair's end of the link.
+/// The end of the link for one queue pair.
 #[derive(Debug)]
 pub(crate) struct Port {
     link: LoopbackLink,
@@ -196,7 +196,7 @@ impl Wire for Port {
     fn take(&mut self, _: &Counting, deliver: impl FnOnce(&[u8], Option<Nanos>)) -> bool {
         let Some(buffer) = self.inbox.as_ref().and_then(|inbox| inbox.frames.pop()) else { return false };
         deliver(&buffer, None);
-        // The push cannot fail, because the buffer came from this queue.
+        // The push cannot fail, because the sender took the buffer from `free_buffers`.
         let _ = self.link.receive.free_buffers.push(buffer);
         true
     }

@@ -328,7 +328,7 @@ pub(crate) struct PacketPort {
     link: Arc<Packets>,
     /// Index of the queue.
     queue: u16,
-    /// The sockets of the queue. `Some` while the port receives.
+    /// The sockets of the queue, for both directions. `None` while the port is closed.
     end: Option<OpenQueue>,
     splitter: Splitter,
     outbox: Outbox,
@@ -473,7 +473,7 @@ impl Wire for PacketPort {
     }
 
     fn flush(&mut self, counts: &Counting, each: impl FnMut(Result<usize, WcStatus>)) {
-        // `Wire::take` also takes new sockets, but a port that only sends never calls `Wire::take`.
+        // `Wire::take` also takes new sockets. But no worker calls `Wire::take` if the workers only send on this port.
         self.take_new_sockets();
         let socket = self.end.as_ref().map(|end| &end.socket.sender);
         self.outbox.flush(socket, counts, each);

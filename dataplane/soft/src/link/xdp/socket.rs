@@ -189,7 +189,7 @@ impl XdpSocket {
     /// left.
     #[inline]
     pub(super) fn wake_tx(&self) {
-        // SAFETY: a plain system call without memory.
+        // SAFETY: all pointers are null, so the kernel accesses no memory of this process.
         unsafe { libc::sendto(self.fd.as_raw_fd(), std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0) };
     }
 
@@ -197,7 +197,7 @@ impl XdpSocket {
     #[inline]
     pub(super) fn wake_rx(&self) {
         let none = std::ptr::null_mut();
-        // SAFETY: a plain system call without memory.
+        // SAFETY: all pointers are null, so the kernel accesses no memory of this process.
         unsafe { libc::recvfrom(self.fd.as_raw_fd(), none, 0, libc::MSG_DONTWAIT, std::ptr::null_mut(), none.cast()) };
     }
 
