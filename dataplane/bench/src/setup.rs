@@ -88,8 +88,8 @@ pub struct StreamSet {
 }
 
 impl StreamSet {
-    /// Returns the streams. All frames have the length `size` in bytes without the frame check sequence, or the lengths of
-    /// the configs.
+    /// Returns the streams. With `size`, all frames have this length, in bytes without the frame check sequence. Without
+    /// `size`, the frames of each stream have the lengths in the config of the stream.
     ///
     /// # Errors
     /// Returns [`Error::Config`] with the first mistake.
@@ -138,8 +138,8 @@ fn read(path: &Path) -> Result<(PathBuf, String, Vec<Placed>)> {
     let line = |at: usize| text.get(..at).map_or(0, |before| before.matches('\n').count()) + 1;
     if let Some(pipeline) = &file.pipeline {
         return Err(Error::Config(format!(
-            "{shown}:{}: a config for `bench` has no [pipeline], because the tester sends and receives itself; help: \
-             remove this section",
+            "{shown}:{}: a config for `bench` has no [pipeline], because the tester itself sends and receives the \
+             packets; help: remove this section",
             line(pipeline.span().start)
         )));
     }

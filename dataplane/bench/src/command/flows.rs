@@ -1,4 +1,4 @@
-//! The method `flows`: the capacity of a stateful device, and the highest rate of new flows.
+//! The method `flows`: the capacity of a stateful device, and the highest rate of new flows (the set-up rate).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -83,9 +83,9 @@ fn check(streams: &[Stream], max_flows: u64) -> Result<()> {
     let flows = stream.flows().map_err(|why| Error::Config(format!("{}: {why}", stream.place)))?;
     if flows < max_flows {
         return Err(Error::Config(format!(
-            "{}: the stream has {flows} flows, and the largest trial opens {max_flows}; help: use several values whose counts have \
-             no common divisor, such as src_ip = {{ first = \"198.18.0.1\", count = 251 }}, \
-             src_port = {{ first = 1024, count = 64000 }}, or reduce --max-flows",
+            "{}: the stream has {flows} flows, and the largest trial opens {max_flows}; help: vary \
+             several header fields, with counts that have no common divisor, such as \
+             src_ip = {{ first = \"198.18.0.1\", count = 251 }}, src_port = {{ first = 1024, count = 64000 }}, or reduce --max-flows",
             stream.place
         )));
     }

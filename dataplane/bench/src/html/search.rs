@@ -55,7 +55,7 @@ pub(super) fn loss_over_rate(trials: &[TrialReport], lines: Vec<(f64, String)>) 
     if trials.iter().any(|trial| trial.ignored) {
         series.push(Series { name: "ignored trials".to_owned(), mark: Mark::Rings, points: of(true) });
     }
-    // The rates near the result are close to each other, and the first rate can be far away.
+    // The scale is logarithmic, because many rates are close to the result, and the first rate can be far away.
     let x = Axis { label: RATE, unit: Unit::Pps, scale: Scale::Log };
     let y = Axis { label: "loss ratio", unit: Unit::Ratio, scale: Scale::Log };
     Chart { x, y, series, lines, ranges: Vec::new() }
