@@ -141,7 +141,7 @@ fn peer_with_an_invalid_hello_is_disconnected() {
         ("queue pair 0", with(|it| it.qpn = QpNum(0)), &wrong),
         ("queue pair 1", with(|it| it.qpn = QpNum(1)), &wrong),
         ("queue pair 2^24", with(|it| it.qpn = QpNum(1 << 24)), &wrong),
-        ("packet 2^24", with(|it| it.psn = 1 << 24), &wrong),
+        ("packet sequence number 2^24", with(|it| it.psn = 1 << 24), &wrong),
         ("a path MTU of 0", with(|it| it.path_mtu = 0), &wrong),
         ("a path MTU of 6", with(|it| it.path_mtu = 6), &wrong),
         ("no address", with(|it| it.gid = Default::default()), &wrong),
@@ -165,7 +165,7 @@ fn peer_with_a_wrong_reply_is_disconnected() {
     let refused = attack_then_connect(LONG, |address| {
         let (_, own) = decode_reply(&send_and_read(address, &good, true));
         assert_eq!(own.transport, QpType::Ud);
-        // A peer sends more bytes than the listener expects.
+        // A peer sends wrong bytes after its hello: zeros, a second hello, or a ready message with a wrong token.
         for rest in [vec![0; 5000], good.clone(), message(1, 2, 0, 4711, &[])] {
             let reply = send_and_read(address, &[&good[..], &rest].concat(), false);
             assert!(reply.is_empty() || reply.len() >= 92, "{reply:?}");

@@ -104,7 +104,7 @@ enum FarMemory {
     BadKey,
     OutOfBounds,
     Below,
-    /// Memory that the peer has no permission to access.
+    /// Memory of the peer that the requester has no permission to access.
     Fixed,
     /// An address that is not a multiple of eight.
     Odd,

@@ -1,4 +1,4 @@
-//! Tests of the health checks of the metrics server with a worker that makes no progress, and of a run that stops.
+//! Tests of the health checks of the metrics server in two cases: a worker makes no progress, and a run stops.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
