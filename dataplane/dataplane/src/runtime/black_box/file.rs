@@ -1,6 +1,6 @@
 //! The file of a black box, in the format pcapng. The comment of the section describes the event after which the file
 //! was written. Each pair of a worker and a port is an interface. The comment of a packet has the number of its burst,
-//! or the position of the packet in the batch of a panic. All comments are JSON.
+//! or the position of the packet in the batch of the stage that panicked. All comments are JSON.
 
 use std::collections::BTreeMap;
 

@@ -46,9 +46,9 @@ pub(crate) struct BlackBox {
 /// An event after which the black box is written.
 pub(crate) struct BlackBoxEvent {
     pub(crate) cause: Cause,
-    /// The bursts of the worker `cause.worker` at the time of the event. A worker that continues after a panic could
-    /// otherwise overwrite these bursts before the thread reads the ring. `None` if the thread reads the rings of all
-    /// workers: after a stall, and for a request.
+    /// The bursts of the worker `cause.worker` at the time of the event. Without this copy, a worker that continues
+    /// after a panic could overwrite the bursts before [`BlackBox::file`] reads the ring. `None` after a stall and for a
+    /// request: [`BlackBox::file`] then reads the rings of all workers.
     pub(crate) bursts: Option<WorkerBursts>,
     /// The batch of the stage that panicked.
     pub(crate) batch: PanickedBatch,
@@ -93,7 +93,7 @@ impl BlackBox {
         recorder
     }
 
-    /// Lets the thread write a file. Does not wait for the file.
+    /// Lets the thread of the [`BlackBoxWriter`] write a file. Does not wait for the file.
     #[cold]
     pub(crate) fn write_after(&self, event: BlackBoxEvent) {
         // The thread ends after all workers, so sending cannot fail.
@@ -116,7 +116,7 @@ impl BlackBox {
 }
 
 impl BlackBoxEvent {
-    /// Returns the event of a client that requests a file.
+    /// Returns the event for the request of a client.
     pub(crate) fn request() -> Self {
         let message = "a client requested the file".to_owned();
         Self::without_batch(Cause { kind: CauseKind::Request, worker: None, stage: None, message })

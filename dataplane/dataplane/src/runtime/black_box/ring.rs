@@ -40,7 +40,7 @@ pub(crate) struct BurstRing {
     /// The number of words for the bytes of each packet.
     words: usize,
     bursts: Box<[BurstSlot]>,
-    /// The properties of the worker for which the bursts are valid.
+    /// The properties that the worker had when it received the bursts.
     info: Mutex<Arc<WorkerInfo>>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct Burst {
     pub(crate) packets: Vec<PacketHead>,
 }
 
-/// The bursts of a ring, and the properties of the worker for which the bursts are valid.
+/// The bursts of a ring, and the properties that the worker had when it received the bursts.
 pub(crate) struct WorkerBursts {
     pub(crate) worker: usize,
     pub(crate) info: Arc<WorkerInfo>,
@@ -122,7 +122,7 @@ impl BurstRing {
             let info = self.info();
             let mut bursts: Vec<Burst> = self.bursts.iter().filter_map(|slot| self.read_slot(slot)).collect();
             bursts.sort_by_key(|burst| burst.number);
-            // If the pipeline has changed during the read, `info` may not belong to the bursts. Then read again.
+            // If the pipeline has changed during the read, `info` may not belong to the bursts. If so, read again.
             if Arc::ptr_eq(&info, &self.info()) {
                 return WorkerBursts { worker, info, bursts };
             }

@@ -156,7 +156,7 @@ impl RunState {
         })
     }
 
-    /// Waits until all workers have answered a request, and thus make progress.
+    /// Waits until all workers have answered a request. A worker that answers makes progress.
     fn await_answers(&self) -> Result<(), Refusal> {
         let answers = lock(&self.sampler).ask();
         let begin = Instant::now();

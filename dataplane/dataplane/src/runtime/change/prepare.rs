@@ -170,7 +170,7 @@ impl RunState {
     }
 
     /// Returns the offloads that the program can request from the device of an added port. If the packet buffers have
-    /// no room for receive information, the device can only compute the checksums of sent packets.
+    /// no room for the results of receive offloads, the device can only compute the checksums of sent packets.
     fn possible_requests(&self, wanted: &PortPlan) -> Vec<OffloadRequest> {
         let is_possible =
             |request: &&OffloadRequest| self.keeps_recv_info || request.offload == StageOffload::SendChecksum;
@@ -199,8 +199,8 @@ impl RunState {
         difference::added_ports(before, after).filter_map(operation).collect()
     }
 
-    /// For each stage that writes a file in use, or that needs a privilege that the program has given up, returns an
-    /// operation that needs a restart.
+    /// For each stage that writes a file still in use, or that needs a privilege that the program has given up, returns
+    /// an operation that needs a restart.
     fn privilege_operations(
         &self,
         current: &PipelineVersion,

@@ -14,7 +14,7 @@ use crate::runtime::ports::LivePort;
 use crate::runtime::sample::Graphs;
 use dataplane_core::pipeline::{Owner, Tasks, panic_message};
 
-/// The wait between two checks whether the pipeline is still in use.
+/// The wait between two checks of a condition, such as whether a pipeline is still in use.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A port that a change has removed.

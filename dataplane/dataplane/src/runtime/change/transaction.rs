@@ -23,7 +23,8 @@ use dataplane_core::pipeline::{Registry, panic_message};
 /// The time after which the program tries again to revert a change.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The maximum time that a change waits for the ports of earlier changes to close. Those changes removed the ports.
+/// The maximum time that a change waits for the ports that earlier changes have removed. The wait ends when these ports
+/// are closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The options of a change.
