@@ -23,7 +23,7 @@ use dataplane_control::{Answer, Call, Client, Error};
 use dataplane_core::telemetry::LiveStatistics;
 use screen::{Connection, Screen};
 
-/// The maximum time to wait for a key, before the loop checks for new samples and signals.
+/// The maximum time to wait for a key before the loop checks for new samples and signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The maximum interval between the first two samples of a connection.
 const FIRST_INTERVAL: Duration = Duration::from_secs(1);
@@ -76,7 +76,7 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
     }
 }
 
-/// A message from the thread that requests the statistics to the screen.
+/// A message to the screen, from the thread that requests the statistics.
 enum Sample {
     /// The first answer of a connection.
     First(Box<LiveStatistics>),
@@ -170,7 +170,7 @@ impl Sampler {
                     None => return,
                 },
             };
-            // The screen takes every sample. If a sample were lost, the next sample would lack its times and costs.
+            // The screen takes every sample. No later sample would have the latency and the costs of a lost sample.
             if sender.send(sample).is_err() {
                 return;
             }

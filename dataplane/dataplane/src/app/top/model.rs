@@ -42,8 +42,8 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// Takes the first answer of a connection, from which the next answer computes its rates. `recent` of the first
-    /// answer covers the time since the start of the run, so the screen does not show this answer.
+    /// Takes the first answer of a connection. The rates of the next answer are computed from this answer. `recent` of
+    /// the first answer covers the time since the start of the run, so the screen does not show the first answer.
     pub(super) fn connect(&mut self, live: LiveStatistics) {
         let is_same =
             |before: &LiveStatistics| before.pid == live.pid && before.report.duration_s <= live.report.duration_s;
@@ -54,7 +54,7 @@ impl Model {
         self.first = Some(live);
     }
 
-    /// Replaces the last answer, and adds its rates to the histories.
+    /// Replaces the last answer by `live`, and adds the rates of `live` to the histories.
     pub(super) fn update(&mut self, mut live: LiveStatistics) {
         let Some(before) = self.first.take().or_else(|| self.live.take()) else { return self.connect(live) };
         // `recent` of the answer covers the time since the previous answer of the program. Compute all rates from the

@@ -84,8 +84,8 @@ impl Table {
         });
     }
 
-    /// Returns at most `most` rows. If there are more rows, the rows with most problems come first, and the last row
-    /// has the number of the rows that are left out.
+    /// Returns at most `most` rows. If there are more rows, the rows with the most problems come first, and the last
+    /// row has the number of the rows that are left out.
     pub(super) fn shortened(mut self, most: usize, key: char) -> Self {
         if self.rows.len() > most.max(1) {
             self.rows.sort_by_key(|row| std::cmp::Reverse(row.iter().filter(|cell| cell.is_bad).count()));
