@@ -157,7 +157,7 @@ pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio
     opened.tester.close()
 }
 
-/// Returns the streams of a search for its result.
+/// Returns the streams, in the form in which a result lists them.
 pub(super) fn stream_setups(streams: &[Stream], shares: &[f64]) -> Vec<StreamSetup> {
     let of = |(stream, share): (&Stream, &f64)| StreamSetup {
         name: stream.name.clone(),

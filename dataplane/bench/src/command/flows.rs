@@ -85,7 +85,8 @@ fn check(streams: &[Stream], max_flows: u64) -> Result<()> {
         return Err(Error::Config(format!(
             "{}: the stream has {flows} flows, and the largest trial opens {max_flows}; help: vary \
              several header fields, with counts that have no common divisor, such as \
-             src_ip = {{ first = \"198.18.0.1\", count = 251 }}, src_port = {{ first = 1024, count = 64000 }}, or reduce --max-flows",
+             src_ip = {{ first = \"198.18.0.1\", count = 251 }}, src_port = {{ first = 1024, count = 64000 }}, \
+             or reduce --max-flows",
             stream.place
         )));
     }

@@ -53,7 +53,7 @@ pub(super) fn reset_test(
     let at = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
     let end = |gap: &crate::judge::Gap| gap.start.saturating_add(gap.length);
     let gaps = || outcome.streams.iter().flat_map(|stream| &stream.judgement.gaps).filter(|gap| end(gap) > at);
-    // After a gap that lasts until the end of the transmission, no packet arrived.
+    // If a gap lasts until the end of the transmission, the device has not recovered.
     let is_recovered = gaps().all(|gap| end(gap) < outcome.duration);
     let longest = gaps().map(|gap| gap.length).max();
     Ok(ResetReport {

@@ -113,7 +113,7 @@ struct Times2544 {
 }
 
 impl Times2544 {
-    /// Returns the durations and the numbers, and the differences from RFC 2544.
+    /// Returns the durations and the numbers of trials, and the differences from RFC 2544.
     fn new(args: &Rfc2544Args) -> (Self, Vec<String>) {
         let seconds = Duration::from_secs_f64;
         let mut deviations = Vec::new();
