@@ -33,9 +33,10 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// - echo requests from or to multicast or broadcast addresses;
 /// - requests for addresses of other hosts.
 ///
-/// With `addresses`, the stage answers requests for each of these addresses on all ports, or only on the port in the
-/// key `port`. Without `addresses`, the stage answers for the addresses that the config gives to these ports: echo
-/// requests on each of the ports, and neighbor solicitations only on the port to which the config gives the address.
+/// The stage answers requests on all ports, or only on the port in the key `port`. With `addresses`, the stage answers
+/// requests for each of these addresses on each of these ports. Without `addresses`, the stage answers requests for the
+/// addresses that the config gives to these ports: echo requests for each address are answered on each port, but
+/// neighbor solicitations for an address are answered only on the port that has the address.
 ///
 /// If a `neighbor` stage has `source = "resolve"`, the `icmp` stage consumes neighbor advertisements and passes their
 /// content to the `neighbor` stage.
