@@ -19,7 +19,7 @@ pub(in crate::app) struct Explained {
     /// The worker and the port of a live packet, or of a packet of a black box.
     #[serde(flatten)]
     pub(super) received: Option<Received>,
-    /// The number of the worker's burst with the packet, for a packet of a black box.
+    /// For a packet of a black box, the number of the burst that contains the packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) burst: Option<u64>,
     pub(super) summary: String,
@@ -29,7 +29,7 @@ pub(in crate::app) struct Explained {
     pub(super) copies: Vec<ExplainedPath>,
 }
 
-/// The worker and the port that received a live packet.
+/// The worker and the port that received a packet.
 #[derive(Serialize)]
 pub(super) struct Received {
     pub(super) worker: u32,
@@ -40,7 +40,7 @@ pub(super) struct Received {
 pub(super) struct ExplainedPath {
     pub(super) path: Vec<ExplainedStep>,
     pub(super) changes: Vec<Change>,
-    /// `sent`, `dropped`, `consumed`, `held`, `not_received`, `panicked` or `stuck`.
+    /// `sent`, `dropped`, `consumed`, `held`, `not_received`, `panicked`, `stuck` or `unknown`.
     pub(super) fate: &'static str,
     /// The port on which the packet is sent, the reason why the packet is dropped or not received, the stage and the
     /// message of the panic, or the stage that the packet does not leave.

@@ -29,8 +29,9 @@ use dataplane_core::pipeline::panic_message;
 
 /// The maximum time that a change waits for the end of a removed worker, in addition to [`WAITS`] × `drain_timeout`.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
-/// The number of times that a worker waits for up to `drain_timeout` at its end: for the last packets, for closed ports,
-/// for sends, and for the buffers of the devices.
+/// The multiple of `drain_timeout` that a change waits for the end of a removed worker. The worker needs at most two: one
+/// for its last packets, and one for its sends, the buffers of the devices, and the lanes of removed ports. The others
+/// are a margin.
 const WAITS: u32 = 4;
 
 /// Workers that a change adds, and that wait for their start. If this value is dropped before the workers are started,
