@@ -8,7 +8,7 @@
 //! The suite runs on the software device with both of its profiles: `Spec` (the standard) and `Rxe` (the behaviour of
 //! rxe, the kernel's software RoCE driver). A further bed (`soft::unchecked`) has software devices with two properties
 //! of real NICs: the devices do not check every key, and refuse the change from RTS to SQD. On the bed `soft::iwarp`,
-//! the suite must skip every case with a queue pair. On the bed `soft::other_nic`, the devices have properties of several
+//! the suite must skip every case with a queue pair. On the bed `soft::other_driver`, the devices have properties of several
 //! real NICs, and the suite must not fail because of these properties. On the bed `soft::no_flow_rules`, the suite must
 //! skip every case that sends raw packets.
 //!
@@ -212,7 +212,7 @@ fn main() -> ExitCode {
     tests.extend(tests_of("soft::alone", |name| soft_alone(name, Profile::Spec), skips::SOFT_ALONE));
     tests.extend(tests_of("soft::unchecked", soft_unchecked, skips::SOFT_UNCHECKED));
     tests.extend(tests_of("soft::fewer_capabilities", soft_fewer_capabilities, skips::SOFT_FEWER_CAPABILITIES));
-    tests.extend(tests_of("soft::other_nic", soft_other_nic, skips::SOFT_OTHER_NIC));
+    tests.extend(tests_of("soft::other_driver", soft_other_driver, skips::SOFT_OTHER_DRIVER));
     tests.extend(tests_of("soft::no_flow_rules", soft_no_flow_rules, skips::SOFT_NO_FLOW_RULES));
     tests.extend(tests_of("soft::iwarp", soft_iwarp, skips::SOFT_IWARP));
     // Compare endpoints on two devices with endpoints on one device: the results must be equal.
@@ -285,7 +285,7 @@ fn soft_no_flow_rules(name: &'static str) -> TestBed<SoftDevice> {
 }
 
 /// Returns a test bed with two software devices that have properties of real NICs (mlx5, irdma, hns and efa).
-fn soft_other_nic(name: &'static str) -> TestBed<SoftDevice> {
+fn soft_other_driver(name: &'static str) -> TestBed<SoftDevice> {
     use soft::SoftQuirk as Q;
     soft_with(name, Profile::Spec, |spec| {
         spec.quirks = vec![

@@ -23,8 +23,8 @@ pub(crate) const SOFT_UNCHECKED: &[&str] = &["state SQD"];
 /// The capabilities that a software device lacks if it refuses atomics and flow tags, and has only plain flow rules.
 pub(crate) const SOFT_FEWER_CAPABILITIES: &[&str] =
     &["atomic", "flow counters", "flow rules with these headers", "flow_tag"];
-/// The capabilities that the software devices of `soft_other_nic` lack.
-pub(crate) const SOFT_OTHER_NIC: &[&str] = &[
+/// The capabilities that the software devices of `soft_other_driver` lack.
+pub(crate) const SOFT_OTHER_DRIVER: &[&str] = &[
     "completion of unsupported operations",
     "ibv_resize_cq",
     "requests with 3 elements",
