@@ -41,7 +41,10 @@ fn plan_lists_the_operations_for_a_program_and_for_two_files() {
                      same name in the new stage\n";
     let (live, _) = ended(&folder, "plan @/new.toml", 0);
     let (offline, _) = ended(&folder, "plan @/x.toml @/new.toml", 0);
-    assert!(live.starts_with(operation) && live.contains("hitless: `dataplane apply --base "), "{live}");
+    assert!(
+        live.starts_with(operation) && live.contains("hitless: `dataplane apply ") && live.contains(" --base "),
+        "{live}"
+    );
     assert_eq!(offline, format!("{operation}no operation needs a restart, as far as the configs show\n"));
     assert_eq!(ended(&folder, "plan @/x.toml", 0).0, "no difference\n");
     let plan = json(&ended(&folder, "plan @/new.toml --json", 0).0);

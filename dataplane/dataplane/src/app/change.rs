@@ -48,7 +48,10 @@ pub(super) fn plan(registry: &Registry, args: &args::Plan) -> Result<(), Command
     text.push_str(&match plan.operations.iter().filter(|operation| !operation.hitless).count() {
         _ if plan.operations.is_empty() => "no difference\n".to_owned(),
         0 if args.configs.len() == 2 => "no operation needs a restart, as far as the configs show\n".to_owned(),
-        0 => format!("hitless: `dataplane apply --base {}` carries out the operations\n", plan.base),
+        0 => {
+            let config = args.configs.first().map_or_else(|| "CONFIG".into(), |path| path.to_string_lossy());
+            format!("hitless: `dataplane apply {config} --base {}` carries out the operations\n", plan.base)
+        }
         count => format!("{count} of {} operations need a restart\n", plan.operations.len()),
     });
     console::print(&text)
