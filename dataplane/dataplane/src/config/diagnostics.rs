@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::source::{Source, Span};
 use dataplane_core::error::{Error, Result};
+use dataplane_core::parse_errors::missing;
 
 /// The severity of a mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -199,6 +200,18 @@ impl Diagnostics {
     /// Converts the mistakes into [`Error::Config`], rendered without colour.
     pub fn into_error(self) -> Error {
         Error::Config(self.render(false).trim_end().to_owned())
+    }
+
+    /// Reports a key that is missing in a table. If the table has no header of its own, such as `[pipeline]` if only
+    /// `[[pipeline.stage]]` exists, the help names the table.
+    pub(super) fn push_missing_key(&mut self, table: Span, key: &str) {
+        let (message, mut help) = missing(key);
+        let excerpt = self.source.excerpt(&table);
+        let name = excerpt.line.get(excerpt.span).unwrap_or_default();
+        if !name.is_empty() && name.chars().all(|it| it.is_ascii_alphanumeric() || "_-".contains(it)) {
+            help = Some(format!("add `{key} = …` to the table [{name}]"));
+        }
+        self.push(Mistake { help, ..Mistake::error(table, message) });
     }
 
     pub(super) fn damage(&mut self, table: Span) {

@@ -9,7 +9,7 @@ use toml::de::{DeArray, DeTable, DeValue};
 use super::diagnostics::{Diagnostics, Mistake};
 use super::source::Span;
 use dataplane_core::error::shorten;
-use dataplane_core::parse_errors::{missing, nearest, suggest};
+use dataplane_core::parse_errors::{nearest, suggest};
 
 /// What a table may contain.
 #[derive(Clone, Copy)]
@@ -108,8 +108,7 @@ impl KeyCheck<'_> {
             self.has_lost_values = true;
             let is_renamed = self.removed.iter().any(|(table, name)| table == span && name == key);
             if !is_renamed && !self.diagnostics.is_damaged(span) {
-                let (message, help) = missing(key);
-                self.diagnostics.push(Mistake { help, ..Mistake::error(span.clone(), message) });
+                self.diagnostics.push_missing_key(span.clone(), key);
             }
         }
         let from = self.removed.len();

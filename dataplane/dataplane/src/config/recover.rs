@@ -108,7 +108,9 @@ impl WorkingCopy<'_> {
         };
         self.has_lost_values |= prefer != Prefer::Key;
         let path = tree::find(&self.root, &span, prefer);
-        if !follows {
+        if let (false, Some(key)) = (follows, missing_key(message)) {
+            diagnostics.push_missing_key(span, key);
+        } else if !follows {
             // The extra keys are valid only in the outermost table. The path to a key of that table has one step.
             let extra_keys = if path.as_ref().is_some_and(|path| path.len() == 1) { self.extra_keys } else { &[] };
             let (message, help) = explain(message, extra_keys);

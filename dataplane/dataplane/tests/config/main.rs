@@ -561,6 +561,11 @@ fn typical_mistakes_get_exact_messages() {
         ),
         ("via = \"192.0.2.1\", ", "vai = \"192.0.2.1\", ", &[(30, "unknown key `vai`", "did you mean `via`?")]),
         ("via = \"192.0.2.1\", ", "", &[(30, "the key `via` is missing", "add `via = …` to this table")]),
+        (
+            "[pipeline]\ninput = [\"wan\", \"lan\"]\n",
+            "",
+            &[(21, "the key `input` is missing", "add `input = …` to the table [pipeline]")],
+        ),
         ("use = \"route\"", "use = \"route\"\nouputs = {}", &[(30, "unknown key `ouputs`", "did you mean `outputs`?")]),
         ("[pipeline]\n", "[pipline]\n", &[(20, "unknown key `pipline`", "did you mean `pipeline`?")]),
         ("burst = 32", "burst = 32\nburst = 33", &[(5, "the key `burst` is set twice", "remove one of the two")]),
