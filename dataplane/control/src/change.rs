@@ -108,7 +108,7 @@ impl OperationKind {
             Self::AddWorker => "add worker",
             Self::RemoveWorker => "remove worker",
             Self::MoveWorker => "move worker",
-            Self::RestartWorkers => "restart workers",
+            Self::RestartWorkers => "restart workers because of",
             Self::ChangeRuntime => "change runtime",
             Self::Other => "other operation",
         }
