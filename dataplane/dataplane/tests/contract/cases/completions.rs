@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use dataplane::lane::message::{MessageDomain, poll, poll_or_sleep};
 use dataplane::verbs::{
-    Capability, CompletionChannel, CompletionQueue, Completions, CqApi, CqEvent, CqFlags, CqSpec, RawDevice, EventKind,
-    PollFields, QpCaps, QpSpec, QpState, QpType, SendFlags, SendOp, WcFlags,
+    Capability, CompletionChannel, CompletionQueue, Completions, CqApi, CqEvent, CqFlags, CqSpec, EventKind,
+    PollFields, QpCaps, QpSpec, QpState, QpType, RawDevice, SendFlags, SendOp, WcFlags,
 };
 
 use crate::Trial;
@@ -144,7 +144,8 @@ pub(crate) fn runs_and_cursor<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     pair.wait(&[(PairCq::ASent, 10)])?;
     pair.a.sent.clear();
     // The last of the sends has completed, so all messages have arrived.
-    let mut got: Vec<(u64, u32)> = pair.b.received.drain(..).map(|it| (it.wr_id, it.byte_len().unwrap_or(99))).collect();
+    let mut got: Vec<(u64, u32)> =
+        pair.b.received.drain(..).map(|it| (it.wr_id, it.byte_len().unwrap_or(99))).collect();
     let (mut run, mut some) = (Completions::new(), Vec::new());
     let begin = Instant::now();
     while got.len() < 10 && begin.elapsed() < COMPLETION_TIMEOUT {
@@ -363,7 +364,10 @@ pub(crate) fn two_queues_one_channel<D: RawDevice>(t: &mut Trial<'_, D>) -> Outc
         }
     }
     t.log(format!("{sent} event of the send queue, {received} event of the receive queue"));
-    t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::AReceived, 1), (PairCq::BSent, 1), (PairCq::BReceived, 1)])?;
+    t.wait_and_log(
+        &mut pair,
+        &[(PairCq::ASent, 1), (PairCq::AReceived, 1), (PairCq::BSent, 1), (PairCq::BReceived, 1)],
+    )?;
     t.expect(
         "1 event of the send queue, 1 event of the receive queue
          a send 1 SEND
@@ -492,13 +496,16 @@ pub(crate) fn fields_of_datagrams<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome
         let of_receives = (sent.src_qp(), sent.slid(), sent.sl(), sent.dlid_path_bits(), sent.pkey_index(), sent.imm());
         t.log(format!("{} {:?} {of_receives:?}", sent.wr_id, sent.opcode()));
     }
-    t.expect(&"7 Some(Recv) SUCCESS 0
+    t.expect(
+        &"7 Some(Recv) SUCCESS 0
          Some(60) Some(16909060) None
          flags: Some(WcFlags(GRH | WITH_IMM))
          queue pairs: (true, true)
          identifiers: (0, 0, 0) 0
          8 Some(Send) (None, None, None, None, None, None)
-         ".repeat(2))
+         "
+        .repeat(2),
+    )
 }
 
 /// The completions of messages have the length, the immediate data and the queue pair, on every polling interface.
@@ -523,7 +530,9 @@ pub(crate) fn fields_of_messages<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome 
         }
         pair.wait(&[(PairCq::ASent, if has_atomics { 7 } else { 5 }), (PairCq::BReceived, 3)])?;
         let own = [pair.a.qp.number(), pair.b.qp.number()];
-        for (it, own) in pair.a.sent.drain(..).map(|it| (it, own[0])).chain(pair.b.received.drain(..).map(|it| (it, own[1]))) {
+        for (it, own) in
+            pair.a.sent.drain(..).map(|it| (it, own[0])).chain(pair.b.received.drain(..).map(|it| (it, own[1])))
+        {
             // The GRH flag of connected receives is undefined. See the start of differences.rs.
             let flags = it.flags().map(|flags| flags & (WcFlags::WITH_IMM | WcFlags::WITH_INV | WcFlags::IP_CSUM_OK));
             let flags = flags.filter(|_| it.opcode().is_some_and(|opcode| opcode.is_receive())).unwrap_or_default();
@@ -541,7 +550,9 @@ pub(crate) fn fields_of_messages<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome 
     let atomics = "6 Some(FetchAdd) 0 Some(8) None WcFlags(0x0) true
          7 Some(CompSwap) 0 Some(8) None WcFlags(0x0) true";
     let atomics = if has_atomics { atomics } else { "" };
-    t.expect(&format!("1 Some(Send) 0 None None WcFlags(0x0) true
+    t.expect(
+        &format!(
+            "1 Some(Send) 0 None None WcFlags(0x0) true
          2 Some(Send) 0 None None WcFlags(0x0) true
          3 Some(RdmaWrite) 0 None None WcFlags(0x0) true
          4 Some(RdmaWrite) 0 None None WcFlags(0x0) true
@@ -550,7 +561,10 @@ pub(crate) fn fields_of_messages<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome 
          1 Some(Recv) 0 Some(20) None WcFlags(0x0) true
          2 Some(Recv) 0 Some(20) Some(16909060) WcFlags(WITH_IMM) true
          3 Some(RecvRdmaWithImm) 0 Some(20) Some(5) WcFlags(WITH_IMM) true
-         ").repeat(2))
+         "
+        )
+        .repeat(2),
+    )
 }
 
 /// A completion with an error has its request, its status and its queue pair. All other fields are absent.
@@ -571,9 +585,12 @@ pub(crate) fn fields_of_errors<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
             t.log(format!("{} good {} {number} {first:?} {second:?}", it.wr_id, it.opcode().is_some()));
         }
     }
-    t.expect(&"1 good false true (None, None, None, None, None) (None, None, None, None, None)
+    t.expect(
+        &"1 good false true (None, None, None, None, None) (None, None, None, None, None)
          2 good false true (None, None, None, None, None) (None, None, None, None, None)
-         ".repeat(2))
+         "
+        .repeat(2),
+    )
 }
 
 /// The field `PollFields::CHECKSUM` is granted exactly if the device checks the checksums of received packets. The

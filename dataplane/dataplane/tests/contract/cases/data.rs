@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use dataplane::verbs::{Capability, QpCaps, RawDevice, QpType, RecvRequest, SendFlags, SendOp, SendRequest, Sge};
+use dataplane::verbs::{Capability, QpCaps, QpType, RawDevice, RecvRequest, SendFlags, SendOp, SendRequest, Sge};
 
 use crate::Trial;
-use crate::bed::{Connection, Endpoint, EndpointSpec, PairCq, Outcome, Pair, QKEY, Stop, remote, post_result};
+use crate::bed::{Connection, Endpoint, EndpointSpec, Outcome, Pair, PairCq, QKEY, Stop, post_result, remote};
 
 /// Returns bytes that depend on their position and on the seed.
 pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {
@@ -374,7 +374,10 @@ pub(crate) fn rc_both_directions<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome 
     pair.b.recv(1, INTO..INTO + 10)?;
     pair.a.send(2, FROM..FROM + 6)?;
     pair.b.send(2, FROM..FROM + 6)?;
-    t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::AReceived, 1), (PairCq::BSent, 1), (PairCq::BReceived, 1)])?;
+    t.wait_and_log(
+        &mut pair,
+        &[(PairCq::ASent, 1), (PairCq::AReceived, 1), (PairCq::BSent, 1), (PairCq::BReceived, 1)],
+    )?;
     for end in [&pair.a, &pair.b] {
         let text = end.buffer.to_vec(INTO..INTO + 6);
         t.log(String::from_utf8_lossy(&text));

@@ -1,11 +1,11 @@
 //! Cases for datagrams: headers, Q_Keys, address handles and multicast groups.
 
 use dataplane::lane::message::{Ah, MessageDomain};
-use dataplane::verbs::{Capability, Destination, RawDevice, Path, QpType, SendFlags, SendOp, SendRequest};
 use dataplane::units::{Gid, QpNum};
+use dataplane::verbs::{Capability, Destination, Path, QpType, RawDevice, SendFlags, SendOp, SendRequest};
 
 use crate::Trial;
-use crate::bed::{PairCq, Outcome, QKEY, Stop, verb_result, post_result};
+use crate::bed::{Outcome, PairCq, QKEY, Stop, post_result, verb_result};
 
 /// The first 40 bytes of a receive are an IPv6 header, or 20 undefined bytes and an IPv4 header.
 pub(crate) fn header<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
@@ -107,14 +107,17 @@ pub(crate) fn multicast<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     if t.bed.kernel && pair.b.gid.0.0[0] != 0xfe {
         return Err(Stop::Skip("multicast on this interface".to_owned(), libc::EAFNOSUPPORT));
     }
-    let interfaces: Vec<u32> = t.bed.b.gids(1)?.iter().filter(|it| it.gid == pair.b.gid.0).map(|it| it.interface).collect();
+    let interfaces: Vec<u32> =
+        t.bed.b.gids(1)?.iter().filter(|it| it.gid == pair.b.gid.0).map(|it| it.interface).collect();
     let member = match interfaces.first() {
         None | Some(0) => None,
         Some(interface) => {
             let socket = std::net::UdpSocket::bind("[::]:0")?;
             match socket.join_multicast_v6(&std::net::Ipv6Addr::from(GROUP.0), *interface) {
                 Ok(()) => Some(socket),
-                Err(why) => return Err(Stop::Skip("multicast on this interface".to_owned(), why.raw_os_error().unwrap_or(0))),
+                Err(why) => {
+                    return Err(Stop::Skip("multicast on this interface".to_owned(), why.raw_os_error().unwrap_or(0)));
+                }
             }
         }
     };

@@ -3,12 +3,13 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use dataplane::connect::{
-    ConnectedQueuePair, EndpointParameters, Listener, Offer, PreparedQueuePair, QueuePairEndpoint, WaitLimits, connect, connect_pair,
+    ConnectedQueuePair, EndpointParameters, Listener, Offer, PreparedQueuePair, QueuePairEndpoint, WaitLimits, connect,
+    connect_pair,
 };
-use dataplane::verbs::{Access, CqSpec, RawDevice, QpAttributes, QpSpec, QpType, QueuePair};
+use dataplane::verbs::{Access, CqSpec, QpAttributes, QpSpec, QpType, QueuePair, RawDevice};
 
-use crate::{Trial, differences};
 use crate::bed::{CAPS, COMPLETION_TIMEOUT, Outcome, Stop, TestBed, state_name};
+use crate::{Trial, differences};
 
 /// Returns a prepared queue pair of the first or the second device of the test bed, and its completion queue.
 fn prepared<D: RawDevice>(
@@ -44,10 +45,7 @@ fn log_all<D: RawDevice>(t: &mut Trial<'_, D>, sides: [QpAttributes; 2], service
     for got in sides {
         let path = got.path;
         t.log(format!("{} port {} pkey {} {:?}", state_name(got.state), got.port, got.pkey_index, got.access));
-        t.log(format!(
-            "psn {} {} reads {} {}",
-            got.rq_psn, got.sq_psn, got.max_rd_atomic, got.max_dest_rd_atomic
-        ));
+        t.log(format!("psn {} {} reads {} {}", got.rq_psn, got.sq_psn, got.max_rd_atomic, got.max_dest_rd_atomic));
         t.log(format!("retries {} {} timers {} {}", got.retry_count, got.rnr_retry, got.min_rnr_timer, got.timeout));
         t.log(format!("global {} class {}", path.global, path.traffic_class));
         t.log(format!("hop limit {}", path.hop_limit));
@@ -62,14 +60,17 @@ fn log_all<D: RawDevice>(t: &mut Trial<'_, D>, sides: [QpAttributes; 2], service
 pub(crate) fn defaults<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let sides = connected(t, EndpointParameters::default())?;
     log_all(t, sides, 0)?;
-    t.expect(&"RTS port 1 pkey 0 Access(0x0)
+    t.expect(
+        &"RTS port 1 pkey 0 Access(0x0)
          psn 0 0 reads 1 1
          retries 6 6 timers 16 14
          global true class 0
          hop limit 255
          flow label 0 path bits 0
          sl 0
-         ".repeat(2))
+         "
+        .repeat(2),
+    )
 }
 
 /// Each parameter sets the attribute with the same name.
@@ -92,14 +93,17 @@ pub(crate) fn parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     };
     let sides = connected(t, parameters)?;
     log_all(t, sides, 5)?;
-    t.expect(&"RTS port 1 pkey 0 Access(REMOTE_WRITE | REMOTE_READ)
+    t.expect(
+        &"RTS port 1 pkey 0 Access(REMOTE_WRITE | REMOTE_READ)
          psn 4660 4660 reads 4 8
          retries 3 5 timers 20 15
          global true class 32
          hop limit 17
          flow label 74565 path bits 0
          sl 5
-         ".repeat(2))
+         "
+        .repeat(2),
+    )
 }
 
 /// An error lists every invalid parameter by name, before a queue pair is created.
@@ -119,19 +123,20 @@ pub(crate) fn invalid_parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome 
 pub(crate) fn over_tcp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), None)?;
     let (bed, address) = (t.bed, listener.address()?);
-    let run = |second: bool, listener: Option<&Listener>| -> Outcome<(QueuePairEndpoint, QueuePairEndpoint, &'static str)> {
-        let (qp, _cq) = prepared(bed, second, EndpointParameters::default())?;
-        let limits = WaitLimits::new(COMPLETION_TIMEOUT, COMPLETION_TIMEOUT);
-        let own = [qp.endpoint()];
-        let offer = Offer { endpoints: &own, allow_self: false };
-        let exchanged = match listener {
-            Some(listener) => listener.accept(&offer, &limits)?,
-            None => connect(address, &offer, &limits)?,
+    let run =
+        |second: bool, listener: Option<&Listener>| -> Outcome<(QueuePairEndpoint, QueuePairEndpoint, &'static str)> {
+            let (qp, _cq) = prepared(bed, second, EndpointParameters::default())?;
+            let limits = WaitLimits::new(COMPLETION_TIMEOUT, COMPLETION_TIMEOUT);
+            let own = [qp.endpoint()];
+            let offer = Offer { endpoints: &own, allow_self: false };
+            let exchanged = match listener {
+                Some(listener) => listener.accept(&offer, &limits)?,
+                None => connect(address, &offer, &limits)?,
+            };
+            let connected = qp.connect(&exchanged.remotes[0])?;
+            let _peer = exchanged.confirm(&limits)?;
+            Ok((own[0], connected.negotiated().remote, state_name(connected.queue_pair().query()?.state)))
         };
-        let connected = qp.connect(&exchanged.remotes[0])?;
-        let _peer = exchanged.confirm(&limits)?;
-        Ok((own[0], connected.negotiated().remote, state_name(connected.queue_pair().query()?.state)))
-    };
     let (passive, active) = std::thread::scope(|scope| {
         let passive = scope.spawn(|| run(false, Some(&listener)));
         let active = run(true, None);

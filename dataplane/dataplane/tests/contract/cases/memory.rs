@@ -2,13 +2,11 @@
 
 use dataplane::error::Error;
 use dataplane::lane::message::{Binding, Buffer};
-use dataplane::verbs::{
-    Access, Capability, RawDevice, MemoryWindow, MwKind, QpType, Remote, SendFlags, SendOp, Sge,
-};
 use dataplane::units::Rkey;
+use dataplane::verbs::{Access, Capability, MemoryWindow, MwKind, QpType, RawDevice, Remote, SendFlags, SendOp, Sge};
 
 use crate::Trial;
-use crate::bed::{PairCq, Outcome, Pair, Stop, errno_name, post_result, remote};
+use crate::bed::{Outcome, Pair, PairCq, Stop, errno_name, post_result, remote};
 
 /// Returns `ok`, or the error of a registration.
 pub(crate) fn registered<D: RawDevice>(result: Result<Buffer<D>, Error>) -> String {
@@ -280,7 +278,8 @@ pub(crate) fn window_without_bind_access<D: RawDevice>(t: &mut Trial<'_, D>) -> 
     let mut pair = t.pair(QpType::Rc)?;
     let plain = pair.b.domain.buffer(100, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let mut window = allocate(t, &pair, MwKind::Type2)?;
-    let binding = Binding { wr_id: 1, flags: SendFlags::SIGNALED, buffer: &plain, part: 0..50, access: Access::REMOTE_WRITE };
+    let binding =
+        Binding { wr_id: 1, flags: SendFlags::SIGNALED, buffer: &plain, part: 0..50, access: Access::REMOTE_WRITE };
     pair.b.qp.bind_mw(&mut window, &binding)?;
     t.wait_and_log(&mut pair, &[(PairCq::BSent, 1)])?;
     t.log(format!("b {}", pair.b.state()?));

@@ -4,13 +4,24 @@
 use dataplane::units::{Lkey, Rkey};
 use dataplane::verbs::{RawDevice, Remote, Sge};
 
+mod completions;
+mod data;
+mod datagrams;
+mod handshake;
+mod memory;
+mod opcodes;
+mod posting;
+mod raw;
+mod rdma_core;
+mod shared;
+mod states;
+mod statuses;
+
 use crate::bed::Outcome;
 use crate::{Case, Trial};
 
 macro_rules! cases {
     ($($file:ident: $($name:ident)*;)*) => {
-        $(mod $file;)*
-
         /// Returns all cases.
         pub(crate) fn all<D: RawDevice>() -> Vec<Case<D>> {
             vec![$($((concat!(stringify!($file), ".", stringify!($name)), $file::$name::<D> as fn(&mut Trial<'_, D>) -> Outcome),)*)*]

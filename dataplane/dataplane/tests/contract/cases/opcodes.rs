@@ -1,10 +1,10 @@
 //! Cases for the operations that each type of queue pair supports.
 
-use dataplane::verbs::{Capability, RawDevice, QpType, SendOp, WrOpcode};
+use dataplane::verbs::{Capability, QpType, RawDevice, SendOp, WrOpcode};
 
 use crate::Trial;
-use crate::bed::{EndpointSpec, PairCq, Outcome, Stop, remote, status_name, post_result};
 use crate::bed::{Connection, Pair};
+use crate::bed::{EndpointSpec, Outcome, PairCq, Stop, post_result, remote, status_name};
 
 /// The capability that a device lacks if the device refuses the post of an operation that the type of the queue pair does
 /// not support.
@@ -65,7 +65,8 @@ fn matrix<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome<bool> {
             pair.wait(&[(PairCq::BReceived, 1)])?;
         }
         let received = pair.b.received.first().and_then(|it| it.opcode());
-        let received = received.map_or(String::new(), |it| format!(", peer {}", it.name().trim_start_matches("IBV_WC_")));
+        let received =
+            received.map_or(String::new(), |it| format!(", peer {}", it.name().trim_start_matches("IBV_WC_")));
         t.log(format!("{name}: {completed}, {}{received}", pair.a.state()?));
     }
     Ok(refuses_posts)

@@ -1,11 +1,9 @@
 //! Cases for posting requests: in which states a post is accepted, and how many requests are accepted.
 
-use dataplane::verbs::{
-    RawDevice, PostError, QpState, QpType, RecvRequest, SendFlags, SendOp, SendRequest, Sge,
-};
+use dataplane::verbs::{PostError, QpState, QpType, RawDevice, RecvRequest, SendFlags, SendOp, SendRequest, Sge};
 
 use crate::Trial;
-use crate::bed::{Connection, EndpointSpec, PairCq, Outcome, Pair, remote, post_result};
+use crate::bed::{Connection, EndpointSpec, Outcome, Pair, PairCq, post_result, remote};
 
 /// Posts a receive and a send in every state of the queue pair except SQE.
 fn by_state<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
@@ -63,7 +61,11 @@ pub(crate) fn receive_queue_full<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome 
     let requests: Vec<_> = (0..=depth as u64).map(|wr_id| RecvRequest { wr_id, sges: &sges }).collect();
     let refused = pair.b.qp.post_recv(&requests);
     let accepted = refused.as_ref().err().map(|refused| refused.accepted);
-    t.log(format!("{}, all but one: {}", post_result(refused).split(' ').next().unwrap_or(""), accepted == Some(depth)));
+    t.log(format!(
+        "{}, all but one: {}",
+        post_result(refused).split(' ').next().unwrap_or(""),
+        accepted == Some(depth)
+    ));
     pair.b.set_state(QpState::Err)?;
     pair.wait(&[(PairCq::BReceived, depth)])?;
     let order: Vec<u64> = pair.b.received.drain(..).map(|it| it.wr_id).collect();
@@ -86,7 +88,11 @@ pub(crate) fn send_queue_full<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
         .collect();
     let refused = pair.a.qp.post_send(&requests);
     let accepted = refused.as_ref().err().map(|refused| refused.accepted);
-    t.log(format!("{}, all but one: {}", post_result(refused).split(' ').next().unwrap_or(""), accepted == Some(depth)));
+    t.log(format!(
+        "{}, all but one: {}",
+        post_result(refused).split(' ').next().unwrap_or(""),
+        accepted == Some(depth)
+    ));
     pair.a.set_state(QpState::Err)?;
     pair.wait(&[(PairCq::ASent, depth)])?;
     let order: Vec<u64> = pair.a.sent.drain(..).map(|it| it.wr_id).collect();

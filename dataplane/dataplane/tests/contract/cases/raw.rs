@@ -1,16 +1,18 @@
 //! Cases for raw-packet queue pairs: flow rules, receive offloads, send offloads and RSS.
 
 use dataplane::verbs::{
-    MaskedValue, Capability, CqSpec, EthernetMatch, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
-    PollFields, PortsMatch, QpState, QpType, RateLimit, RawDevice, RawError, RawReceive, RawSpec, RecvFlags, RssSpec, SendFlags, SendOp,
-    TransportMatch,
+    Capability, CqSpec, EthernetMatch, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
+    MaskedValue, PollFields, PortsMatch, QpState, QpType, RateLimit, RawDevice, RawError, RawReceive, RawSpec,
+    RecvFlags, RssSpec, SendFlags, SendOp, TransportMatch,
 };
 use std::time::Instant;
 
 use etherparse::{PacketBuilder, VlanId};
 
 use crate::Trial;
-use crate::bed::{COMPLETION_TIMEOUT, Connection, Endpoint, EndpointSpec, Outcome, Pair, PairCq, Stop, TestBed, connect};
+use crate::bed::{
+    COMPLETION_TIMEOUT, Connection, Endpoint, EndpointSpec, Outcome, Pair, PairCq, Stop, TestBed, connect,
+};
 
 /// The addresses of the sender and the receiver.
 pub(super) const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
@@ -257,12 +259,8 @@ pub(crate) fn segmentation<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let sges = [pair.a.buffer.sge(0..payload.len())];
     pair.a.post(1, SendOp::Tso { header: &header, mss: 100 }, &sges)?;
     pair.wait(&[(PairCq::ASent, 1), (PairCq::BReceived, 3)])?;
-    let parts: Vec<Vec<u8>> = pair
-        .b
-        .received
-        .iter()
-        .map(|it| bytes(&pair.b, it.wr_id, it.byte_len()).split_off(header.len()))
-        .collect();
+    let parts: Vec<Vec<u8>> =
+        pair.b.received.iter().map(|it| bytes(&pair.b, it.wr_id, it.byte_len()).split_off(header.len())).collect();
     let lengths: Vec<usize> = parts.iter().map(Vec::len).collect();
     t.log(format!("segments: {lengths:?}, in order: {}", parts.concat() == payload));
     t.expect("segments: [100, 100, 50], in order: true")

@@ -4,13 +4,15 @@
 
 use dataplane::lane::message::{Binding, MessageDomain};
 use dataplane::verbs::{
-    Access, Capability, CqApi, CqSpec, RawDevice, MemoryWindow, MwKind, PollFields, QpCaps, QpState, QpType, RecvRequest,
-    SendApi, SendFlags, SendOp,
+    Access, Capability, CqApi, CqSpec, MemoryWindow, MwKind, PollFields, QpCaps, QpState, QpType, RawDevice,
+    RecvRequest, SendApi, SendFlags, SendOp,
 };
 
 use super::{bad_lkey, bad_rkey, completions, data, memory, posting, raw, shared, states, statuses};
 use crate::Trial;
-use crate::bed::{CAPS, Connection, Endpoint, EndpointSpec, PairCq, Outcome, Pair, Stop, remote, verb_result, post_result};
+use crate::bed::{
+    CAPS, Connection, Endpoint, EndpointSpec, Outcome, Pair, PairCq, Stop, post_result, remote, verb_result,
+};
 
 /// Skips a case whose verb has no function in the traits of `dataplane::verbs`. The case does not call the device.
 fn no_verb(what: &str) -> Outcome {
@@ -35,7 +37,13 @@ fn atomic<D: RawDevice>(t: &mut Trial<'_, D>, compare: bool) -> Outcome {
         let came = pair.wait(&[(PairCq::ASent, 1)])?;
         let good = pair.a.sent.drain(..).all(|it| it.byte_len() == Some(8) && it.wr_id == wr_id);
         let was = pair.a.buffer.to_vec(64..72) == wr_id.to_ne_bytes();
-        let wanted = if !compare { wr_id + 7 } else if wr_id & 1 == 0 { 1000 } else { wr_id };
+        let wanted = if !compare {
+            wr_id + 7
+        } else if wr_id & 1 == 0 {
+            1000
+        } else {
+            wr_id
+        };
         let is = pair.b.buffer.to_vec(0..8) == wanted.to_ne_bytes();
         if !(came && good && was && is) {
             t.log(format!("{wr_id}: came {came}, good {good}, was {was}, is {is}"));
@@ -536,7 +544,11 @@ fn one_sided<D: RawDevice>(t: &mut Trial<'_, D>, read: bool, length: usize) -> O
     let far = remote(&pair.b, 4096);
     let sges = [pair.a.buffer.sge(0..length)];
     if read { &pair.b.buffer } else { &pair.a.buffer }.write(if read { 4096 } else { 0 }, &bytes);
-    pair.a.post(1, if read { SendOp::RdmaRead(far) } else { SendOp::RdmaWrite(far) }, if length == 0 { &[] } else { &sges })?;
+    pair.a.post(
+        1,
+        if read { SendOp::RdmaRead(far) } else { SendOp::RdmaWrite(far) },
+        if length == 0 { &[] } else { &sges },
+    )?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1)])?;
     let intact = pair.a.buffer.to_vec(0..length) == bytes && pair.b.buffer.to_vec(4096..4096 + length) == bytes;
     t.log(format!("payload intact: {intact}"));

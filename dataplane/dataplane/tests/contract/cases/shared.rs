@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use dataplane::lane::message::{MessageDomain, MessageSharedQueue};
-use dataplane::verbs::{Capability, RawDevice, EventKind, QpState, QpType, RecvRequest, SrqSpec};
+use dataplane::verbs::{Capability, EventKind, QpState, QpType, RawDevice, RecvRequest, SrqSpec};
 
 use crate::Trial;
-use crate::bed::{Connection, Endpoint, EndpointSpec, PairCq, Outcome, COMPLETION_TIMEOUT, Pair, Profile, connect, verb_result, post_result};
+use crate::bed::{
+    COMPLETION_TIMEOUT, Connection, Endpoint, EndpointSpec, Outcome, Pair, PairCq, Profile, connect, post_result,
+    verb_result,
+};
 
 /// Creates two pairs whose second endpoints share a receive queue.
 fn two<D: RawDevice>(t: &Trial<'_, D>, depth: u32) -> Outcome<(Pair<D>, Pair<D>, MessageSharedQueue<D>)> {

@@ -3,13 +3,11 @@
 //!
 //! A unit test in `dataplane-core` checks that table against a second, independent table.
 
-use dataplane::verbs::{
-    AttributeMask, RawDevice, EventKind, QpAttributes, QpState, QpType, SendOp, check_transition,
-};
 use dataplane::units::QpNum;
+use dataplane::verbs::{AttributeMask, EventKind, QpAttributes, QpState, QpType, RawDevice, SendOp, check_transition};
 
 use crate::Trial;
-use crate::bed::{Connection, Endpoint, EndpointSpec, PairCq, Outcome, Profile, Stop, state_name, verb_result};
+use crate::bed::{Connection, Endpoint, EndpointSpec, Outcome, PairCq, Profile, Stop, state_name, verb_result};
 
 const STATES: [QpState; 7] =
     [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err];
@@ -18,7 +16,8 @@ const STATES: [QpState; 7] =
 const REACHED: [QpState; 6] = [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Err];
 
 /// Optional attributes that the transition table allows, but not every device supports.
-const MORE: AttributeMask = AttributeMask::ALT_PATH.union(AttributeMask::PATH_MIG_STATE).union(AttributeMask::RATE_LIMIT);
+const MORE: AttributeMask =
+    AttributeMask::ALT_PATH.union(AttributeMask::PATH_MIG_STATE).union(AttributeMask::RATE_LIMIT);
 
 /// Returns attributes with valid values for the change from state `from` to state `to`.
 fn attributes<D: RawDevice>(end: &Endpoint<D>, from: QpState, to: QpState) -> QpAttributes {

@@ -1,16 +1,16 @@
 //! Cases for failed requests: the completion statuses and events on both sides.
 
 use dataplane::lane::message::MessageDomain;
+use dataplane::units::{QpNum, Rkey};
 use dataplane::verbs::{
-    Access, Capability, Destination, RawDevice, QpState, QpType, RecvRequest, Remote, SendFlags, SendOp, SendRequest,
+    Access, Capability, Destination, QpState, QpType, RawDevice, RecvRequest, Remote, SendFlags, SendOp, SendRequest,
     WcStatus,
 };
-use dataplane::units::{QpNum, Rkey};
 
 use super::raw::MACS;
 use super::{bad_lkey, bad_rkey};
 use crate::Trial;
-use crate::bed::{Connection, EndpointSpec, PairCq, Outcome, Pair, QKEY, Stop, connect, remote, post_result};
+use crate::bed::{Connection, EndpointSpec, Outcome, Pair, PairCq, QKEY, Stop, connect, post_result, remote};
 
 /// A message of 20 bytes fails if the receive has only 10 bytes.
 pub(crate) fn rc_short_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
@@ -608,7 +608,8 @@ pub(crate) fn flush_order<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     }
     pair.b.recv(1, 0..100)?;
     let (good, to) = ([pair.a.buffer.sge(0..20)], bad_rkey(remote(&pair.b, 0)));
-    let mut requests = vec![SendRequest { wr_id: 1, op: SendOp::Send, flags: SendFlags::SIGNALED, sges: &good, to: None }];
+    let mut requests =
+        vec![SendRequest { wr_id: 1, op: SendOp::Send, flags: SendFlags::SIGNALED, sges: &good, to: None }];
     requests.push(SendRequest { wr_id: 2, op: SendOp::RdmaWrite(to), ..requests[0] });
     for wr_id in 3..8 {
         requests.push(SendRequest { wr_id, ..requests[0] });
