@@ -14,6 +14,8 @@ import live
 from live import Failed, Network, Process
 
 CORES = sorted(os.sched_getaffinity(0))
+# The kernel suspends a thread with real-time priority that never sleeps.
+IDLE = ["--set", 'runtime.hugepages="none"', "--set", 'runtime.idle="sleep"']
 
 HEAD = """
 [runtime]
@@ -111,6 +113,10 @@ class Lab(Network):
             self.at("a", "ethtool", "--offload", f"to-{port}", "tx", "off", "txvlan", "off")
         self.ip("a", "link", "set", "dev", f"to-{port}", "up")
 
+    def traffic(self):
+        """Returns the options of the tester for its ports and its core."""
+        return ["--ports", "to-left,to-right", "--link", self.kind, "--core", CORES[0], *IDLE]
+
     def mac(self, host, interface):
         [about] = json.loads(self.ip(host, "-json", "link", "show", "dev", interface).stdout)
         return about["address"]
@@ -146,7 +152,7 @@ class Lab(Network):
             yield program
 
     def own(self, pipeline):
-        """Runs this project's program with a pipeline. The program must account for each packet at its end."""
+        """Runs this project's program with a pipeline."""
         return self.program(HEAD.format(core=CORES[-1], kind=self.kind) + pipeline)
 
 
