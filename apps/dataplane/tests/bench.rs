@@ -331,3 +331,19 @@ fn interrupted_trial_prints_an_incomplete_result() {
     assert_eq!(status, 1, "{out}{err}");
     assert!(out.contains("INCOMPLETE") && err.contains("stopped before the end"), "{out}{err}");
 }
+
+#[test]
+fn flows_that_the_tester_cannot_send_count_as_lost() {
+    let folder = Folder::new();
+    let (ports, _) = CABLE.split_once("[[stream]]").unwrap();
+    folder.write("lab.toml", format!("{ports}[[stream]]\nsrc_port = {{ first = 1024, count = 50_000 }}\n"));
+    // The tester cannot send 50,000 packets in 100 us.
+    let line =
+        "flows lab.toml --tests capacity --rate 500Mpps --max-flows 50000 --flush true --late 60s --settle 50ms --json";
+    let (status, out, err) = run(&mut bench(&folder, line));
+    assert_eq!(status, 0, "{out}{err}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    let trial = &report["capacity_trials"][0];
+    assert_eq!((&trial["flows"], &trial["exceeded"]), (&50_000.into(), &true.into()), "{out}");
+    assert_ne!(trial["limits"], Value::from(Vec::<Value>::new()));
+}

@@ -12,7 +12,7 @@ use super::opened::{Opened, TrafficArgs, verdict};
 use super::output::output;
 use super::progress::Progress;
 use super::ratios::{percent, width};
-use super::trials::{Ended, NewFlows, PortTrials};
+use super::trials::{self, Ended, NewFlows, PortTrials};
 use crate::rate::Rate;
 use crate::report::{self, CapacityReport, FlowTrialReport, FlowsReport, Pps};
 use crate::search::{Goal, search};
@@ -213,7 +213,7 @@ impl Run<'_> {
         while lower + 1 < upper && (upper - lower) as f64 > self.args.width * upper as f64 {
             self.progress.start(format!("{next} flows"));
             let trial = self.flow_trial(next, rate)?;
-            let (exceeded, carried) = (trial.exceeded, next - trial.lost);
+            let (exceeded, carried) = (trial.exceeded, next.saturating_sub(trial.lost));
             trials.push(trial);
             if exceeded {
                 upper = next
@@ -249,11 +249,14 @@ impl Run<'_> {
             }
             let report = self.opened.report("flows", &[Some(rate)], &outcome);
             verdict(&[&report]).map_err(Ended::Failed)?;
-            *lost = match report.by_counters {
-                None => report.total.corrupted + report.total.late + report.total.lost,
+            let total = &report.total;
+            let lost_packets = match &report.by_counters {
+                None => total.corrupted + total.late + total.lost,
                 Some(counters) => counters.sent.saturating_sub(counters.arrived),
             };
-            limits.extend(report.tester.limits);
+            // Packets that the tester could not send count as lost, so that the capacity is not too high.
+            *lost = lost_packets + total.missed;
+            limits.extend(trials::limits(&report));
         }
         self.opened.tester.set_catch_up(self.args.traffic.catch_up.0);
         let [lost_set_up, lost] = lost;

@@ -9,7 +9,7 @@ use dataplane::{Error, Result};
 
 use super::opened::{Opened, verdict};
 use super::threads::use_all_cores;
-use crate::report::{CounterReport, Nanoseconds, Pps, TrialReport};
+use crate::report::{CounterReport, Nanoseconds, Pps, RateReport, TrialReport};
 use crate::search::{Measurement, Trials, is_ignored};
 
 /// The longest sleep between two checks of the flag that ends a run.
@@ -62,11 +62,7 @@ impl Trials for PortTrials<'_> {
                 Some(CounterReport { sent, arrived, .. }) => (sent, sent.saturating_sub(arrived)),
             };
             let by_counters = report.by_counters.is_some();
-            let mut limits = report.tester.limits;
-            if total.missed > 0 && limits.is_empty() {
-                // A goal allows only few lost packets, so even a few packets that were not sent can change the result.
-                limits.push(format!("the tester did not send {} packets in time", total.missed));
-            }
+            let mut limits = limits(&report);
             limits.extend(report.tester.disturbances);
             let ignored = is_ignored(!limits.is_empty(), attempt);
             // Packets that the tester could not send in time count as lost. The result can then be too low, but not too
@@ -94,6 +90,16 @@ impl Trials for PortTrials<'_> {
             }
         }
     }
+}
+
+/// Returns the reasons why a trial that decides about a loss ratio shows a limit of the tester.
+pub(super) fn limits(report: &RateReport) -> Vec<String> {
+    let mut limits = report.tester.limits.clone();
+    if report.total.missed > 0 && limits.is_empty() {
+        // A goal allows only few lost packets, so even a few packets that were not sent can change the result.
+        limits.push(format!("the tester did not send {} packets in time", report.total.missed));
+    }
+    limits
 }
 
 /// Waits between two trials, so that the device recovers.

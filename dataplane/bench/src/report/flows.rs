@@ -59,9 +59,10 @@ impl CapacityReport {
 pub struct FlowTrialReport {
     /// The number of flows.
     pub flows: u64,
-    /// The lost packets that should open a flow. The device may have refused these flows because of their rate.
+    /// The lost packets that should open a flow. The device may have refused these flows because of their rate. Packets
+    /// that the tester could not send in time count as lost.
     pub lost_set_up: u64,
-    /// The lost packets of the flows after all flows were opened.
+    /// The lost packets of the flows after all flows were opened, with the packets that the tester could not send in time.
     pub lost: u64,
     /// `lost` as a ratio of `flows`.
     pub loss_ratio: f64,
