@@ -264,16 +264,11 @@ impl Place {
     fn rewrite(&self, frame: &mut [u8], rewrite: &Rewrite) {
         let (offsets, width) = self.addresses();
         let before = self.address_sum(frame);
-        for at in offsets {
-            let old = if self.is_v6 {
-                frame[at..at + 16].first_chunk::<16>().map(|bytes| IpAddr::from(*bytes))
-            } else {
-                frame[at..at + 4].first_chunk::<4>().map(|bytes| IpAddr::from(*bytes))
-            };
-            let Some(new) = old.and_then(|old| replaced(old, rewrite)) else { continue };
-            match new {
-                IpAddr::V4(new) => frame[at..at + width].copy_from_slice(&new.octets()),
-                IpAddr::V6(new) => frame[at..at + width].copy_from_slice(&new.octets()),
+        for (at, old) in offsets.into_iter().zip(self.read_addresses(frame)) {
+            match replaced(old, rewrite) {
+                Some(IpAddr::V4(new)) => frame[at..at + width].copy_from_slice(&new.octets()),
+                Some(IpAddr::V6(new)) => frame[at..at + width].copy_from_slice(&new.octets()),
+                None => {}
             }
         }
         let after = self.address_sum(frame);

@@ -234,7 +234,6 @@ impl Run<'_> {
 
     /// Opens `flows` new flows, and then sends one more packet of each flow.
     fn flow_trial(&mut self, flows: u64, rate: f64) -> Result<FlowTrialReport, Ended> {
-        let first = self.flows.next;
         self.flows.prepare(self.opened, flows)?;
         let duration = Duration::from_secs_f64(flows as f64 / rate);
         // All flows must be opened, even if the tester is late.
@@ -242,7 +241,6 @@ impl Run<'_> {
         let mut lost = [0; 2];
         let mut limits = Vec::new();
         for lost in &mut lost {
-            self.opened.tester.set_first_flow(first);
             let outcome = self.opened.tester.trial(&[Some(rate)], duration).map_err(Ended::Failed)?;
             if outcome.stopped {
                 return Err(Ended::Stopped);

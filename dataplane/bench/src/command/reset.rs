@@ -1,12 +1,11 @@
 //! The test `reset` of RFC 2544: a command resets the device during a trial.
 
-use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::opened::Opened;
-use super::threads::use_all_cores;
+use super::threads::{run_with_shell, use_all_cores};
 use super::trials::Ended;
 use crate::report::ResetReport;
 use crate::tester::{Observer, TrialPlan};
@@ -40,8 +39,7 @@ pub(super) fn reset_test(
         let start = receiver.recv().ok()?;
         thread::sleep((start + duration / DELAY).saturating_duration_since(Instant::now()));
         let at = start.elapsed();
-        let status = Command::new("sh").arg("-c").arg(text).stdin(Stdio::null()).stdout(Stdio::null()).status();
-        Some((at, status.is_ok_and(|status| status.success())))
+        Some((at, run_with_shell(&text).is_ok_and(|status| status.success())))
     });
     let plan = TrialPlan { rates, duration, change: None };
     let outcome = opened.tester.trial_with(&plan, &mut Start(Some(sender))).map_err(Ended::Failed)?;

@@ -1,4 +1,7 @@
-//! The cores of threads other than the thread of the tester.
+//! Threads other than the thread of the tester, and their commands.
+
+use std::io;
+use std::process::{Command, ExitStatus, Stdio};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -9,4 +12,10 @@ pub(super) fn use_all_cores() {
     (0..CpuSet::MAX_CPU).for_each(|core| cores.set(core));
     // If this fails, the thread shares the core with the tester.
     let _ = sched_setaffinity(None, &cores);
+}
+
+/// Runs a command with a shell, and discards the output of the command. The command runs on the cores of the current
+/// thread.
+pub(super) fn run_with_shell(command: &str) -> io::Result<ExitStatus> {
+    Command::new("sh").arg("-c").arg(command).stdin(Stdio::null()).stdout(Stdio::null()).status()
 }

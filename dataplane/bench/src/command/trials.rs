@@ -1,6 +1,5 @@
 //! Trials of a search on the open ports.
 
-use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +7,7 @@ use std::time::{Duration, Instant};
 use dataplane::{Error, Result};
 
 use super::opened::{Opened, verdict};
-use super::threads::use_all_cores;
+use super::threads::{run_with_shell, use_all_cores};
 use crate::report::{CounterReport, Nanoseconds, Pps, RateReport, TrialReport};
 use crate::search::{Measurement, Trials, is_ignored};
 
@@ -147,7 +146,7 @@ fn flush(command: &str) -> Result<()> {
     let text = command.to_owned();
     let run = move || {
         use_all_cores();
-        Command::new("sh").arg("-c").arg(text).stdin(Stdio::null()).stdout(Stdio::null()).status()
+        run_with_shell(&text)
     };
     let failed = |why: String| Error::Topology(format!("the command of --flush failed: {command}: {why}"));
     match thread::spawn(run).join() {
