@@ -83,7 +83,7 @@ fn check(streams: &[Stream], max_flows: u64) -> Result<()> {
     let flows = stream.flows().map_err(|why| Error::Config(format!("{}: {why}", stream.place)))?;
     if flows < max_flows {
         return Err(Error::Config(format!(
-            "{}: the stream has {flows} flows, and the largest trial opens {max_flows}; help: vary \
+            "{}: the stream has {flows} flows, and --max-flows is {max_flows}; help: vary \
              several header fields, with counts that have no common divisor, such as \
              src_ip = {{ first = \"198.18.0.1\", count = 251 }}, src_port = {{ first = 1024, count = 64000 }}, \
              or reduce --max-flows",
@@ -204,7 +204,7 @@ impl Run<'_> {
         ended.map_or(Ok(()), Err)
     }
 
-    /// Searches for the largest number of concurrent flows that the device carries without exceeding the loss ratio.
+    /// Searches for the largest number of concurrent flows with which the loss ratio does not exceed its limit.
     fn capacity(&mut self, rate: f64, trials: &mut Vec<FlowTrialReport>) -> Result<(), Ended> {
         let (mut lower, mut upper) = (0, self.args.max_flows + 1);
         let mut next = self.args.max_flows;

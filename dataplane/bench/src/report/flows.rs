@@ -37,10 +37,11 @@ pub struct FlowsReport {
 /// The capacity of a stateful device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CapacityReport {
-    /// The largest number of flows of which the device carried all. `None` if the device lost packets in each trial.
+    /// The largest number of flows with which the loss ratio did not exceed its limit. `None` if the loss ratio exceeded
+    /// the limit in each trial.
     pub flows: Option<u64>,
-    /// The smallest number of flows of which the device did not carry all. `None` if the device carried all flows of the
-    /// largest trial.
+    /// The smallest number of flows with which the loss ratio exceeded its limit. `None` if the loss ratio did not exceed
+    /// the limit in any trial.
     pub exceeded_at: Option<u64>,
 }
 
@@ -76,8 +77,11 @@ impl fmt::Display for FlowsReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(CapacityReport { flows, exceeded_at }) = &self.capacity {
             let flows = flows.map_or("none".to_owned(), |flows| format!("{flows} flows"));
-            let above =
-                exceeded_at.map_or("the largest trial had no loss".to_owned(), |at| format!("loss from {at} flows"));
+            let limit = Percent(self.loss_ratio);
+            let above = match exceeded_at {
+                Some(at) => format!("the loss ratio exceeds {limit} with {at} flows"),
+                None => format!("the loss ratio of the largest trial is at most {limit}"),
+            };
             writeln!(f, "capacity     {flows}; {above}; {} trials", self.capacity_trials.len())?;
             let early = self.capacity_trials.iter().filter(|trial| trial.lost_set_up > trial.lost);
             if let Some(trial) = early.max_by_key(|trial| trial.lost_set_up) {
@@ -102,11 +106,11 @@ impl fmt::Display for FlowsReport {
                 Percent(goal.loss_ratio),
                 goal.trial_s
             )?;
-            writeln!(f, "  lower bound  {}", rate(&goal.lower, "none: the device loses packets at the lowest rate"))?;
+            writeln!(f, "  lower bound  {}", rate(&goal.lower, "none: the loss ratio is higher at the lowest rate"))?;
             writeln!(
                 f,
                 "  upper bound  {}",
-                rate(&goal.upper, "none: the device loses no packets at the highest rate")
+                rate(&goal.upper, "none: the loss ratio is not higher at the highest rate")
             )?;
             if !goal.complete {
                 writeln!(f, "  INCOMPLETE: the bounds are not as close as requested")?;
