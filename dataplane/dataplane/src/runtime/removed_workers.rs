@@ -2,15 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::runtime::sums::{add_counters, add_lane, add_stage, port_of};
+use crate::runtime::sums::{MAX_NAMES, add_counters, add_lane, add_stage, lane_sum, port_of};
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::lane::LaneCounters;
 use dataplane_core::telemetry::{RemovedWorkersReport, Report, SleepReport, StageReport, WorkerReport};
-
-/// The maximum number of ports, and the maximum number of stages, whose counts are kept separately.
-const MAX_NAMES: usize = 1024;
-/// The name in the report for all ports that exceed [`MAX_NAMES`], counted together.
-const OTHER_PORTS: &str = "(other ports)";
 
 /// The sums of the counters of the workers that changes have removed.
 #[derive(Clone, Debug, Default)]
@@ -48,9 +43,7 @@ impl RemovedWorkers {
             };
         }
         for (port, counters) in lanes {
-            let is_full = self.lanes.len() >= MAX_NAMES && !self.lanes.contains_key(port);
-            let port = if is_full { OTHER_PORTS } else { port };
-            add_counters(self.lanes.entry(port.to_owned()).or_default(), counters, |sum, value| sum + value);
+            add_counters(lane_sum(&mut self.lanes, port), counters, |sum, value| sum + value);
         }
         for (stage, of_stage) in stages.iter().zip(&info.stages_info) {
             let mut stage = StageReport { quarantined: 0, ..stage.clone() };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::runtime::removed_workers::RemovedWorkers;
 use crate::runtime::sample::{Counters, Scope, SleepCounters, Stamps, Times};
 use crate::runtime::stopwatch::Stopwatch;
-use crate::runtime::sums::{add_counters, add_lane, add_stage, port_of};
+use crate::runtime::sums::{MAX_NAMES, add_counters, add_lane, add_stage, lane_sum, port_of};
 use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
 use dataplane_core::clock::{ClockSource, Timebase};
 use dataplane_core::error::Error;
@@ -107,16 +107,13 @@ fn sleeps(of: &SleepCounters) -> Option<SleepReport> {
     })
 }
 
-/// The maximum number of removed stages, and the maximum number of removed ports, whose counts are kept separately. If
-/// such a stage or port is added again, its counts continue.
-const MAX_REMOVED: usize = 1024;
-
-/// The packets that earlier graphs of a worker have counted.
+/// The packets that earlier graphs of a worker have counted. If a removed stage or port whose counts are kept separately
+/// is added again, the counts continue.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EarlierCounts {
     /// The counts of stages, in the order in which the stages were added.
     stages: Vec<StageReport>,
-    /// The sum of the counts of all removed stages that exceed [`MAX_REMOVED`].
+    /// The sum of the counts of all removed stages that exceed [`MAX_NAMES`].
     removed: Ledger,
     /// The counters of the lanes that have retired, by the name of the port.
     lanes: BTreeMap<String, LaneCounters>,
@@ -134,9 +131,6 @@ pub(crate) struct LateSlots {
     pub(crate) sends: u64,
 }
 
-/// The name in the report for all removed ports that exceed [`MAX_REMOVED`], counted together.
-const OTHER_PORTS: &str = "(other ports)";
-
 impl EarlierCounts {
     /// Returns the names of the ports of the lanes that have retired.
     #[cfg(test)]
@@ -147,9 +141,7 @@ impl EarlierCounts {
     /// Adds the counters `later` of a lane that has retired. The sum already includes the earlier counters `before` of
     /// this lane.
     pub(crate) fn add_lane(&mut self, port: &str, before: &LaneCounters, later: &LaneCounters) {
-        let is_full = self.lanes.len() >= MAX_REMOVED && !self.lanes.contains_key(port);
-        let port = if is_full { OTHER_PORTS } else { port };
-        let sum = self.lanes.entry(port.to_owned()).or_default();
+        let sum = lane_sum(&mut self.lanes, port);
         add_counters(sum, later, |sum, value| sum + value);
         add_counters(sum, before, |sum, value| sum - value);
     }
@@ -172,7 +164,7 @@ impl EarlierCounts {
         let exists = |stage: &StageReport| {
             after.stages_info.iter().any(|now| (&now.name, &now.kind) == (&stage.name, &stage.kind))
         };
-        let mut surplus = self.stages.iter().filter(|stage| !exists(stage)).count().saturating_sub(MAX_REMOVED);
+        let mut surplus = self.stages.iter().filter(|stage| !exists(stage)).count().saturating_sub(MAX_NAMES);
         let is_surplus = |stage: &mut StageReport| {
             let is_surplus = surplus > 0 && !exists(stage);
             surplus -= usize::from(is_surplus);

@@ -5,6 +5,19 @@ use std::collections::BTreeMap;
 use dataplane_core::lane::LaneCounters;
 use dataplane_core::telemetry::{PortReport, Report, StageReport};
 
+/// The maximum number of ports, and the maximum number of stages, whose counts from earlier graphs or from removed
+/// workers are kept separately.
+pub(crate) const MAX_NAMES: usize = 1024;
+/// The name in the report for all ports that exceed [`MAX_NAMES`], counted together.
+const OTHER_PORTS: &str = "(other ports)";
+
+/// Returns the sum for the lanes of a port. If `lanes` is full and lacks the port, returns the sum for [`OTHER_PORTS`].
+pub(crate) fn lane_sum<'s>(lanes: &'s mut BTreeMap<String, LaneCounters>, port: &str) -> &'s mut LaneCounters {
+    let is_full = lanes.len() >= MAX_NAMES && !lanes.contains_key(port);
+    let port = if is_full { OTHER_PORTS } else { port };
+    lanes.entry(port.to_owned()).or_default()
+}
+
 /// Sets each counter of `sum` to the result of `combine` for this counter and the same counter of `other`. If `sum`
 /// already has a first error, keeps this error.
 pub(crate) fn add_counters(sum: &mut LaneCounters, other: &LaneCounters, combine: fn(u64, u64) -> u64) {
