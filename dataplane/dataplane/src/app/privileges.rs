@@ -207,17 +207,14 @@ fn has_seccomp() -> bool {
 /// Returns the capabilities that a port uses.
 fn of_port(port: &PortPlan) -> CapabilitySet {
     let mut capabilities = CapabilitySet::empty();
-    let mut locks_memory = false;
     if let Some(link) = &port.config.link {
         capabilities |= link.capabilities() | link.optional_capabilities();
-        locks_memory = link.locks_memory();
     }
     if port.config.is_rdma() {
         // Raw packets, flow rules and privileged Q_Keys need CAP_NET_RAW.
         capabilities |= CapabilitySet::NET_RAW;
-        locks_memory = true;
     }
-    if locks_memory {
+    if port.config.locks_memory() {
         capabilities |= CapabilitySet::IPC_LOCK;
     }
     if port.config.connection.is_some() {

@@ -167,6 +167,11 @@ impl Plan {
         self.nodes.iter().position(|node| node.name == name)
     }
 
+    /// Returns the packet memory of all workers, in bytes.
+    pub(crate) fn packet_memory(&self) -> u64 {
+        u64::from(self.buffers) * u64::from(self.runtime.buffer_size) * self.cores.len() as u64
+    }
+
     fn target(&self, target: Target) -> &str {
         match target {
             Target::Stage(index) => self.nodes.get(index).map_or("?", |node| node.name.as_str()),

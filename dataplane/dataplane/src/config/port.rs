@@ -448,6 +448,11 @@ impl Port {
         ![SOFT, HOST].contains(&self.device.as_str())
     }
 
+    /// Returns whether the port locks packet memory: verbs devices and AF_XDP sockets do.
+    pub(crate) fn locks_memory(&self) -> bool {
+        self.is_rdma() || self.link.as_ref().is_some_and(|link| link.locks_memory())
+    }
+
     /// Returns the offloads that the config lists.
     pub fn offloads(&self) -> &[Offload] {
         self.offload.as_deref().unwrap_or_default()

@@ -1,6 +1,6 @@
 //! Checks the host: huge pages, the limit on locked memory, and the cores of the workers.
 
-use crate::config::{Idle, NodePlan, Plan, PortPlan};
+use crate::config::{Idle, NodePlan, Plan};
 use dataplane_core::mem::{Memlock, PageKind};
 use dataplane_core::topology::{Topology, parse_ranges};
 use dataplane_core::units::CoreId;
@@ -63,11 +63,6 @@ fn neighbor_tables(roots: &Roots) -> Vec<Finding> {
     ["ipv4", "ipv6"].into_iter().filter_map(finding).collect()
 }
 
-/// Returns the packet memory of all workers, in bytes.
-fn bytes(plan: &Plan) -> u64 {
-    u64::from(plan.buffers) * u64::from(plan.runtime.buffer_size) * plan.cores.len() as u64
-}
-
 fn huge_pages(topology: &Topology, plan: Option<&Plan>) -> Option<Finding> {
     let kind = plan.map_or(PageKind::Huge2M, |plan| plan.runtime.hugepages);
     let name = match kind {
@@ -81,7 +76,7 @@ fn huge_pages(topology: &Topology, plan: Option<&Plan>) -> Option<Finding> {
     // Every worker has its own region.
     let needed = plan.map_or(SOME_PAGES, |plan| {
         let workers = plan.cores.len().max(1) as u64;
-        (bytes(plan) / workers).div_ceil(size) * workers
+        (plan.packet_memory() / workers).div_ceil(size) * workers
     });
     let severity = if plan.is_some_and(|plan| plan.runtime.strict_memory) { Severity::Fails } else { Severity::Slow };
     let fix = kind.reserve_command((total + needed - free.min(needed)) as usize, None);
@@ -94,14 +89,12 @@ fn huge_pages(topology: &Topology, plan: Option<&Plan>) -> Option<Finding> {
 /// Checks the limit on locked memory. Only verbs devices and AF_XDP sockets lock packet memory, so a plan without such
 /// ports has no finding.
 fn locked_memory(plan: Option<&Plan>, limit: Memlock) -> Option<Finding> {
-    let locks = |port: &PortPlan| port.config.link.as_ref().is_some_and(|link| link.locks_memory());
-    let registers = |port: &PortPlan| port.config.is_rdma() || locks(port);
     let severity = match plan {
-        Some(plan) if plan.ports.iter().any(registers) => Severity::Fails,
+        Some(plan) if plan.ports.iter().any(|port| port.config.locks_memory()) => Severity::Fails,
         Some(_) => return None,
         None => Severity::Unseen,
     };
-    let shortage = limit.shortage(plan.map_or(SOME_PAGES * MEGABYTE_PAGE, bytes))?;
+    let shortage = limit.shortage(plan.map_or(SOME_PAGES * MEGABYTE_PAGE, Plan::packet_memory))?;
     let what = format!("the limit on locked memory is {} bytes, but {} are needed", shortage.limit, shortage.needed);
     let effect = "registering memory with a verbs device or an AF_XDP socket fails";
     Some(Finding::new(

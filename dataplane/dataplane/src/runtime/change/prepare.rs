@@ -185,13 +185,13 @@ impl RunState {
         }
         let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |held| held.effective);
         let memlock = Memlock::of_this_process();
-        let memory = u64::from(before.buffers) * u64::from(before.runtime.buffer_size) * before.cores.len() as u64;
+        let memory = before.packet_memory();
         let mut to_lock = 0;
         let operation = |port: &PortPlan| {
             let output = port.config.link.as_ref().and_then(|link| link.output());
             let output = output.filter(|path| !self.written.contains(*path));
             let of_file = output.map(|file| format!("the program has given up the right to write {}", file.display()));
-            to_lock += if locks_memory(port) { memory } else { 0 };
+            to_lock += if port.config.locks_memory() { memory } else { 0 };
             let why = of_file.or_else(|| missing_privilege(port, held, memlock, to_lock))?;
             let why = format!("{why}; restart the program{WITHOUT_SANDBOX}");
             Some(difference::port_operation(false, &port.config.name, &why))
@@ -262,11 +262,6 @@ impl RunState {
     }
 }
 
-/// Returns `true` if a port locks packet memory.
-fn locks_memory(port: &PortPlan) -> bool {
-    port.config.is_rdma() || port.config.link.as_ref().is_some_and(|link| link.locks_memory())
-}
-
 /// If an added port needs a privilege that the program has given up, returns a message with this privilege. `held` has
 /// the capabilities of the program, and `to_lock` is the number of bytes that the added ports lock.
 fn missing_privilege(port: &PortPlan, held: CapabilitySet, memlock: Memlock, to_lock: u64) -> Option<String> {
@@ -276,7 +271,7 @@ fn missing_privilege(port: &PortPlan, held: CapabilitySet, memlock: Memlock, to_
     if !held.contains(needed) {
         return Some("the program has given up a capability that the port needs".to_owned());
     }
-    let shortage = locks_memory(port).then(|| memlock.shortage(to_lock)).flatten()?;
+    let shortage = port.config.locks_memory().then(|| memlock.shortage(to_lock)).flatten()?;
     Some(format!(
         "the port locks packet memory, the program has given up CAP_IPC_LOCK, and the limit on locked memory is {} bytes",
         shortage.limit
