@@ -184,19 +184,7 @@ impl RunState {
             return Vec::new();
         }
         let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |held| held.effective);
-        let memlock = Memlock::of_this_process();
-        let memory = before.packet_memory();
-        let mut to_lock = 0;
-        let operation = |port: &PortPlan| {
-            let output = port.config.link.as_ref().and_then(|link| link.output());
-            let output = output.filter(|path| !self.written.contains(*path));
-            let of_file = output.map(|file| format!("the program has given up the right to write {}", file.display()));
-            to_lock += if port.config.locks_memory() { memory } else { 0 };
-            let why = of_file.or_else(|| missing_privilege(port, held, memlock, to_lock))?;
-            let why = format!("{why}; restart the program{WITHOUT_SANDBOX}");
-            Some(difference::port_operation(false, &port.config.name, &why))
-        };
-        difference::added_ports(before, after).filter_map(operation).collect()
+        missing_privileges(before, after, &self.written, held, Memlock::of_this_process())
     }
 
     /// For each stage that writes a file still in use, or that needs a privilege that the program has given up, returns
@@ -262,6 +250,31 @@ impl RunState {
     }
 }
 
+/// For each added port that needs a privilege that the program has given up, returns an operation that needs a restart.
+/// `written` has the files that the program may write, and `held` has the capabilities of the program.
+fn missing_privileges(
+    before: &Plan,
+    after: &Plan,
+    written: &BTreeSet<PathBuf>,
+    held: CapabilitySet,
+    memlock: Memlock,
+) -> Vec<Operation> {
+    // An added port locks the memory of the workers after the change. The packet buffers of a worker stay the same,
+    // because another number or size of buffers needs a restart.
+    let memory = after.packet_memory();
+    let mut to_lock = 0;
+    let operation = |port: &PortPlan| {
+        let output = port.config.link.as_ref().and_then(|link| link.output());
+        let output = output.filter(|path| !written.contains(*path));
+        let of_file = output.map(|file| format!("the program has given up the right to write {}", file.display()));
+        to_lock += if port.config.locks_memory() { memory } else { 0 };
+        let why = of_file.or_else(|| missing_privilege(port, held, memlock, to_lock))?;
+        let why = format!("{why}; restart the program{WITHOUT_SANDBOX}");
+        Some(difference::port_operation(false, &port.config.name, &why))
+    };
+    difference::added_ports(before, after).filter_map(operation).collect()
+}
+
 /// If an added port needs a privilege that the program has given up, returns a message with this privilege. `held` has
 /// the capabilities of the program, and `to_lock` is the number of bytes that the added ports lock.
 fn missing_privilege(port: &PortPlan, held: CapabilitySet, memlock: Memlock, to_lock: u64) -> Option<String> {
@@ -286,7 +299,9 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config;
     use crate::runtime::raw::tests::plan;
+    use dataplane_core::topology::Topology;
 
     #[test]
     fn added_port_needs_only_the_privileges_that_its_device_checks() {
@@ -301,5 +316,31 @@ mod tests {
         let why = missing_privilege(&rc, none, limit(8 << 20), 1 << 30).unwrap();
         assert!(why.contains("CAP_IPC_LOCK") && why.ends_with("is 8388608 bytes"), "{why}");
         assert_eq!(missing_privilege(&rc, none, Memlock { privileged: true, ..limit(8 << 20) }, 1 << 30), None);
+    }
+
+    #[test]
+    fn added_port_locks_the_packet_memory_of_all_workers_after_the_change() {
+        let plan = |workers: usize, port: &str| {
+            let text = format!(
+                "[runtime]\nworkers = {workers}\nbuffers = 16384\n[[port]]\nname = 'a'\ndevice = 'soft'\n\
+                 link = {{ kind = 'generator' }}\n{port}[pipeline]\ninput = ['a']\n[[pipeline.stage]]\nuse = 'tx'\n\
+                 port = 'a'\n"
+            );
+            let source = Source::new("x.toml", &text, &[]);
+            let mut diagnostics = Diagnostics::new(&source);
+            let loaded = config::load(&source, &mut diagnostics);
+            let plan = config::plan(&loaded, &dataplane_stages::registry(), &Topology::uniform(4), &mut diagnostics);
+            plan.unwrap_or_else(|| panic!("{}", diagnostics.render(false)))
+        };
+        let port = "[[port]]\nname = 'b'\ndevice = 'mlx5_0'\nqp = 'rc'\nconnection = { listen = '127.0.0.1:1' }\n";
+        // The limit allows the memory of one worker, but not of two workers.
+        let limit = plan(1, "").packet_memory() * 3 / 2;
+        let memlock = Memlock { limit, locked: 0, privileged: false };
+        for (before, after, is_missing) in [(1, 1, false), (1, 2, true), (2, 1, false), (2, 2, true)] {
+            let (before, after) = (plan(before, ""), plan(after, port));
+            let missing = missing_privileges(&before, &after, &BTreeSet::new(), CapabilitySet::all(), memlock);
+            let names: Vec<&str> = missing.iter().map(|operation| operation.name.as_str()).collect();
+            assert_eq!(names, if is_missing { vec!["b"] } else { vec![] }, "{missing:?}");
+        }
     }
 }
