@@ -13,7 +13,6 @@ use super::refusal;
 use super::retire::{ClosingPort, POLL_INTERVAL};
 use super::state::{Changes, PipelineVersion, Retiring, RunState, Unconfirmed, lock};
 use crate::config::Source;
-use crate::runtime::devices::PortDevice;
 use crate::runtime::ports::{ChangedPorts, LivePort};
 use crate::runtime::{Assembly, difference};
 use dataplane_control::change::{Applied, ChangePlan, ChangeState, ConfigMistake, History, Operation};
@@ -180,10 +179,8 @@ struct Switched {
     /// The ports after the change. `None` if the ports stay the same.
     ports: Option<Vec<LivePort>>,
     closing: Vec<ClosingPort>,
-    /// The devices of the ports before the change.
-    devices: Vec<Arc<dyn PortDevice>>,
-    /// The workers that have not switched yet.
-    late: Vec<usize>,
+    /// The warnings about workers that have not switched yet, and about the distribution of the packets.
+    warnings: Vec<ConfigMistake>,
 }
 
 /// Marks a change as in progress, until the value is dropped.
@@ -229,11 +226,10 @@ impl RunState {
         };
         self.await_closed_ports(&current, &assembly)?;
         self.await_files(&assembly, &kept)?;
-        let Switched { next, graphs, ports, closing, devices, late } =
-            self.switch(&current, None, &kept, assembly, left)?;
+        let switched = self.switch(&current, None, &kept, assembly, left)?;
+        let Switched { next, graphs, ports, closing, warnings: of_workers } = switched;
+        warnings.extend(of_workers);
         let removed = closing.iter().map(ClosingPort::port).collect();
-        warnings.extend(late.iter().map(|worker| late_worker(*worker)));
-        warnings.extend(self.distribute(&current.plan, &next.plan, &devices).into_iter().map(warning));
         let deadline = options.confirm.map(|time| Instant::now().checked_add(time).unwrap_or_else(far));
         let number = self.install(&next, ports, removed, |changes| {
             let before = changes.history.number();
@@ -250,8 +246,8 @@ impl RunState {
         Ok(Applied { operations, confirm_s, warnings, ..applied(number, source) })
     }
 
-    /// Opens the added ports, moves and builds workers, and switches all workers to the new pipeline. After this call, the
-    /// caller must distribute the packets among the workers ([`RunState::distribute`]), and install the new version.
+    /// Opens the added ports, moves and builds workers, switches all workers to the new pipeline, and distributes the
+    /// packets among the workers. After this call, the caller must install the new version ([`RunState::install`]).
     ///
     /// For a revert, `held` is the pipeline from before the reverted change. For any other change, `held` is `None`.
     fn switch(
@@ -271,15 +267,18 @@ impl RunState {
         let exchange = Exchange { current, held, kept, must_answer, ports: ports.as_mut(), added };
         let Exchanged { next, graphs, late } = self.exchange(exchange, assembly, left)?;
         moved.keep();
+        let mut warnings: Vec<ConfigMistake> = late.into_iter().map(late_worker).collect();
         // Packets must also be redistributed on removed ports, because removed workers still receive from these ports.
-        let devices = before.into_iter().map(|port| port.device).collect();
+        warnings.extend(self.distribute(&current.plan, &next.plan, &before).into_iter().map(warning));
         let (ports, removed) = ports.map(|ports| (ports.ports, ports.removed)).unzip();
         let closing = ClosingPort::of(&current.plan, removed.unwrap_or_default());
-        Ok(Switched { next, graphs, ports, closing, devices, late })
+        Ok(Switched { next, graphs, ports, closing, warnings })
     }
 
-    /// Waits until all ports that earlier changes removed are closed, because the change may add one of these ports
-    /// again. Returns at once if the ports and the number of workers stay the same.
+    /// Waits until all ports that earlier changes removed are closed, for two reasons. The change may add one of these
+    /// ports again. The thread that closes the ports finds the memory and the lanes of a worker by the number of the
+    /// worker, so this number must not pass to another worker meanwhile. Returns at once if the ports and the number of
+    /// workers stay the same.
     fn await_closed_ports(&self, current: &PipelineVersion, assembly: &Assembly) -> Result<(), Refusal> {
         let has_same_workers = current.plan.cores.len() == assembly.plan.cores.len();
         if difference::has_same_ports(&current.plan, &assembly.plan) && has_same_workers {
@@ -332,11 +331,9 @@ impl RunState {
             self.prepare(&current, registry, &earlier.source, false, Some(reverts))?;
         let Some((assembly, kept)) = assembly else { return Err(needs_restart(operations)) };
         self.await_closed_ports(&current, &assembly)?;
-        let Switched { next, graphs, ports, closing, devices, late } =
-            self.switch(&current, Some(earlier), &kept, assembly, left)?;
+        let switched = self.switch(&current, Some(earlier), &kept, assembly, left)?;
+        let Switched { next, graphs, ports, closing, warnings } = switched;
         let removed = closing.iter().map(ClosingPort::port).collect();
-        let mut warnings: Vec<ConfigMistake> = late.iter().map(|worker| late_worker(*worker)).collect();
-        warnings.extend(self.distribute(&current.plan, &next.plan, &devices).into_iter().map(warning));
         let number = self.install(&next, ports, removed, |changes| {
             let (source, restores) = (&earlier.source, Some(unconfirmed.restores));
             let number = changes.history.add(source, operations.len(), "revert", ChangeState::InForce, restores);

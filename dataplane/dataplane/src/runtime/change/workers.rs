@@ -17,7 +17,6 @@ use super::refusal::{busy, not_started};
 use super::state::{ANSWER_POLL_INTERVAL, ANSWER_TIMEOUT, PipelineVersion, RunState, lock};
 use crate::config::Plan;
 use crate::runtime::Assembly;
-use crate::runtime::devices::PortDevice;
 use crate::runtime::ports::LivePort;
 use crate::runtime::report::Outcome;
 use crate::runtime::sample::{self, RequesterEnd, Times};
@@ -131,7 +130,7 @@ impl RunState {
 
     /// Completes a change of the number of workers: distributes the packets of the ports among the workers of `plan`, and
     /// ends the removed workers. `before` is the plan before the change. Returns warnings.
-    pub(super) fn distribute(&self, before: &Plan, plan: &Plan, ports: &[Arc<dyn PortDevice>]) -> Vec<String> {
+    pub(super) fn distribute(&self, before: &Plan, plan: &Plan, ports: &[LivePort]) -> Vec<String> {
         let (running, workers) = (before.cores.len(), plan.cores.len());
         if running == workers {
             return Vec::new();
@@ -144,8 +143,8 @@ impl RunState {
         wait(ANSWER_TIMEOUT, || (running..workers).all(is_running));
         let mut warnings = Vec::new();
         for port in ports {
-            if let Err(error) = port.distribute(workers) {
-                warnings.push(format!("the packets of a port do not reach all workers: {error}"));
+            if let Err(error) = port.device.distribute(workers) {
+                warnings.push(format!("the packets of port {} do not reach all workers: {error}", port.name));
             }
         }
         (workers..running).for_each(|worker| self.control.remove(worker));
