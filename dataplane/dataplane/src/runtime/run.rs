@@ -26,7 +26,7 @@ use dataplane_control::Refusal;
 use dataplane_control::observe::{Capture, TracePackets};
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::{Error, Result};
-use dataplane_core::pipeline::{PortInfo, StageTable, Target, panic_message};
+use dataplane_core::pipeline::{PortInfo, StageTable, Target};
 use dataplane_core::telemetry::{Progress, Report};
 use dataplane_core::units::{Nanos, Period};
 
@@ -110,25 +110,23 @@ impl Run {
         let control = Arc::new(RunControl::new(most, options.packets, services.stop, black_box));
         let plan = Arc::new(plan);
         let workers = programs.len();
+        let digest = digest(&source);
         let (ready, readiness) = mpsc::channel();
         let (mut threads, mut requests) = (Vec::new(), Vec::new());
         let mut failure = None;
         for (number, program) in programs.into_iter().enumerate() {
-            let core = plan.cores[number];
             let (request, reply) = sample::channel();
             requests.push(request);
             let builder = WorkerBuilder {
                 number,
-                workers,
-                core,
-                node: topology.core(core).map(|core| core.node),
+                node: topology.core(plan.cores[number]).map(|core| core.node),
                 program,
                 plan: plan.clone(),
                 ports: devices.clone(),
                 control: control.clone(),
                 clock: clock.clone(),
                 reply,
-                digest: digest(&source),
+                digest: digest.clone(),
                 keeps_recv_info,
                 joins: false,
             };
@@ -432,13 +430,13 @@ impl Run {
         let state = &self.state;
         let mut join_workers = || {
             let workers = std::mem::take(&mut *lock(&state.workers));
-            for WorkerHandle { number, thread } in workers {
-                match thread.join() {
-                    Ok(Ok(outcome)) => outcomes.extend(outcome.map(|(outcome, times)| (number, outcome, times))),
-                    Ok(Err(error)) => errors.push(error.to_string()),
-                    Err(panic) => {
-                        let message = format!("panicked: {}", panic_message(&*panic));
-                        errors.push(Error::Worker { worker: number, message }.to_string());
+            for worker in workers {
+                let number = worker.number;
+                match worker.join() {
+                    Ok(outcome) => outcomes.extend(outcome.map(|(outcome, times)| (number, outcome, times))),
+                    // The worker had started, so its thread panicked.
+                    Err(error) => {
+                        errors.push(error.to_string());
                         state.control.stop();
                     }
                 }

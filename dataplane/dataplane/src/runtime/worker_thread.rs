@@ -35,8 +35,6 @@ pub(crate) type Thread = JoinHandle<WorkerResult>;
 /// The parts from which a worker is built. Each worker is built on its own thread, which allocates its memory.
 pub(crate) struct WorkerBuilder {
     pub(crate) number: usize,
-    pub(crate) workers: usize,
-    pub(crate) core: CoreId,
     pub(crate) node: Option<NumaNode>,
     pub(crate) program: Program,
     pub(crate) plan: Arc<config::Plan>,
@@ -74,6 +72,20 @@ impl StartingWorker {
 pub(crate) struct WorkerHandle {
     pub(crate) number: usize,
     pub(crate) thread: Thread,
+}
+
+impl WorkerHandle {
+    /// Waits until the worker has ended, and returns its results.
+    ///
+    /// # Errors
+    /// Returns an error if the thread of the worker panicked.
+    pub(crate) fn join(self) -> WorkerResult {
+        let Self { number, thread } = self;
+        thread.join().unwrap_or_else(|panic| {
+            let message = format!("panicked: {}", panic_message(&*panic));
+            Err(Error::Worker { worker: number, message })
+        })
+    }
 }
 
 /// Ends the workers that are ready, and returns the first error of the workers that failed.
@@ -127,10 +139,15 @@ impl WorkerBuilder {
         }
     }
 
+    /// Returns the core of the worker.
+    fn core(&self) -> CoreId {
+        self.plan.cores[self.number]
+    }
+
     /// The body of the worker's thread: sets up the worker, waits for the start, runs the loop, and returns the
     /// outcome.
-    fn run(self, ready: Sender<Ready>, started: &Receiver<()>) -> Result<Option<(Outcome, Times)>> {
-        let (clock, core, plan) = (self.clock.clone(), self.core, self.plan.clone());
+    fn run(self, ready: Sender<Ready>, started: &Receiver<()>) -> WorkerResult {
+        let (clock, core, plan) = (self.clock.clone(), self.core(), self.plan.clone());
         let guard = (!self.joins).then(|| StopOnPanic(self.control.clone()));
         let stages_info = ReportedStage::of(&self.program);
         let (control, digest) = (self.control.clone(), self.digest.clone());
@@ -166,15 +183,15 @@ impl WorkerBuilder {
 
     /// Builds the worker. Returns `None` if the run was stopped during the wait for peers.
     fn set_up(self) -> Result<Option<(Worker, PageKind)>> {
-        pin_current_thread(self.core)?;
+        pin_current_thread(self.core())?;
         let runtime = &self.plan.runtime;
         if matches!(runtime.idle, config::Idle::Sleep | config::Idle::Adaptive) {
             // By default, the kernel ends a sleep up to 50 µs late, to wake several threads together. If this call
             // fails, sleeps are longer.
             let _ = set_current_timer_slack(NonZeroU64::new(1));
         }
-        let mut open =
-            lanes::open(&self.plan, &self.ports, self.node, (self.number, self.workers), self.keeps_recv_info)?;
+        let place = (self.number, self.plan.cores.len());
+        let mut open = lanes::open(&self.plan, &self.ports, self.node, place, self.keeps_recv_info)?;
         // The lanes of a port connect only when all workers have a lane on the port. The other workers get their lanes on
         // added ports after this worker is ready. So a worker that joins a run does not wait here: its loop connects the
         // lanes.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::history::digest;
 use super::refusal::{busy, not_started};
+use super::retire::POLL_INTERVAL;
 use super::state::{ANSWER_POLL_INTERVAL, ANSWER_TIMEOUT, PipelineVersion, RunState, lock};
 use crate::config::Plan;
 use crate::runtime::Assembly;
@@ -24,7 +25,6 @@ use crate::runtime::snapshot::Sampler;
 use crate::runtime::worker_thread::{Ready, StartingWorker, WorkerBuilder, WorkerHandle, WorkerResult, first_error};
 use dataplane_control::Refusal;
 use dataplane_core::error::Error;
-use dataplane_core::pipeline::panic_message;
 
 /// The maximum time that a change waits for the end of a removed worker, in addition to [`WAITS`] × `drain_timeout`.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -75,9 +75,9 @@ impl RunState {
         for port in ports {
             port.device.check_workers(plan.cores.len()).map_err(|error| not_started(&error))?;
         }
+        let digest = digest(&assembly.source);
         let (ready, readiness) = mpsc::channel();
         for (number, program) in (running..).zip(programs) {
-            let core = plan.cores[number];
             if number >= self.control.capacity() {
                 let message = format!("the host has only {} cores", self.control.capacity());
                 return Err(not_started(&Error::Worker { worker: number, message }));
@@ -86,16 +86,14 @@ impl RunState {
             added.requests.push(request);
             let builder = WorkerBuilder {
                 number,
-                workers: plan.cores.len(),
-                core,
-                node: self.topology.core(core).map(|core| core.node),
+                node: self.topology.core(plan.cores[number]).map(|core| core.node),
                 program,
                 plan: plan.clone(),
                 ports: ports.iter().map(|port| port.device.clone()).collect(),
                 control: self.control.clone(),
                 clock: self.clock.clone(),
                 reply,
-                digest: digest(&assembly.source),
+                digest: digest.clone(),
                 keeps_recv_info: self.keeps_recv_info,
                 joins: true,
             };
@@ -166,7 +164,7 @@ impl RunState {
     pub(super) fn await_removed_workers(&self) {
         let is_over = || lock(&self.changes).is_over;
         while self.end_removed() > 0 && !is_over() {
-            thread::sleep(ANSWER_POLL_INTERVAL);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -175,14 +173,9 @@ impl RunState {
     fn end_removed(&self) -> usize {
         let mut running = lock(&self.workers);
         let is_removed = |worker: &WorkerHandle| self.control.is_leaving(worker.number);
-        while let Some(WorkerHandle { number, thread }) =
-            running.pop_if(|worker| is_removed(worker) && worker.thread.is_finished())
-        {
-            let joined = thread.join().unwrap_or_else(|panic| {
-                let message = format!("panicked: {}", panic_message(&*panic));
-                Err(Error::Worker { worker: number, message })
-            });
-            let result = self.note_failures(number, joined);
+        while let Some(worker) = running.pop_if(|worker| is_removed(worker) && worker.thread.is_finished()) {
+            let number = worker.number;
+            let result = self.note_failures(number, worker.join());
             self.control.end(number);
             lock(&self.memories).truncate(number);
             lock(&self.sampler).remove_last(result);
