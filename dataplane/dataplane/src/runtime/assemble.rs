@@ -9,7 +9,6 @@ use super::{difference, memory, offload};
 use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
-use dataplane_core::mem::PreferredNumaNode;
 use dataplane_core::pipeline::{
     ContinuingParts, Facts, Files, NodeSpec, Objects, PortInfo, Problem, Program, Registry, Resources, Setup, Stage,
     StageRecord, StandIn, Target,
@@ -186,8 +185,8 @@ fn build(
     for worker in 0..workers {
         // The stages build their tables here, not on the worker's thread. Prefer the worker's NUMA node for this
         // memory.
-        let core = plan.as_ref().and_then(|plan| topology.core(*plan.cores.get(worker)?));
-        let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| PreferredNumaNode::new(core.node));
+        let core = plan.as_ref().and_then(|plan| plan.cores.get(worker));
+        let _near = core.and_then(|core| memory::prefer_node_of(&topology, *core));
         let place = (worker, workers);
         let stages = prepare(&loaded, registry, &mut resources, &order, place, None, diagnostics)?;
         let (Some(plan), Some(stages)) = (&plan, stages) else { return Ok(None) };
@@ -311,8 +310,7 @@ fn change(
         resources.memory.available = memory::available();
         let (mut programs, mut stand_ins) = (Vec::new(), Vec::new());
         for worker in 0..workers {
-            let core = plan.cores.get(worker).and_then(|core| topology.core(*core));
-            let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| PreferredNumaNode::new(core.node));
+            let _near = plan.cores.get(worker).and_then(|core| memory::prefer_node_of(&topology, *core));
             let place = (worker, workers);
             let mut kept =
                 Kept { stages: &mut stages, stand_ins: running.stand_ins.get(worker), renews: &renews, workers };

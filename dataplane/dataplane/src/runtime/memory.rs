@@ -1,7 +1,18 @@
-//! The memory that the host can give to this process.
+//! The memory that the host can give to this process, and the preferred NUMA node of this memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use dataplane_core::mem::PreferredNumaNode;
+use dataplane_core::topology::Topology;
+use dataplane_core::units::CoreId;
+
+/// Prefers the NUMA node of a core for the memory that the calling thread allocates, until the result is dropped. Returns
+/// `None` if the host has only one NUMA node, if the core does not exist, or if the kernel refuses the preference.
+pub(super) fn prefer_node_of(topology: &Topology, core: CoreId) -> Option<PreferredNumaNode> {
+    let core = topology.core(core).filter(|_| topology.nodes().len() > 1)?;
+    PreferredNumaNode::new(core.node)
+}
 
 /// Returns the memory that this process can allocate without swapping, in bytes. The result is the smaller of two
 /// values: the available memory of the host (proc_meminfo(5)), and the unused memory below the limits of the control

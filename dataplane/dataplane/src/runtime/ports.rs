@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::config::Plan;
 use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::lanes;
+use crate::runtime::memory::prefer_node_of;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::Result;
 use dataplane_core::lane::Lane;
-use dataplane_core::mem::{BatchMemory, PreferredNumaNode};
+use dataplane_core::mem::BatchMemory;
 use dataplane_core::pipeline::{PortChange, PortInfo, RunStop};
 use dataplane_core::topology::Topology;
 
@@ -114,9 +115,7 @@ impl PortOpener<'_> {
         let mut lanes = Vec::new();
         for (worker, memory) in memories.iter().enumerate().take(plan.cores.len()) {
             // Allocate the memory of the queues on the NUMA node of the worker.
-            let core = plan.cores.get(worker).and_then(|core| self.topology.core(*core));
-            let _near =
-                core.filter(|_| self.topology.nodes().len() > 1).and_then(|core| PreferredNumaNode::new(core.node));
+            let _near = plan.cores.get(worker).and_then(|core| prefer_node_of(self.topology, *core));
             lanes.push(lanes::open_added(plan, &devices, memory, (worker, plan.cores.len()))?);
         }
         let mut added: Vec<LivePort> =

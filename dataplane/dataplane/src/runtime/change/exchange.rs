@@ -16,12 +16,12 @@ use super::workers::AddedWorkers;
 use crate::config::Plan;
 use crate::runtime::Assembly;
 use crate::runtime::lane_swap::{LaneSource, LaneSwap};
+use crate::runtime::memory::prefer_node_of;
 use crate::runtime::ports::{self, ChangedPorts, LivePort, NamedLanes};
 use crate::runtime::sample::{Graphs, Sample, Swap};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
 use dataplane_control::Refusal;
-use dataplane_core::mem::PreferredNumaNode;
 use dataplane_core::pipeline::{Graph, Owner, Program, StageTable, Succession};
 use dataplane_core::units::Nanos;
 
@@ -207,8 +207,7 @@ impl RunState {
             (sampler.next_info(worker)?.clone(), sampler.retiring(worker))
         };
         let new_core = plan.cores.get(worker).copied().unwrap_or(before.core);
-        let core = self.topology.core(new_core);
-        let _near = core.filter(|_| self.topology.nodes().len() > 1).and_then(|core| PreferredNumaNode::new(core.node));
+        let _near = prefer_node_of(&self.topology, new_core);
         let (mut ports, mut granted) = (before.ports.clone(), before.granted.clone());
         let lanes = lanes.map(|mut lanes| {
             ports = plan.ports.iter().map(|port| port.config.name.clone()).collect();
