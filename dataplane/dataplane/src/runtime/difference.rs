@@ -130,11 +130,7 @@ fn worker_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let interfaces = |worker: usize, does: &str| {
         let kept = before.ports.iter().filter(|port| find(after, &port.config.name).is_some()).filter(of_nic);
         let names: Vec<&str> = kept.filter_map(|port| port.config.link.as_ref()?.interface()).collect();
-        if names.is_empty() {
-            String::new()
-        } else {
-            format!("; {does} receive queue {worker} of {}", names.join(", "))
-        }
+        (!names.is_empty()).then(|| format!("{does} receive queue {worker} of {}", names.join(", ")))
     };
     let added = (running..workers).map(|worker| {
         let core = after.cores[worker];
@@ -143,13 +139,13 @@ fn worker_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
              a part of their flows to the worker"
         );
         let state = interfaces(worker, "the worker gets the frames of");
-        let state = state.strip_prefix("; ").map(str::to_owned);
         hitless(OperationKind::AddWorker, &worker.to_string(), Vec::new(), &why, state)
     });
     let removed = (workers..running).map(|worker| {
         let why = "the ports pass the flows of the worker to the other workers, and the worker ends after its last packet; \
                    packets that a stage holds longer than drain_timeout are dropped as `stopped`";
         let kernel = interfaces(worker, "the kernel gets the frames of");
+        let kernel = kernel.map_or(String::new(), |kernel| format!("; {kernel}"));
         let state = format!("the report keeps its totals{kernel}");
         hitless(OperationKind::RemoveWorker, &worker.to_string(), Vec::new(), why, Some(state))
     });

@@ -547,21 +547,18 @@ impl SampledWorker {
         if is_over {
             // At its end, the worker has closed the lanes that it had not handed over.
             self.retiring.open = self.retiring.retired.len();
-        }
-        if is_over {
             // A worker that has ended takes no buffers any more, not even the buffers of the message in progress.
             let returns = std::mem::take(&mut self.retiring.returns);
             let lanes = self.retiring.returning.take().into_iter();
             lanes.chain(returns.iter().map(|slots| ClosedLane::new(slots))).for_each(|lane| self.finish_lane(lane));
-        } else if self.retiring.returning.is_none()
+            (self.sent, self.queued, self.observer.next) = (None, None, None);
+            return;
+        }
+        if self.retiring.returning.is_none()
             && let Some(slots) = self.retiring.returns.pop_front()
         {
             self.retiring.returning = Some(ClosedLane::new(&slots));
             self.request.ask(Message::Slots(slots));
-        }
-        if is_over {
-            (self.sent, self.queued, self.observer.next) = (None, None, None);
-            return;
         }
         if self.sent.is_none()
             && let Some(swap) = self.queued.take()
