@@ -14,7 +14,7 @@ use dataplane::telemetry::Report;
 use dataplane_testing::config::Config;
 use dataplane_testing::wait_until;
 
-use crate::common::{Folder, assembled_with, assert_good, drops, stage};
+use crate::common::{Folder, Latch, assembled_with, assert_good, drops, stage};
 
 /// A stage that numbers its packets, and takes over the number from the stage that it replaces.
 #[derive(serde::Deserialize)]
@@ -170,6 +170,17 @@ impl Changing {
         self.apply_with(text, &ApplyOptions::default()).unwrap_or_else(|refusal| panic!("{refusal}: {refusal:#?}"))
     }
 
+    /// Applies a config that reverts after 10 minutes, unless the test confirms the config.
+    pub(crate) fn apply_unconfirmed(&self, text: &str) -> Applied {
+        let options = ApplyOptions { confirm: Some(Duration::from_secs(600)), ..ApplyOptions::default() };
+        self.apply_with(text, &options).unwrap_or_else(|refusal| panic!("{refusal}: {refusal:#?}"))
+    }
+
+    /// Reverts the unconfirmed change. If no change is unconfirmed, applies the config from before the last change.
+    pub(crate) fn rollback(&self) -> Applied {
+        self.changer().rollback(&self.registry).unwrap_or_else(|refusal| panic!("{refusal}: {refusal:#?}"))
+    }
+
     pub(crate) fn refused(&self, text: &str) -> Refusal {
         self.apply_with(text, &ApplyOptions::default()).unwrap_err()
     }
@@ -196,6 +207,7 @@ impl Changing {
         });
     }
 
+    /// Ends the run. Checks that the packet accounting balances, and that the run has no errors.
     pub(crate) fn end(self) -> Report {
         self.run.stop();
         let report = self.run.join().unwrap();
@@ -337,19 +349,16 @@ fn plan_leaves_the_shared_objects_of_the_running_stages_unchanged() {
 
 #[test]
 fn removed_stage_finishes_and_the_report_has_its_error() {
-    use std::sync::atomic::{AtomicBool, Ordering};
-    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+    static LATCH: Latch = Latch::new();
 
-    /// A stage whose end waits until `IS_OPEN` is set, and then fails.
+    /// A stage whose end waits until `LATCH` is open, and then fails.
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Fails {}
     impl Stage for Fails {
         fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
         fn finish(&mut self) -> dataplane::Result<()> {
-            while !IS_OPEN.load(Ordering::Relaxed) {
-                std::thread::yield_now();
-            }
+            LATCH.wait();
             Err(dataplane::Error::Kernel("no answer".to_owned()))
         }
     }
@@ -360,7 +369,7 @@ fn removed_stage_finishes_and_the_report_has_its_error() {
     // The changes do not wait for the removed stage.
     run.apply(&config(1, &[("count", "")]));
     run.apply(&config(1, &[]));
-    IS_OPEN.store(true, Ordering::Relaxed);
+    LATCH.open();
     run.run.stop();
     let report = run.run.join().unwrap();
     assert_eq!(report.errors, ["kernel: no answer"], "{report}");
@@ -389,19 +398,16 @@ fn second_capture_of_a_file_in_use_needs_a_restart() {
 
 #[test]
 fn file_that_a_removed_stage_still_writes_is_refused() {
-    use std::sync::atomic::{AtomicBool, Ordering};
-    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+    static LATCH: Latch = Latch::new();
 
-    /// A stage whose end waits until `IS_OPEN` is set.
+    /// A stage whose end waits until `LATCH` is open.
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct EndsLate {}
     impl Stage for EndsLate {
         fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
         fn finish(&mut self) -> dataplane::Result<()> {
-            while !IS_OPEN.load(Ordering::Relaxed) {
-                std::thread::yield_now();
-            }
+            LATCH.wait();
             Ok(())
         }
     }
@@ -416,7 +422,7 @@ fn file_that_a_removed_stage_still_writes_is_refused() {
     assert!(refusal.code == ErrorCode::Busy && refusal.message.contains("still writes"), "{refusal}");
     // A change that does not write the file is accepted.
     run.apply(&config(1, &[("count", "")]));
-    IS_OPEN.store(true, Ordering::Relaxed);
+    LATCH.open();
     wait_until("the end of the removed stage", || run.apply_with(&text, &ApplyOptions::default()).is_ok());
     run.wait_for_traffic();
     run.end();
@@ -500,9 +506,9 @@ fn identical_config_changes_nothing_and_files_cannot_be_rolled_back() {
     // Each rollback goes one change further back.
     run.apply(&config(1, &[("count", "")]));
     run.apply(&config(1, &[("mac_swap", "")]));
-    run.changer().rollback(&run.registry).unwrap();
+    run.rollback();
     assert_eq!(run.run.source().text(), config(1, &[("count", "")]));
-    run.changer().rollback(&run.registry).unwrap();
+    run.rollback();
     assert_eq!(run.run.source().text(), text);
     run.end();
 }
@@ -515,11 +521,11 @@ fn rollback_does_not_apply_a_config_that_was_rolled_back() {
     run.apply(&first);
     run.apply(&second);
     for expected in [&first, &start] {
-        run.changer().rollback(&run.registry).unwrap();
+        run.rollback();
         assert_eq!(run.run.source().text(), *expected);
     }
     run.apply(&third);
-    run.changer().rollback(&run.registry).unwrap();
+    run.rollback();
     assert_eq!(run.run.source().text(), start);
     let refusal = run.changer().rollback(&run.registry).unwrap_err();
     assert_eq!(refusal.message, "there is no earlier config to roll back to");
@@ -529,7 +535,7 @@ fn rollback_does_not_apply_a_config_that_was_rolled_back() {
     run.apply_with(&second, &options).unwrap();
     run.changer().revert_overdue(&run.registry).unwrap().unwrap();
     assert_eq!(run.run.source().text(), first);
-    run.changer().rollback(&run.registry).unwrap();
+    run.rollback();
     assert_eq!(run.run.source().text(), start);
     run.end();
 }
@@ -641,7 +647,7 @@ fn unconfirmed_change_reverts_with_its_state_and_a_confirmed_change_stays() {
     run.changer().confirm().unwrap();
     assert_eq!(run.changer().confirm().unwrap_err().code, ErrorCode::Failed);
     assert_eq!(run.run.source().text(), second);
-    run.changer().rollback(&run.registry).unwrap();
+    run.rollback();
     assert_eq!(run.run.source().text(), first);
     let report = run.end();
     assert_eq!(stage(&report, "numbers").counters["seen"], report.packets.rx, "{report}");
@@ -678,7 +684,7 @@ fn panic_during_a_revert_leaves_the_change_unconfirmed() {
     assert!(run.changer().is_unconfirmed());
     assert_eq!(run.run.source().text(), second);
     PANICS.store(false, Ordering::Relaxed);
-    run.changer().rollback(&run.registry).unwrap();
+    run.rollback();
     assert_eq!(run.run.source().text(), first);
     run.end();
 }
@@ -930,11 +936,9 @@ fn worker_that_does_not_answer_leaves_all_workers_with_the_earlier_pipeline() {
     run.wait_for_traffic();
     // A revert does not wait for a late worker. The worker must switch to the pipeline of the revert before the next
     // change.
-    let options = ApplyOptions { confirm: Some(Duration::from_secs(3600)), ..ApplyOptions::default() };
-    let wider = config(2, &[("gate", ""), ("count", ""), ("numbers", "step = 3")]);
-    run.apply_with(&wider, &options).unwrap();
+    run.apply_unconfirmed(&config(2, &[("gate", ""), ("count", ""), ("numbers", "step = 3")]));
     IS_CLOSED.store(true, Ordering::Relaxed);
-    let reverted = run.changer().rollback(&run.registry).unwrap();
+    let reverted = run.rollback();
     assert_eq!(reverted.warnings[0].file, "worker 1", "{reverted:?}");
     // The statistics name the worker, and have the numbers of the other worker.
     let snapshot = run.snapshot();
@@ -956,7 +960,7 @@ fn worker_that_does_not_answer_leaves_all_workers_with_the_earlier_pipeline() {
 fn revert_does_not_wait_for_a_worker_that_has_not_taken_the_reverted_pipeline() {
     use std::sync::atomic::{AtomicBool, Ordering};
     static BLOCKS: AtomicBool = AtomicBool::new(true);
-    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+    static LATCH: Latch = Latch::new();
     static ENDED_EARLY: AtomicBool = AtomicBool::new(false);
 
     /// A stage that blocks the first worker that takes over its state. The task of the stage records whether the task
@@ -974,9 +978,8 @@ fn revert_does_not_wait_for_a_worker_that_has_not_taken_the_reverted_pipeline() 
             Ok(())
         }
         fn adopt(&mut self, _earlier: &mut dyn Stage) {
-            let is_blocked = BLOCKS.swap(false, Ordering::Relaxed);
-            while is_blocked && !IS_OPEN.load(Ordering::Relaxed) {
-                std::thread::yield_now();
+            if BLOCKS.swap(false, Ordering::Relaxed) {
+                LATCH.wait();
             }
         }
     }
@@ -984,7 +987,7 @@ fn revert_does_not_wait_for_a_worker_that_has_not_taken_the_reverted_pipeline() 
     impl Task for LateTask {
         fn run(&mut self, stop: &StopSignal) -> dataplane::Result<()> {
             while !stop.wait(Duration::from_secs(1)) {}
-            ENDED_EARLY.fetch_or(!IS_OPEN.load(Ordering::Relaxed), Ordering::Relaxed);
+            ENDED_EARLY.fetch_or(!LATCH.is_open(), Ordering::Relaxed);
             Ok(())
         }
     }
@@ -1010,7 +1013,7 @@ fn revert_does_not_wait_for_a_worker_that_has_not_taken_the_reverted_pipeline() 
     assert_eq!(snapshot.workers().iter().filter(|state| **state == WorkerState::Late).count(), 1);
     // The late worker still uses the pipeline from before the change, so the tasks of this pipeline still run.
     assert!(!ENDED_EARLY.load(Ordering::Relaxed));
-    IS_OPEN.store(true, Ordering::Relaxed);
+    LATCH.open();
     let last = text(3, &[]);
     wait_until("the worker answers", || run.apply_with(&last, &ApplyOptions::default()).is_ok());
     run.wait_for_traffic();
@@ -1023,7 +1026,7 @@ fn revert_does_not_wait_for_a_worker_that_has_not_taken_the_reverted_pipeline() 
 fn panic_at_the_end_of_a_stage_leaves_later_changes_possible() {
     use std::sync::atomic::{AtomicBool, Ordering};
     static BLOCKS: AtomicBool = AtomicBool::new(true);
-    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+    static LATCH: Latch = Latch::new();
     static PANICS: AtomicBool = AtomicBool::new(false);
 
     /// A stage that blocks the first worker that takes over its state. The next stage that is dropped while `PANICS` is
@@ -1039,8 +1042,8 @@ fn panic_at_the_end_of_a_stage_leaves_later_changes_possible() {
         fn adopt(&mut self, _earlier: &mut dyn Stage) {
             let is_blocked = BLOCKS.swap(false, Ordering::Relaxed);
             PANICS.fetch_or(is_blocked, Ordering::Relaxed);
-            while is_blocked && !IS_OPEN.load(Ordering::Relaxed) {
-                std::thread::yield_now();
+            if is_blocked {
+                LATCH.wait();
             }
         }
     }
@@ -1059,7 +1062,7 @@ fn panic_at_the_end_of_a_stage_leaves_later_changes_possible() {
     wait_until("the end of the stage of the other worker", || !PANICS.load(Ordering::Relaxed));
     let refusal = run.refused(&third);
     assert!(refusal.message.contains("has not yet taken the pipeline"), "{refusal}");
-    IS_OPEN.store(true, Ordering::Relaxed);
+    LATCH.open();
     wait_until("the worker answers", || run.apply_with(&third, &ApplyOptions::default()).is_ok());
     run.wait_for_traffic();
     run.run.stop();

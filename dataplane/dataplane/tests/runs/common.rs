@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use dataplane::config::{Diagnostics, Source};
 use dataplane::pipeline::Registry;
@@ -57,6 +58,29 @@ impl Folder {
     /// Starts a run of a config. Returns an error if the run cannot start.
     pub(crate) fn start(&self, text: &str, options: Options) -> dataplane::error::Result<Run> {
         Run::start(self.assemble(text).map_err(dataplane::error::Error::Config)?, options)
+    }
+}
+
+/// A latch at which threads wait until a test opens the latch.
+pub(crate) struct Latch(AtomicBool);
+
+impl Latch {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    pub(crate) fn open(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn wait(&self) {
+        while !self.is_open() {
+            std::thread::yield_now();
+        }
     }
 }
 

@@ -1,8 +1,6 @@
 //! Tests of changes that add and remove ports of a running pipeline, while the other ports forward packets.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use dataplane::control::ErrorCode;
 use dataplane::control::change::OperationKind;
@@ -11,10 +9,10 @@ use dataplane::runtime::ApplyOptions;
 use dataplane::telemetry::{PortReport, Report};
 use dataplane::topology::Topology;
 use dataplane_testing::config::Config;
-use dataplane_testing::wait_until;
+use dataplane_testing::{skip, wait_until};
 
 use crate::change::{Changing, kinds};
-use crate::common::{Folder, assert_conserved, drops, frames_of, stage};
+use crate::common::{Folder, Latch, assert_conserved, drops, frames_of, stage};
 
 /// The link of a port that receives only 20,000 packets per second. A worker with so few packets answers a change fast,
 /// even on a busy machine.
@@ -168,7 +166,6 @@ fn packets_in_flight_of_a_removed_port_are_sent_or_counted() {
             slow.packets.tx + slow.tx_full + stopped == entered
         });
         let report = run.end();
-        assert_conserved(&report);
         let stopped = drops(&report, "slow.stopped");
         assert_eq!(stopped == 0, is_sent, "{drain}: {report}");
         assert!(names(&report).1 == ["slow"], "{report}");
@@ -260,18 +257,16 @@ fn removed_port_has_written_its_file_before_another_port_writes_the_file() {
 
 #[test]
 fn lost_packets_of_a_removed_port_stay_counted_until_its_device_is_closed() {
-    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+    static LATCH: Latch = Latch::new();
 
-    /// A stage that does not end until `IS_OPEN` is set.
+    /// A stage that does not end until `LATCH` is open.
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct EndsLate {}
     impl Stage for EndsLate {
         fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
         fn finish(&mut self) -> dataplane::Result<()> {
-            while !IS_OPEN.load(Ordering::Relaxed) {
-                thread::yield_now();
-            }
+            LATCH.wait();
             Ok(())
         }
     }
@@ -290,7 +285,7 @@ fn lost_packets_of_a_removed_port_stay_counted_until_its_device_is_closed() {
     let closing = run.snapshot();
     assert_eq!(names(closing.report()), (vec!["a"], vec!["b"]));
     assert!(port(closing.report(), "b").rx_lost >= before, "{}", closing.report());
-    IS_OPEN.store(true, Ordering::Relaxed);
+    LATCH.open();
     let report = run.end();
     assert!(port(&report, "b").rx_lost >= port(closing.report(), "b").rx_lost, "{report}");
 }
@@ -302,15 +297,14 @@ fn unconfirmed_change_of_ports_reverts() {
     let with_b = reflecting(1, "", &[("a", FAST), ("b", FAST)]);
     let with_file = reflecting(1, "", &[("a", FAST), ("file", "kind = 'pcap', input = 'in.pcap', loop = true")]);
     let run = Changing::start_in(folder, &with_file);
-    let unconfirmed = ApplyOptions { confirm: Some(Duration::from_secs(600)), ..ApplyOptions::default() };
-    run.apply_with(&with_b, &unconfirmed).unwrap();
+    run.apply_unconfirmed(&with_b);
     wait_for_port(&run, "b");
-    let reverted = run.changer().rollback(&run.registry).unwrap();
+    let reverted = run.rollback();
     let kinds = kinds(&reverted.operations);
     assert!(kinds.contains(&(OperationKind::RemovePort, "b")) && kinds.contains(&(OperationKind::AddPort, "file")));
     wait_for_port(&run, "file");
     // A port that cannot be opened again stops the revert. The program tries again.
-    run.apply_with(&with_b, &unconfirmed).unwrap();
+    run.apply_unconfirmed(&with_b);
     std::fs::remove_file(run.folder.file("in.pcap")).unwrap();
     let refusal = run.changer().rollback(&run.registry).unwrap_err();
     assert!(refusal.message.contains("cannot be reverted"), "{refusal}");
@@ -318,7 +312,7 @@ fn unconfirmed_change_of_ports_reverts() {
     assert!(run.changer().is_unconfirmed());
     wait_for_port(&run, "b");
     run.folder.write("in.pcap", bytes);
-    run.changer().rollback(&run.registry).unwrap();
+    run.rollback();
     wait_for_port(&run, "file");
     assert_eq!(run.run.source().text(), with_file);
     assert_lossless(&run.end(), &[]);
@@ -344,10 +338,9 @@ fn bridge_forgets_the_addresses_of_a_port_that_a_revert_removes() {
         wait_until("flooded frames", || flooded() > before + 100);
     };
     wait_for_floods();
-    let unconfirmed = ApplyOptions { confirm: Some(Duration::from_secs(600)), ..ApplyOptions::default() };
-    run.apply_with(&bridge(&[a, b, c]), &unconfirmed).unwrap();
+    run.apply_unconfirmed(&bridge(&[a, b, c]));
     wait_for_port(&run, "c");
-    run.changer().rollback(&run.registry).unwrap();
+    run.rollback();
     wait_for_floods();
     run.end();
 }
@@ -424,7 +417,7 @@ fn workers_move_to_other_cores_while_they_forward() {
         let other = allowed.iter().find(|other| other.id != one.id && other.node == one.node)?;
         Some([one.id.0, other.id.0])
     });
-    let Some(pair) = pair else { return println!("skipped: this test needs two cores of one NUMA node") };
+    let Some(pair) = pair else { return skip("this test needs two cores of one NUMA node") };
     let text = |core: u32| reflecting(1, "", &[("a", FAST)]).replace("workers = 1", &format!("workers = [{core}]"));
     let run = Changing::start(&text(pair[0]));
     for round in 1..=20 {
