@@ -64,7 +64,7 @@ struct PacketState {
     interface: Interface,
     /// Whether the interface was deleted since the sockets were bound. A new interface may get the same index.
     is_deleted: bool,
-    /// Fanout group of the queues, through which the kernel distributes frames. `None` while no queue has a socket.
+    /// Fanout group of the queues, through which the kernel distributes frames. Not valid while `members` is empty.
     group: Option<u16>,
     /// The sockets of the group.
     members: Members,
@@ -200,7 +200,9 @@ impl Packets {
         let mut sockets = Vec::new();
         for share in state.shares.iter().filter_map(Weak::upgrade) {
             let group = Some(&mut state.group);
-            let socket = PacketSocket::open(&self.spec, self.longest, now.index, self.by_nic(), group)?;
+            let opened = PacketSocket::open(&self.spec, self.longest, now.index, self.by_nic(), group);
+            // An error closes the sockets that were opened before.
+            let socket = opened.inspect_err(|_| state.members.clear())?;
             state.members.join(share.queue);
             sockets.push((share, socket));
         }
@@ -232,7 +234,11 @@ impl Packets {
 
     fn try_join(&self, queue: u16) -> Result<(Arc<QueueShare>, PacketSocket), (&'static str, io::Error)> {
         let mut state = lock(&self.state);
-        let PacketState { interface, group, .. } = &mut *state;
+        let PacketState { interface, group, members, .. } = &mut *state;
+        if members.is_empty() {
+            // The kernel has freed the group. Its number may now be the number of a group of another program.
+            *group = None;
+        }
         let socket = PacketSocket::open(&self.spec, self.longest, interface.index, self.by_nic(), Some(group))?;
         state.members.join(queue);
         let share = Arc::new(QueueShare {
@@ -260,12 +266,7 @@ impl Packets {
         *lock(&share.receiver) = None;
         drop((share, socket));
         state.shares.retain(|share| share.strong_count() > 0);
-        let mut distributed = Ok(());
-        if state.members.is_empty() {
-            state.group = None;
-        } else {
-            distributed = state.distribute();
-        }
+        let distributed = if state.members.is_empty() { Ok(()) } else { state.distribute() };
         drop(state);
         self.warn_about(distributed);
     }
@@ -477,5 +478,32 @@ impl Wire for PacketPort {
         self.take_new_sockets();
         let socket = self.end.as_ref().map(|end| &end.socket.sender);
         self.outbox.flush(socket, counts, each);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dataplane_testing::namespace::in_namespace;
+
+    use super::*;
+    use crate::tests::xdp::veth;
+
+    /// The kernel frees a group when its last socket closes, and may give the number to another program.
+    #[test]
+    fn first_queue_does_not_join_a_group_of_an_earlier_queue() {
+        in_namespace(|| {
+            veth(1, 1500);
+            let open = || Packets::open(&PacketSpec::new("va"), 1522, false).unwrap();
+            let (of_other_program, link) = (open(), open());
+            let group = |link: &Packets| lock(&link.state).group;
+            let _other = of_other_program.join(0).unwrap();
+            lock(&link.state).group = group(&of_other_program);
+            let _first = link.join(0).unwrap();
+            assert_ne!(group(&link), group(&of_other_program));
+            // A later queue joins the group of the first queue.
+            let of_first = group(&link);
+            let _second = link.join(1).unwrap();
+            assert_eq!(group(&link), of_first);
+        });
     }
 }
