@@ -271,9 +271,14 @@ impl Packets {
         self.warn_about(distributed);
     }
 
+    /// Returns the error for a program of the fanout group that the kernel refused.
+    fn refused_program(&self, error: &io::Error) -> Error {
+        refused(&self.spec.interface, "PACKET_FANOUT_DATA", "CAP_NET_RAW", error)
+    }
+
     fn warn_about(&self, distributed: io::Result<()>) {
         if let Err(error) = distributed {
-            tracing::warn!("{}: PACKET_FANOUT_DATA: {error}", self.spec.interface);
+            tracing::warn!("{}", self.refused_program(&error));
         }
     }
 }
@@ -303,8 +308,7 @@ impl<End: From<Box<PacketPort>>> Link<End> for Packets {
         let mut state = lock(&self.state);
         state.queues = Some(queues);
         // A removed interface has no frames to distribute.
-        let refusal = |error| Error::Wire(format!("interface `{}`: PACKET_FANOUT_DATA: {error}", self.spec.interface));
-        if state.is_deleted { Ok(()) } else { state.distribute().map_err(refusal) }
+        if state.is_deleted { Ok(()) } else { state.distribute().map_err(|error| self.refused_program(&error)) }
     }
 
     /// Returns the interface and the source of timestamps, if timestamps are requested.
