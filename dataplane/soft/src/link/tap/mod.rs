@@ -96,13 +96,22 @@ impl TapEnd {
         self.queues.push(queue);
         self.handover.put(self.queues.clone());
     }
+
+    /// Gives away a queue if the queue pair has another queue too.
+    fn give(&mut self) -> Option<Arc<OwnedFd>> {
+        let queue = if self.queues.len() > 1 { self.queues.pop() } else { None }?;
+        self.handover.put(self.queues.clone());
+        Some(queue)
+    }
+}
+
+/// Returns whether the queue pair with this index receives frames. `receiving` is the number of queue pairs that receive
+/// frames, or `None` for all queue pairs.
+fn receives(receiving: Option<u16>, index: u16) -> bool {
+    receiving.is_none_or(|queues| index < queues)
 }
 
 impl TapState {
-    fn receives(&self, index: u16) -> bool {
-        self.receiving.is_none_or(|queues| index < queues)
-    }
-
     /// Returns the attached queues.
     fn attached(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
         self.ends.iter().flat_map(|end| &end.queues).chain(&self.spare)
@@ -184,14 +193,14 @@ impl Tap {
 
     /// Attaches a queue of the new interface for each queue pair that receives frames.
     fn reattach(&self, state: &mut TapState, now: &Interface) -> io::Result<()> {
-        let receiving = state.ends.iter().filter(|end| state.receives(end.index)).count();
-        let attached: io::Result<Vec<_>> = (0..receiving).map(|_| attach(&self.spec.name).map(Arc::new)).collect();
+        let receiving = state.receiving;
+        let needed = state.ends.iter().filter(|end| receives(receiving, end.index)).count();
+        let attached: io::Result<Vec<_>> = (0..needed).map(|_| attach(&self.spec.name).map(Arc::new)).collect();
         let mut attached = attached?;
         state.spare.clear();
-        let most = state.receiving;
         for end in &mut state.ends {
             end.queues.clear();
-            if most.is_none_or(|queues| end.index < queues) {
+            if receives(receiving, end.index) {
                 attached.pop().into_iter().for_each(|queue| end.add(queue));
             }
         }
@@ -213,7 +222,7 @@ impl Tap {
         let mut state = self.state();
         let mut queues = Vec::new();
         // A queue receives frames as soon as it is attached, so attach no queue for a queue pair that receives no frames.
-        if state.receives(index) {
+        if receives(state.receiving, index) {
             queues.push(match state.spare.pop() {
                 Some(queue) => queue,
                 None => Arc::new(attach(&self.spec.name).map_err(|error| match error.raw_os_error() {
@@ -223,7 +232,7 @@ impl Tap {
             });
             // This queue pair also reads the spare queues that no later queue pair needs, because otherwise their frames
             // would be lost.
-            let open = state.ends.iter().filter(|end| state.receives(end.index)).count();
+            let open = state.ends.iter().filter(|end| receives(state.receiving, end.index)).count();
             let needed = state.receiving.map_or(usize::MAX, |all| usize::from(all).saturating_sub(open + 1));
             let surplus = state.spare.len().saturating_sub(needed);
             queues.extend(state.spare.drain(..surplus));
@@ -257,7 +266,7 @@ impl Tap {
     fn share_among(&self, receiving: u16) -> io::Result<()> {
         let mut state = self.state();
         state.receiving = Some(receiving);
-        let is_receiving = |end: &TapEnd| end.index < receiving;
+        let is_receiving = |end: &TapEnd| receives(Some(receiving), end.index);
         if !state.ends.iter().any(is_receiving) {
             return Ok(());
         }
@@ -269,16 +278,9 @@ impl Tap {
             }
         }
         while let Some(at) = state.ends.iter().position(|end| is_receiving(end) && end.queues.is_empty()) {
-            let queue = match free.pop() {
+            let queue = match free.pop().or_else(|| state.ends.iter_mut().find_map(TapEnd::give)) {
                 Some(queue) => queue,
-                None => match state.ends.iter_mut().find(|end| end.queues.len() > 1) {
-                    Some(donor) => {
-                        let queue = donor.queues.pop();
-                        donor.handover.put(donor.queues.clone());
-                        queue.map_or_else(|| attach(&self.spec.name).map(Arc::new), Ok)?
-                    }
-                    None => Arc::new(attach(&self.spec.name)?),
-                },
+                None => Arc::new(attach(&self.spec.name)?),
             };
             state.ends[at].add(queue);
         }
