@@ -63,7 +63,7 @@ impl<End: From<Port>> Link<End> for LoopbackLink {
     fn distribute(&self, queues: u16) -> Result<()> {
         self.receive.change(|list| {
             list.queues = Some(queues);
-            list.inboxes.iter_mut().for_each(|entry| entry.queues = queues);
+            Arc::make_mut(&mut list.inboxes).iter_mut().for_each(|entry| entry.queues = queues);
         });
         Ok(())
     }
@@ -83,13 +83,12 @@ struct Bus {
 }
 
 /// The queue pairs that receive from one direction of a cable.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Receivers {
-    inboxes: Vec<Receiver>,
+    /// The senders have this list too. A change therefore replaces the list.
+    inboxes: Arc<[Receiver]>,
     /// The number of queues that share the frames. `None` before the first call of [`Link::distribute`].
     queues: Option<u16>,
-    /// A copy of `inboxes` for the senders.
-    shared: Arc<[Receiver]>,
 }
 
 /// A queue pair that receives.
@@ -125,7 +124,6 @@ impl Bus {
     fn change(&self, with: impl FnOnce(&mut Receivers)) {
         let mut receivers = self.receivers.write().unwrap_or_else(PoisonError::into_inner);
         with(&mut receivers);
-        receivers.shared = receivers.inboxes.as_slice().into();
         self.generation.fetch_add(1, Ordering::Release);
     }
 }
@@ -159,7 +157,8 @@ impl Wire for Port {
         });
         self.link.receive.change(|list| {
             let queues = list.queues.unwrap_or(self.queue.1);
-            list.inboxes.push(Receiver { inbox: inbox.clone(), queues });
+            let new = Receiver { inbox: inbox.clone(), queues };
+            list.inboxes = list.inboxes.iter().cloned().chain([new]).collect();
         });
         self.inbox = Some(inbox);
         Ok(())
@@ -168,7 +167,10 @@ impl Wire for Port {
     fn close(&mut self) -> u64 {
         let mut lost = self.missed();
         let Some(inbox) = self.inbox.take() else { return lost };
-        self.link.receive.change(|list| list.inboxes.retain(|other| !Arc::ptr_eq(&other.inbox, &inbox)));
+        self.link.receive.change(|list| {
+            let stays = |other: &&Receiver| !Arc::ptr_eq(&other.inbox, &inbox);
+            list.inboxes = list.inboxes.iter().filter(stays).cloned().collect();
+        });
         while let Some(buffer) = inbox.frames.pop() {
             lost += 1;
             let _ = self.link.receive.free_buffers.push(buffer);
@@ -206,7 +208,7 @@ impl Wire for Port {
         let bus = &*self.link.send;
         let now = bus.generation.load(Ordering::Acquire);
         if now != self.generation {
-            self.peers = bus.receivers.read().unwrap_or_else(PoisonError::into_inner).shared.clone();
+            self.peers = bus.receivers.read().unwrap_or_else(PoisonError::into_inner).inboxes.clone();
             self.generation = now;
         }
         let selected = |peer: &&Receiver| peer.inbox.queue == peer.inbox.rss.queue(frame, peer.queues);
