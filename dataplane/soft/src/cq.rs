@@ -13,7 +13,7 @@ use crate::cq_core::{Attached, Attachments, CqCore, PollFaults};
 use crate::inbox::Inbox;
 use crate::open_device::OpenDevice;
 use crate::profile::Profile;
-use crate::spec::SoftQuirk;
+use crate::quirk::SoftQuirk;
 use crate::thread_cell::ThreadCell;
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{Claim, Completion, CompletionQueue, Completions, CqFlags, CqGranted, Cursor, PollFields};
@@ -184,7 +184,7 @@ unsafe impl CompletionQueue for SoftCq {
     }
 
     fn resize(&mut self, depth: u32) -> Result<u32, VerbError> {
-        if self.0.device.spec.has(SoftQuirk::NoCqResize) {
+        if self.0.device.shared.has_quirk(SoftQuirk::NoCqResize) {
             return Err(VerbError::new("ibv_resize_cq", libc::EOPNOTSUPP));
         }
         let device = &self.0.device.shared;

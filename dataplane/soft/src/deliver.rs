@@ -7,6 +7,7 @@ use crate::link::{AnyWire, Wire};
 use crate::memory::{KeyCache, Slots};
 use crate::nic::Receiving;
 use crate::qp_shared::QpShared;
+use crate::quirk::SoftQuirk;
 use crate::recv::{PostedRecv, RecvQueue};
 use crate::ring::Ring;
 use dataplane_core::mem::vector;
@@ -239,7 +240,7 @@ fn take_with_faults(
 ) -> bool {
     faults.release_delayed();
     let arrive = |faults: &mut Faults<Vec<u8>>, frame: &[u8]| {
-        if !shared.device.drops_improper_frames || !is_improper(frame) {
+        if !shared.device.has_quirk(SoftQuirk::DropsImproperFrames) || !is_improper(frame) {
             faults.arrive(frame.to_vec());
         }
     };

@@ -17,8 +17,9 @@ use crate::open_device::OpenDevice;
 use crate::pd::SoftPd;
 use crate::profile::Profile;
 use crate::queues::Queues;
+use crate::quirk::SoftQuirk;
 use crate::shared::Shared;
-use crate::spec::{SoftQuirk, SoftSpec};
+use crate::spec::SoftSpec;
 use crate::status::Status;
 use dataplane_core::clock::{ClockSource, Timebase};
 use dataplane_core::error::{Error, Result, VerbError};
@@ -146,9 +147,7 @@ impl SoftDevice {
             limits,
             faults: spec.faults,
             refused_change: spec.refused_change,
-            reset_is_final: spec.has(SoftQuirk::ResetIsFinal),
-            has_plain_flow_rules: spec.has(SoftQuirk::PlainFlowRules),
-            drops_improper_frames: spec.has(SoftQuirk::DropsImproperFrames),
+            quirks: spec.quirks.clone(),
             clock: spec.clock.clone(),
             port: spec.port.clone(),
             mtu: spec.mtu,
@@ -389,7 +388,7 @@ unsafe impl Device for SoftDevice {
                 granted.refused.extend((!classic || capability != Capability::ExtendedCq).then_some(capability));
             }
         }
-        if self.0.spec.has(SoftQuirk::NoPathFields) {
+        if self.0.shared.has_quirk(SoftQuirk::NoPathFields) {
             granted.fields -= PollFields::SLID | PollFields::SL | PollFields::DLID_PATH_BITS;
         }
         let stamps = if granted.fields.contains(PollFields::WALLCLOCK) {
@@ -451,7 +450,7 @@ impl RawDevice for SoftDevice {
     fn create_flow_counters(&self) -> Result<Arc<dyn FlowCounters>, VerbError> {
         const VERB: &str = "ibv_create_counters";
         self.0.shared.check(VERB)?;
-        match self.0.shared.has(Capability::FlowRules) && !self.0.shared.has_plain_flow_rules {
+        match self.0.shared.has(Capability::FlowRules) && !self.0.shared.has_quirk(SoftQuirk::PlainFlowRules) {
             true => Ok(Arc::new(SoftFlowCounters::new(self.0.shared.identity))),
             false => Err(VerbError::new(VERB, libc::EOPNOTSUPP)),
         }

@@ -15,6 +15,7 @@ use crate::memory::{KeyCache, Slots, SoftMr, copy_inline};
 use crate::nic::{MAX_TSO, Pacer, RawSettings, Receiving, Sending, write_checksums, write_segment};
 use crate::numbers::Identity;
 use crate::qp_shared::QpShared;
+use crate::quirk::SoftQuirk;
 use crate::recv::RecvQueue;
 use crate::shared::Shared;
 use dataplane_core::error::VerbError;
@@ -205,7 +206,7 @@ impl CopyingQp {
             copies_out: wire.copies_out(),
             keys: KeyCache::new(device.keys.clone(), pd),
             wire,
-            faults: (!faults.no_queue_faults() || device.drops_improper_frames)
+            faults: (!faults.no_queue_faults() || device.has_quirk(SoftQuirk::DropsImproperFrames))
                 .then(|| Faults::new(faults, spec.queue.0, clock.clone())),
             receiving: Receiving::new(raw, fields, max_frame),
             sending,

@@ -62,6 +62,7 @@ mod profile;
 mod qp;
 mod qp_shared;
 mod queues;
+mod quirk;
 mod raw;
 mod recv;
 mod ring;
@@ -89,7 +90,8 @@ pub use pd::SoftPd;
 pub use port::PortSpec;
 pub use profile::{Profile, SoftLimits};
 pub use qp::SoftQp;
-pub use spec::{SoftQuirk, SoftSpec};
+pub use quirk::SoftQuirk;
+pub use spec::SoftSpec;
 
 #[cfg(test)]
 mod tests;

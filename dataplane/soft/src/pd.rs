@@ -14,7 +14,7 @@ use crate::numbers::Identity;
 use crate::open_device::OpenDevice;
 use crate::profile::Profile;
 use crate::qp::SoftQp;
-use crate::spec::SoftQuirk;
+use crate::quirk::SoftQuirk;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::Region;
 use dataplane_core::verbs::{Access, Capability, MwKind, Path, ProtectionDomain, QpSpec, QpType, SendApi, SrqSpec};
@@ -68,7 +68,7 @@ unsafe impl ProtectionDomain for SoftPd {
         if !inside || unknown || (remote && !access.contains(Access::LOCAL_WRITE)) {
             return failed(libc::EINVAL);
         }
-        if access.contains(Access::ON_DEMAND) && !open.spec.has(SoftQuirk::OnDemandPaging) {
+        if access.contains(Access::ON_DEMAND) && !device.has_quirk(SoftQuirk::OnDemandPaging) {
             return failed(libc::EOPNOTSUPP);
         }
         match device.faults.memlock {

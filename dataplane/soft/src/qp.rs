@@ -18,8 +18,8 @@ use crate::nic::RawSettings;
 use crate::numbers::Identity;
 use crate::open_device::OpenDevice;
 use crate::qp_shared::QpShared;
+use crate::quirk::SoftQuirk;
 use crate::raw::QpCore;
-use crate::spec::SoftQuirk;
 use crate::thread_cell::ThreadCell;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Run, SlotLayout};
@@ -49,11 +49,13 @@ pub struct SoftQp {
 impl SoftQp {
     /// Returns `true` if the post of a request fails because of an unusual property of the device.
     fn refuses(&self, request: &SendRequest<'_, SoftAh>) -> bool {
-        let has = |quirk| self.device.spec.has(quirk);
+        if self.kind() != QpType::Ud {
+            return false;
+        }
+        let has = |quirk| self.shared.device.has_quirk(quirk);
         let is_send = matches!(request.op, SendOp::Send | SendOp::SendWithImm(_));
-        let refused = has(SoftQuirk::RefusesUdOperations) && !is_send
-            || has(SoftQuirk::RefusesUnsignalled) && !request.flags.contains(SendFlags::SIGNALED);
-        refused && self.kind() == QpType::Ud
+        has(SoftQuirk::RefusesUdOperations) && !is_send
+            || has(SoftQuirk::RefusesUnsignalled) && !request.flags.contains(SendFlags::SIGNALED)
     }
 
     /// Creates a queue pair. The caller has checked `spec`. A raw-packet queue pair has no `fabric`.
@@ -204,7 +206,7 @@ unsafe impl QueuePair for SoftQp {
                     cq.purge(shared.number);
                 }
                 QpState::Rtr if from != QpState::Rtr => {
-                    let refused = self.device.spec.has(SoftQuirk::RefusesFlowRules);
+                    let refused = shared.device.has_quirk(SoftQuirk::RefusesFlowRules);
                     let opened = if refused { Err(libc::EOPNOTSUPP) } else { core.open() };
                     if let Err(errno) = opened {
                         shared.set_state(from);

@@ -8,6 +8,7 @@ use crate::memory::Keys;
 use crate::numbers::{Identity, Number, Numbers};
 use crate::port::PortSpec;
 use crate::profile::{Profile, SoftLimits};
+use crate::quirk::SoftQuirk;
 use crate::status::Status;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::VerbError;
@@ -27,12 +28,8 @@ pub(super) struct Shared {
     pub(super) faults: FaultSpec,
     /// The state change that the device refuses.
     pub(super) refused_change: Option<(QpState, QpState)>,
-    /// Whether queue pairs that were reset cannot be used again.
-    pub(super) reset_is_final: bool,
-    /// See [`SoftQuirk::PlainFlowRules`](crate::SoftQuirk::PlainFlowRules).
-    pub(super) has_plain_flow_rules: bool,
-    /// See [`SoftQuirk::DropsImproperFrames`](crate::SoftQuirk::DropsImproperFrames).
-    pub(super) drops_improper_frames: bool,
+    /// The unusual properties of the device.
+    pub(super) quirks: Vec<SoftQuirk>,
     pub(super) clock: HostClock,
     pub(super) port: PortSpec,
     /// The largest payload of a frame or datagram, in bytes.
@@ -53,6 +50,11 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn has(&self, capability: Capability) -> bool {
         self.capabilities.has.contains(&capability)
+    }
+
+    /// Returns whether the device has an unusual property.
+    pub(super) fn has_quirk(&self, quirk: SoftQuirk) -> bool {
+        self.quirks.contains(&quirk)
     }
 
     #[inline]

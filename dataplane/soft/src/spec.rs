@@ -5,37 +5,11 @@ use crate::fault::FaultSpec;
 use crate::link::LinkSpec;
 use crate::port::PortSpec;
 use crate::profile::{Profile, SoftLimits};
+use crate::quirk::SoftQuirk;
 use crate::status::link_local;
 use dataplane_core::clock::HostClock;
 use dataplane_core::units::Gid;
 use dataplane_core::verbs::{Capability, QpState, RssSpec};
-
-/// A property of some real NICs that the software device has only on request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SoftQuirk {
-    /// The device accepts memory with [`Access::ON_DEMAND`](dataplane_core::verbs::Access::ON_DEMAND), as mlx5 does.
-    OnDemandPaging,
-    /// The device grants completion queues without the fields `SLID`, `SL` and `DLID_PATH_BITS`, as irdma does.
-    NoPathFields,
-    /// The device resizes no completion queue, as hns does.
-    NoCqResize,
-    /// A post to a UD queue pair fails with `EINVAL` if UD does not support the operation, as on hns. Other devices
-    /// accept the post and complete the request with an error.
-    RefusesUdOperations,
-    /// RC, UC and UD queue pairs that were reset refuse the change to INIT with `EINVAL`, as on irdma.
-    ResetIsFinal,
-    /// A post of an unsignalled send to a UD queue pair fails with `EINVAL`, as on efa.
-    RefusesUnsignalled,
-    /// Flow rules cannot match the source MAC address, IPv6 headers or tunnels, and support no tags, drops or counters,
-    /// as on mlx4.
-    PlainFlowRules,
-    /// Queue pairs for raw packets do not receive frames with a wrong Ethernet length field, with a group address as
-    /// source, or with equal addresses. The port of a ConnectX NIC drops the first, and a switch drops the others.
-    DropsImproperFrames,
-    /// The device refuses every flow rule with `EOPNOTSUPP`, although it creates queue pairs for raw packets, as bnxt_re
-    /// does.
-    RefusesFlowRules,
-}
 
 /// The description of a software device with one port.
 #[derive(Clone, Debug)]
@@ -113,11 +87,6 @@ impl SoftSpec {
             stamped: false,
             limits: SoftLimits::default(),
         }
-    }
-
-    /// Returns `true` if the device has an unusual property.
-    pub(crate) fn has(&self, quirk: SoftQuirk) -> bool {
-        self.quirks.contains(&quirk)
     }
 
     /// Returns the maximum frame length in bytes: the payload, the Ethernet header and two VLAN tags.

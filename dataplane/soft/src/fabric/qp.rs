@@ -18,6 +18,7 @@ use crate::numbers::Identity;
 use crate::port::pkeys_match;
 use crate::profile::Profile;
 use crate::qp_shared::QpShared;
+use crate::quirk::SoftQuirk;
 use dataplane_core::clock::ClockSource;
 use dataplane_core::units::{Gid, Nanos, Ticks};
 use dataplane_core::verbs::CompletionValues;
@@ -324,7 +325,7 @@ impl Qp {
     fn check(&self, to: &QpAttributes, from: QpState, state: QpState, mask: AttributeMask) -> Result<(), i32> {
         let (device, limits) = (&self.shared.device, self.shared.device.limits);
         check_transition(self.kind(), from, state, mask).map_err(|_| libc::EINVAL)?;
-        let ended = device.reset_is_final && self.was_reset && state == QpState::Init;
+        let ended = device.has_quirk(SoftQuirk::ResetIsFinal) && self.was_reset && state == QpState::Init;
         if device.refused_change == Some((from, state)) || ended {
             return Err(libc::EINVAL);
         }

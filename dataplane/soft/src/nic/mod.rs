@@ -14,6 +14,7 @@ pub(super) use flow::SoftFlowCounters;
 pub(super) use frames::{write_checksums, write_segment};
 pub(super) use pacing::Pacer;
 
+use crate::quirk::SoftQuirk;
 use crate::rss::{Rss, TABLE};
 use crate::shared::Shared;
 use dataplane_core::clock::HostClock;
@@ -94,7 +95,7 @@ pub(super) fn caps(device: &Shared) -> RawPacketCaps {
     let has = |capability| device.has(capability);
     RawPacketCaps {
         flow_rules: has(Capability::FlowRules),
-        flow: if device.has_plain_flow_rules { PLAIN_FLOW_RULES } else { FlowLimits::NONE },
+        flow: if device.has_quirk(SoftQuirk::PlainFlowRules) { PLAIN_FLOW_RULES } else { FlowLimits::NONE },
         rx_checksum: has(Capability::RxChecksum),
         tx_checksum: has(Capability::TxChecksum),
         vlan_strip: has(Capability::VlanStrip),

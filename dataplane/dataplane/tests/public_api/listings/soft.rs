@@ -715,7 +715,7 @@ mod qp {
     impl Drop for SoftQp {}
     unsafe impl QueuePair for SoftQp {}
 }
-mod spec {
+mod quirk {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum SoftQuirk {
         OnDemandPaging,
@@ -728,6 +728,8 @@ mod spec {
         DropsImproperFrames,
         RefusesFlowRules,
     }
+}
+mod spec {
     #[derive(Clone, Debug)]
     pub struct SoftSpec {
         pub name: String,
@@ -773,4 +775,5 @@ pub use pd::SoftPd;
 pub use port::PortSpec;
 pub use profile::{Profile, SoftLimits};
 pub use qp::SoftQp;
-pub use spec::{SoftQuirk, SoftSpec};
+pub use quirk::SoftQuirk;
+pub use spec::SoftSpec;
