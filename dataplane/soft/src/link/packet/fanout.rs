@@ -128,7 +128,6 @@ enum Label {
     Other,
     Ports4,
     Ports6,
-    Addresses,
     Select,
 }
 
@@ -137,12 +136,13 @@ impl Code {
         self.code.push(sock_filter { code: code as u16, jt: 0, jf: 0, k });
     }
 
-    /// Adds a conditional jump. Continues with the next instruction if the target is `None`.
+    /// Adds a conditional jump. Continues with the next instruction if the target is `None`. The condition compares the
+    /// accumulator with `k`, or with the index register if the condition contains `BPF_X`.
     fn jump(&mut self, condition: u32, k: u32, if_true: Option<Label>, if_false: Option<Label>) {
         let at = self.code.len();
         self.jumps.extend(if_true.map(|label| (at, true, label)));
         self.jumps.extend(if_false.map(|label| (at, false, label)));
-        self.add(BPF_JMP | condition | BPF_K, k);
+        self.add(BPF_JMP | condition, k);
     }
 
     fn always(&mut self, label: Label) {
@@ -258,10 +258,10 @@ fn program(places: &[u32]) -> Vec<sock_filter> {
     it.add_words(12, 16);
     // Only the first fragment of a packet has ports, so the hash of a fragment does not include ports.
     it.load(BPF_H, 6);
-    it.jump(BPF_JSET, 0x3fff, Some(Label::Addresses), None);
+    it.jump(BPF_JSET, 0x3fff, Some(Label::Select), None);
     it.load(BPF_B, 9);
     WITH_PORTS.iter().for_each(|protocol| it.jump(BPF_JEQ, *protocol, Some(Label::Ports4), None));
-    it.always(Label::Addresses);
+    it.always(Label::Select);
     it.place(Label::Ports4);
     // Compute the offset of the ports from the length of the header.
     it.load(BPF_B, 0);
@@ -271,8 +271,7 @@ fn program(places: &[u32]) -> Vec<sock_filter> {
     it.add(BPF_MISC | BPF_TAX, 0);
     it.add(BPF_LD | BPF_LEN | BPF_W, 0);
     it.add(BPF_ALU | BPF_SUB | BPF_K, 4);
-    it.jumps.push((it.code.len(), false, Label::Addresses));
-    it.add(BPF_JMP | BPF_JGE | BPF_X, 0);
+    it.jump(BPF_JGE | BPF_X, 0, None, Some(Label::Select));
     it.add(BPF_LD | BPF_IND | BPF_W, 0);
     it.add_ports();
     it.always(Label::Select);
@@ -283,9 +282,9 @@ fn program(places: &[u32]) -> Vec<sock_filter> {
     }
     it.load(BPF_B, 6);
     WITH_PORTS.iter().for_each(|protocol| it.jump(BPF_JEQ, *protocol, Some(Label::Ports6), None));
-    it.always(Label::Addresses);
+    it.always(Label::Select);
     it.place(Label::Ports6);
-    it.need(44, Label::Addresses);
+    it.need(44, Label::Select);
     it.load(BPF_W, 40);
     it.add_ports();
     it.always(Label::Select);
@@ -296,7 +295,6 @@ fn program(places: &[u32]) -> Vec<sock_filter> {
     it.add(BPF_LD | BPF_ABS | BPF_W, LINK + 8);
     it.mix();
     it.add_to_hash();
-    it.place(Label::Addresses);
     it.place(Label::Select);
     it.add(BPF_LD | BPF_MEM | BPF_W, HASH);
     it.add(BPF_ALU | BPF_MUL | BPF_K, GOLDEN);
