@@ -12,14 +12,14 @@
 //! request has completed, or after the queue pair was reset or destroyed.
 #![allow(unsafe_code)]
 
-mod alarm;
 mod in_flight;
 pub mod message;
+mod pending_events;
 mod posted;
 mod queue_lane;
 mod wiring;
 
-pub use alarm::PendingEvents;
+pub use pending_events::PendingEvents;
 pub use queue_lane::open;
 pub use wiring::{AhOf, LaneQueuePair, QpOf, RawWiring, Wiring};
 

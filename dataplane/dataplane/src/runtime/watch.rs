@@ -1,9 +1,9 @@
 //! The thread that handles asynchronous events of a device and follows its clocks. Each device has one such thread.
 //!
 //! The thread takes and acknowledges every event immediately. For an event of a port of the device, the thread calls
-//! the functions that are registered for this port. Any other event becomes an alarm, which the lanes of the device
-//! check. A lane is one worker's queue pair and completion queues on one port. The thread also logs every event. If
-//! equal events repeat, the thread logs only the first three, and then the 4th, 8th, 16th and so on.
+//! the functions that are registered for this port. Any other event becomes a pending event, which the lanes of the
+//! device check. A lane is one worker's queue pair and completion queues on one port. The thread also logs every event.
+//! If equal events repeat, the thread logs only the first three, and then the 4th, 8th, 16th and so on.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn port_event_calls_its_handler_and_removal_raises_the_alarm() {
+    fn port_event_calls_its_handler_and_removal_is_a_pending_event() {
         let device = device();
         let (sender, receiver) = mpsc::channel();
         let watch = Watch::start(device.clone(), &HostClock::new(), Stamping::Device, &RunStop::default()).unwrap();

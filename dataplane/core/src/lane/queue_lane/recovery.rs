@@ -44,7 +44,7 @@ pub(super) struct Recovery<D: Device> {
     wiring: Box<dyn Wiring<D>>,
     pending_events: Arc<PendingEvents>,
     /// The version of `pending_events` that was last handled.
-    alarms_seen: u32,
+    events_seen: u32,
     device: D,
     pd: D::Pd,
     spec: LaneSpec,
@@ -66,7 +66,7 @@ impl<D: Device> Recovery<D> {
             overdue: false,
             wiring,
             pending_events,
-            alarms_seen: 0,
+            events_seen: 0,
             device: device.clone(),
             pd: pd.clone(),
             spec,
@@ -293,12 +293,12 @@ impl<D: Device> Recovery<D> {
             // No later signalled send reports the unsignalled sends. Only a reset returns their slots.
             self.fail(data);
         }
-        if self.pending_events.changed_since(&mut self.alarms_seen) { self.handle_alarms(data, pool) } else { Ok(()) }
+        if self.pending_events.changed_since(&mut self.events_seen) { self.handle_events(data, pool) } else { Ok(()) }
     }
 
     /// Handles pending device events that concern this lane.
     #[cold]
-    fn handle_alarms(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
+    fn handle_events(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
         if self.pending_events.is_device_lost() {
             return Err(VerbError::new("ibv_get_async_event", libc::EIO));
         }

@@ -1351,24 +1351,6 @@ pub mod header {
     }
 }
 pub mod lane {
-    mod alarm {
-        #[derive(Debug, Default)]
-        pub struct PendingEvents {
-            private: _,
-        }
-        impl PendingEvents {
-            pub fn push(&self, event: AsyncEvent) {}
-            pub fn changed_since(&self, seen: &mut u32) -> bool {}
-            pub fn is_device_lost(&self) -> bool {}
-            pub fn forget(
-                &self,
-                queue_pair: u32,
-                work_queue: Option<u32>,
-                queues: &[u32],
-            ) {}
-            pub fn take(&self, kinds: &[EventKind], numbers: &[u32]) -> bool {}
-        }
-    }
     pub mod message {
         mod buffer {
             pub struct Buffer<D: Device>(_);
@@ -1501,6 +1483,24 @@ pub mod lane {
             timeout: Duration,
         ) -> Result<usize, VerbError> {}
     }
+    mod pending_events {
+        #[derive(Debug, Default)]
+        pub struct PendingEvents {
+            private: _,
+        }
+        impl PendingEvents {
+            pub fn push(&self, event: AsyncEvent) {}
+            pub fn changed_since(&self, seen: &mut u32) -> bool {}
+            pub fn is_device_lost(&self) -> bool {}
+            pub fn forget(
+                &self,
+                queue_pair: u32,
+                work_queue: Option<u32>,
+                queues: &[u32],
+            ) {}
+            pub fn take(&self, kinds: &[EventKind], numbers: &[u32]) -> bool {}
+        }
+    }
     mod queue_lane {
         pub fn open<D: Device>(
             device: &D,
@@ -1548,7 +1548,7 @@ pub mod lane {
         }
         impl<D: Device> Wiring<D> for RawWiring {}
     }
-    pub use alarm::PendingEvents;
+    pub use pending_events::PendingEvents;
     pub use queue_lane::open;
     pub use wiring::{AhOf, LaneQueuePair, QpOf, RawWiring, Wiring};
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
