@@ -391,8 +391,8 @@ impl NeighborListener {
         let is_unicast_of_other_host =
             mac.is_none_or(|mac| !mac.is_multicast() && mac != MacAddr::ZERO && !is_own_mac(mac));
         let hop = NextHop { address, port };
-        let hint = open.tables.neighbor_state(hop);
-        let passed = match hint {
+        let known = open.tables.neighbor_state(hop);
+        let passed = match known {
             _ if is_own_address || !is_unicast_of_other_host || !is_host(address) => false,
             None => kind == NeighborMessageKind::Request && resolution.is_on_link(hop),
             Some((_, true)) if kind == NeighborMessageKind::Reply => {
@@ -403,7 +403,7 @@ impl NeighborListener {
                 false
             }
             // The known MAC address is confirmed, so there is nothing to do.
-            Some((Resolved::At(known), _)) if mac.is_none_or(|mac| mac == known) => return,
+            Some((Resolved::At(current), _)) if mac.is_none_or(|mac| mac == current) => return,
             Some(_) => {
                 // An answer that is not awaited counts as an announcement.
                 kind = if kind == NeighborMessageKind::Reply { NeighborMessageKind::Announcement } else { kind };
@@ -435,7 +435,7 @@ struct ResolverState {
     actions: Vec<Action>,
     /// Time of the last timeout check.
     last_timeout_check: u64,
-    /// The time at which all unresolved neighbours got this event again most recently (see [`RETRY_INTERVAL`]).
+    /// The time at which all unresolved neighbours got the event `NextUse` again most recently (see [`RETRY_INTERVAL`]).
     last_retry: u64,
     /// For each port: when its link last changed, and how many announcements were sent since.
     announced: Vec<(u64, usize)>,

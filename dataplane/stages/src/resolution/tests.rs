@@ -35,8 +35,8 @@ fn mac(last: u8) -> MacAddr {
 
 /// Returns a message from the next hop with the number `last`. The message contains the MAC address with the number
 /// `at`, or no MAC address.
-fn heard(last: u8, at: Option<u8>, claim: NeighborMessageKind, overrides: bool) -> Received {
-    Received { hop: hop(last), mac: at.map(mac), kind: claim, overrides }
+fn heard(last: u8, at: Option<u8>, kind: NeighborMessageKind, overrides: bool) -> Received {
+    Received { hop: hop(last), mac: at.map(mac), kind, overrides }
 }
 
 /// The entries that workers see after all actions until now, and the requests that the last actions sent.
@@ -204,7 +204,7 @@ enum Event {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let claim = prop_oneof![
+    let kind = prop_oneof![
         Just(NeighborMessageKind::Reply),
         Just(NeighborMessageKind::Announcement),
         Just(NeighborMessageKind::Request)
@@ -212,10 +212,10 @@ fn event() -> impl Strategy<Value = Event> {
     let at = prop_oneof![4 => (0..3u8).prop_map(Some), 1 => Just(None)];
     prop_oneof![
         (0..3u8).prop_map(Event::Wanted),
-        (0..3u8, at, claim, any::<bool>()).prop_map(|(hop, at, claim, over)| {
+        (0..3u8, at, kind, any::<bool>()).prop_map(|(hop, at, kind, over)| {
             // A request always has the MAC address of its sender, and always overrides the known MAC address.
-            let asks = claim == NeighborMessageKind::Request;
-            Event::Received(hop, if asks { at.or(Some(0)) } else { at }, claim, over || asks)
+            let asks = kind == NeighborMessageKind::Request;
+            Event::Received(hop, if asks { at.or(Some(0)) } else { at }, kind, over || asks)
         }),
         prop_oneof![Just(50u64), Just(RETRANS_TIMER), Just(FIRST_PROBE_DELAY), Just(REACHABLE), Just(AGEING)]
             .prop_map(Event::Passes),
@@ -242,11 +242,11 @@ proptest! {
                         asked.push(hop(last));
                     }
                 }
-                Event::Received(last, at, claim, overrides) => {
-                    machine.receive(&heard(last, at, claim, overrides), now, &mut actions);
+                Event::Received(last, at, kind, overrides) => {
+                    machine.receive(&heard(last, at, kind, overrides), now, &mut actions);
                     let model = &mut models[usize::from(last)];
                     let before = *model;
-                    *model = match claim {
+                    *model = match kind {
                         NeighborMessageKind::Reply => model.answered(at.map(mac), overrides, now),
                         NeighborMessageKind::Announcement => model.announced(at.map(mac), overrides, now),
                         NeighborMessageKind::Request => model.asks(mac(at.unwrap_or(0)), now),
@@ -302,20 +302,20 @@ proptest! {
         now += idle;
         machine.check_timeouts(now, &mut actions);
         let mut asked = 0;
-        for (address, kind, time) in flood {
+        for (address, choice, time) in flood {
             now += time;
             let [high, low] = address.to_be_bytes();
             let made_up = NextHop { address: IpAddr::from([10, 1, high, low]), port: 0 };
-            let claim = [NeighborMessageKind::Reply, NeighborMessageKind::Announcement, NeighborMessageKind::Request][usize::from(kind) % 3];
-            match kind {
+            let kind = [NeighborMessageKind::Reply, NeighborMessageKind::Announcement, NeighborMessageKind::Request][usize::from(choice) % 3];
+            match choice {
                 3 => machine.request(made_up, true, now, &mut actions),
                 _ => machine.receive(
-                    &Received { hop: made_up, mac: Some(mac(9)), kind: claim, overrides: true }, now, &mut actions,
+                    &Received { hop: made_up, mac: Some(mac(9)), kind, overrides: true }, now, &mut actions,
                 ),
             }
             // A forged message claims the address of a known neighbour.
-            let victim = (low % 8, Some(99), claim, true);
-            if kind != 0 {
+            let victim = (low % 8, Some(99), kind, true);
+            if choice != 0 {
                 machine.receive(&heard(victim.0, victim.1, victim.2, victim.3), now, &mut actions);
             }
             if time == 0 {
@@ -349,8 +349,8 @@ proptest! {
 #[test]
 fn unrequested_answer_creates_no_entry() {
     let (mut machine, mut actions) = (machine(16), Vec::new());
-    for claim in [NeighborMessageKind::Reply, NeighborMessageKind::Announcement] {
-        machine.receive(&heard(1, Some(1), claim, true), 0, &mut actions);
+    for kind in [NeighborMessageKind::Reply, NeighborMessageKind::Announcement] {
+        machine.receive(&heard(1, Some(1), kind, true), 0, &mut actions);
     }
     assert_eq!((machine.len(), actions.len()), (0, 0));
     machine.receive(&heard(1, Some(1), NeighborMessageKind::Request, true), 0, &mut actions);
@@ -406,12 +406,12 @@ fn moved_neighbour_is_found_in_about_a_second_from_each_state() {
 /// RFC 4861, section 7.2.5: an advertisement without the override flag does not change the MAC address.
 #[test]
 fn advertisement_without_override_flag_changes_no_mac_address() {
-    for claim in [NeighborMessageKind::Reply, NeighborMessageKind::Announcement] {
+    for kind in [NeighborMessageKind::Reply, NeighborMessageKind::Announcement] {
         let (mut machine, mut view, mut actions) = (machine(16), View::default(), Vec::new());
         machine.request(hop(1), true, 0, &mut actions);
         machine.receive(&heard(1, Some(1), NeighborMessageKind::Reply, true), 0, &mut actions);
         let mut at = |machine: &mut StateMachine, now| {
-            machine.receive(&heard(1, Some(2), claim, false), now, &mut actions);
+            machine.receive(&heard(1, Some(2), kind, false), now, &mut actions);
             view.take(&mut actions);
             (view.known[&hop(1)], view.asked.iter().filter(|(_, at)| at.is_some()).count())
         };
