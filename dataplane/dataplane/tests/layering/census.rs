@@ -9,7 +9,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, File};
 
-use super::{crates, layers, sources};
+use super::{changes, crates, layers, sources};
 
 /// The number of each kind of `unsafe` code in one file.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -120,11 +120,10 @@ fn unsafe_census_matches_its_page() {
         fs::write(&path, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
         return;
     }
-    let is_known = |row: &&str| listed.lines().any(|known| known == *row);
-    let new: Vec<&str> = table.lines().filter(|row| !is_known(row)).collect();
-    assert_eq!(
-        listed, table,
-        "the unsafe code changed: {new:#?}\nhelp: DATAPLANE_UPDATE=1 cargo test --package dataplane --test layering"
+    assert!(
+        listed == table,
+        "the unsafe code changed:\n{}\nhelp: DATAPLANE_UPDATE=1 cargo test --package dataplane --test layering",
+        changes(listed, &table)
     );
 }
 

@@ -234,13 +234,32 @@ fn modules_of_the_other_crates_use_the_modules_in_the_listing() {
         fs::write(&path, &listing).unwrap();
     }
     let known = fs::read_to_string(&path).unwrap_or_default();
-    let changed: Vec<&str> = listing.lines().filter(|line| !known.lines().any(|old| old == *line)).collect();
     assert!(
         known == listing,
         "modules use other modules than modules.toml lists:\n{}\nhelp: DATAPLANE_UPDATE=1 cargo test --package dataplane \
          --test layering",
-        changed.join("\n")
+        changes(&known, &listing)
     );
+}
+
+/// Returns the lines that `new` has no longer, with `-`, and the lines that only `new` has, with `+`.
+fn changes(old: &str, new: &str) -> String {
+    let mut removed: Vec<&str> = old.lines().collect();
+    let mut added = Vec::new();
+    for line in new.lines() {
+        match removed.iter().position(|other| *other == line) {
+            Some(at) => _ = removed.remove(at),
+            None => added.push(line),
+        }
+    }
+    let removed = removed.iter().map(|line| format!("- {line}"));
+    removed.chain(added.iter().map(|line| format!("+ {line}"))).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn changes_show_removed_and_added_lines() {
+    assert_eq!(changes("a\nb\nb\nc", "b\nc\nd"), "- a\n- b\n+ d");
+    assert_eq!(changes("a", "a"), "");
 }
 
 /// The methods of batches and pools that move, duplicate or free packet buffers without a check of the state of the
