@@ -3,8 +3,8 @@
 //! The logger of the program (the `tracing` subscriber) runs in the thread that logs, and may call any function of this
 //! crate. During a claim, the subscriber could end the claim with `CompletionQueue::release`. Another thread could then
 //! use a queue that has no lock. While the thread holds a lock, the subscriber could wait for this lock indefinitely. A
-//! function that claims a queue or takes a lock therefore calls [`hold`] first. The messages are then logged after the
-//! claims and the locks have ended.
+//! function that may log while it holds a temporary claim or a lock therefore calls [`hold`] first. The messages are
+//! then logged after the claims and the locks have ended.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
