@@ -125,7 +125,7 @@ impl Xdp {
     pub(super) fn open(spec: &XdpSpec, longest: usize, stamped: bool) -> Result<Self> {
         let name = &spec.interface;
         let interface = Interface::need(name)?;
-        check_queues(spec)?;
+        check_queues(name, spec.queues.into())?;
         // A later change may add queues.
         let most = receive_queues(name).unwrap_or(0).max(u32::from(spec.queues)).max(LEAST_QUEUES);
         let map = bpf::SocketMap::new(most);
@@ -394,10 +394,9 @@ fn add(into: &mut SoftCounters, counts: &libc::xdp_statistics) {
     });
 }
 
-/// Checks that the interface has a queue for every queue pair. Warns if the interface has more queues, because the
-/// frames of the extra queues go to the kernel.
-fn check_queues(spec: &XdpSpec) -> Result<()> {
-    let (name, wanted) = (&spec.interface, u32::from(spec.queues));
+/// Checks that the interface has `wanted` queues, one for every queue pair. Warns if the interface has more queues,
+/// because the frames of the extra queues go to the kernel.
+fn check_queues(name: &str, wanted: u32) -> Result<()> {
     // Not every driver reports its number of queues.
     let Some(queues) = receive_queues(name) else { return Ok(()) };
     if queues < wanted {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::queue::Queue;
-use super::{Attachment, Xdp, XdpSpec, add, check_queues, explain, lock, socket};
+use super::{Attachment, Xdp, add, check_queues, explain, lock, socket};
 use crate::counters::SoftCounters;
 use crate::link::Link;
 use crate::link::interface::{Interface, Watcher};
@@ -27,7 +27,7 @@ impl<End: From<Queue>> Link<End> for Xdp {
     }
 
     fn check_queues(&self, queues: u16) -> Result<()> {
-        check_queues(&XdpSpec { queues, ..self.spec.clone() })
+        check_queues(&self.spec.interface, queues.into())
     }
 
     /// The NIC selects the queue of a frame, so the kernel gets the frames of the other queues. The frames of a queue go to
