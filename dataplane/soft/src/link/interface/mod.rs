@@ -1,9 +1,11 @@
-//! Kernel interfaces: lookup by name, error messages with fixes, and a thread that watches an interface for changes.
+//! Kernel interfaces: lookup by name, error messages with fixes, socket options, and a thread that watches an interface
+//! for changes.
 //!
 //! Functions use the network namespace of the calling thread (`network_namespaces(7)`).
 
 pub(super) mod ethtool;
 pub(super) mod netlink;
+mod option;
 mod request;
 pub(super) mod stamps;
 
@@ -22,6 +24,7 @@ use rustix::net::sockopt::socket_error;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
 pub use netlink::next_hop;
+pub(crate) use option::set_option;
 pub(crate) use request::{LONGEST_NAME, Request, is_name};
 
 use crate::status::Status;

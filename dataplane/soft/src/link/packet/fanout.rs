@@ -15,7 +15,7 @@ use libc::{
     BPF_SUB, BPF_TAX, BPF_W, BPF_X, BPF_XOR, sock_filter, sock_fprog,
 };
 
-use super::option::set_option;
+use crate::link::interface::set_option;
 
 /// In a BPF load instruction, `LINK + n` is the offset of byte n of the Ethernet header.
 const LINK: u32 = libc::SKF_LL_OFF as u32;

@@ -10,7 +10,6 @@ pub(super) mod config;
 mod doctor;
 mod fanout;
 mod offload;
-mod option;
 mod outbox;
 mod socket;
 mod spec;

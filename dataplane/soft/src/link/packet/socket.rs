@@ -18,8 +18,8 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use super::fanout;
 use super::offload::{HEADER, PendingOffload};
-use super::option::set_option;
 use super::spec::PacketSpec;
+use crate::link::interface::set_option;
 use dataplane_core::units::Nanos;
 
 /// Minimum size of a ring block, in bytes. A block holds several frames. The kernel allocates each block separately, so

@@ -13,6 +13,7 @@ use memmap2::MmapOptions;
 
 use super::ring::{Offsets, Ring};
 use super::spec::{BusyPoll, Copying};
+use crate::link::interface::set_option;
 use dataplane_core::mem::Region;
 
 /// The socket option `XDP_MAX_TX_SKB_BUDGET` of Linux 6.17: the maximum number of frames that one call sends.
@@ -82,29 +83,29 @@ impl XdpSocket {
             flags: 0,
             tx_metadata_len: 0,
         };
-        set(fd.as_raw_fd(), libc::SOL_XDP, libc::XDP_UMEM_REG, &umem).map_err(at("XDP_UMEM_REG"))?;
+        set_option(&fd, libc::SOL_XDP, libc::XDP_UMEM_REG, &umem).map_err(at("XDP_UMEM_REG"))?;
         for (option, entries) in [
             (libc::XDP_UMEM_FILL_RING, spec.receives),
             (libc::XDP_UMEM_COMPLETION_RING, spec.sends),
             (libc::XDP_RX_RING, spec.receives),
             (libc::XDP_TX_RING, spec.sends),
         ] {
-            set(fd.as_raw_fd(), libc::SOL_XDP, option, &entries).map_err(at("a ring"))?;
+            set_option(&fd, libc::SOL_XDP, option, &entries).map_err(at("a ring"))?;
         }
         let offsets: libc::xdp_mmap_offsets =
             get(fd.as_raw_fd(), libc::XDP_MMAP_OFFSETS).map_err(at("XDP_MMAP_OFFSETS"))?;
         // Make the send buffer large enough for all posted sends. Without the privilege for this option, the kernel
         // sends fewer frames at a time.
         let bytes = (u64::from(spec.sends) * 2 * u64::from(spec.chunk)).min(i32::MAX as u64 / 2) as libc::c_int;
-        let _ = set(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes);
-        let _ = set(fd.as_raw_fd(), libc::SOL_XDP, MAX_TX_SKB_BUDGET, &spec.sends.max(32));
+        let _ = set_option(&fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes);
+        let _ = set_option(&fd, libc::SOL_XDP, MAX_TX_SKB_BUDGET, &spec.sends.max(32));
         if let Some(busy) = spec.busy_poll {
             for (option, value) in [
                 (libc::SO_PREFER_BUSY_POLL, 1),
                 (libc::SO_BUSY_POLL, busy.duration.0.as_micros() as libc::c_int),
                 (libc::SO_BUSY_POLL_BUDGET, busy.budget as libc::c_int),
             ] {
-                set(fd.as_raw_fd(), libc::SOL_SOCKET, option, &value).map_err(at("busy polling"))?;
+                set_option(&fd, libc::SOL_SOCKET, option, &value).map_err(at("busy polling"))?;
             }
         }
         Ok(Self {
@@ -228,7 +229,7 @@ pub(super) fn promiscuous(interface: u32) -> io::Result<OwnedFd> {
         mr_alen: 0,
         mr_address: [0; 8],
     };
-    set(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)?;
+    set_option(&socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)?;
     Ok(socket)
 }
 
@@ -250,14 +251,6 @@ pub(super) fn await_release(region: &Arc<Region>, interface: u32, queue: u32, ti
         // exist. The kernel releases the queues of an interface before it removes the interface.
         Err(refused) => refused.error.raw_os_error() != Some(libc::EBUSY),
     }
-}
-
-fn set<T>(fd: RawFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
-    // SAFETY: the kernel reads `size_of::<T>()` bytes of a value of this size.
-    let done = unsafe {
-        libc::setsockopt(fd, level, option, std::ptr::from_ref(value).cast(), size_of::<T>() as libc::socklen_t)
-    };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Reads an option of [`libc::SOL_XDP`]. All values are plain numbers.
