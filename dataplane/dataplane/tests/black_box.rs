@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use dataplane::prelude::*;
+use dataplane::topology::Topology;
 use dataplane_testing::config::Config;
 use dataplane_testing::program::{RunningProgram, run};
-use dataplane_testing::{Folder, wait_until};
+use dataplane_testing::{Folder, skip, wait_until};
 use libtest_mimic::{Arguments, Trial};
 
 /// Set for a process that runs the command line of the app.
@@ -49,12 +50,13 @@ fn main() {
     if std::env::var_os(APP).is_some() {
         std::process::exit(App::new().stage::<Faulty>("faulty").exit_status_of(std::env::args_os()));
     }
-    let tests: [(&str, fn()); 8] = [
+    let tests: [(&str, fn()); 9] = [
         ("panic_of_a_stage_is_replayed", panic_of_a_stage_is_replayed),
         ("quarantined_stage_writes_the_file_while_the_run_continues", quarantined_stage_writes_the_file),
         ("panic_that_depends_on_state_is_explained_by_its_batch", panic_that_depends_on_state),
         ("stuck_worker_is_explained_by_its_stage", stuck_worker_is_explained_by_its_stage),
         ("clients_get_files_on_request", clients_get_files_on_request),
+        ("removed_worker_is_not_in_later_files", removed_worker_is_not_in_later_files),
         ("traffic_continues_if_no_file_can_be_written", traffic_continues_if_no_file_can_be_written),
         ("wrong_uses_are_refused_with_a_fix", wrong_uses_are_refused_with_a_fix),
         ("runs_write_a_limited_number_of_files", runs_write_a_limited_number_of_files),
@@ -278,6 +280,52 @@ fn clients_get_files_on_request() {
     let out = command.output().unwrap();
     assert!(out.status.success() && out.stdout.starts_with(&[0x0a, 0x0d, 0x0d, 0x0a]));
     assert!(folder.files().is_empty());
+    program.signal("-TERM");
+    assert_eq!(program.end().0, 0);
+}
+
+fn removed_worker_is_not_in_later_files() {
+    if Topology::discover().unwrap().cores().iter().filter(|core| core.allowed).count() < 2 {
+        return skip("this test needs two cores");
+    }
+    // Packets circulate between the ports `left` and `right`. The port `seed` inserts them.
+    let config = |workers, inputs: &[&str]| {
+        let config = Config::new().workers(workers).runtime("black_box = { folder = 'box' }\nbuffers = 16384");
+        let config = config.port_with("left", "kind = 'loopback', peer = 'right'", "rx_depth = 256");
+        let mut config = config.port_with("right", "kind = 'loopback', peer = 'left'", "rx_depth = 256").input(inputs);
+        if inputs.contains(&"seed") {
+            config = config.port_with("seed", "kind = 'generator', flows = 16, count = 16", "rx_depth = 256");
+        }
+        let config = config.stage("ingress", "ports = ['left']\noutputs = { listed = 'to_left' }");
+        config
+            .stage("tx", "name = 'to_right'\nport = 'right'")
+            .stage("tx", "name = 'to_left'\nport = 'left'")
+            .to_string()
+    };
+    let folder = BlackBoxFolder(Folder::new());
+    folder.0.write("x.toml", config(1, &["left", "right", "seed"]));
+    folder.0.write("one.toml", config(1, &["left", "right"]));
+    folder.0.write("two.toml", config(2, &["left", "right"]));
+    let program = folder.start();
+    wait_until("packets circulate", || folder.received(&program).unwrap() > 100);
+    let apply = |config: &str| {
+        let (status, _, err) = folder.app(&format!("apply @/{config} --process {}", program.id()));
+        assert_eq!(status, 0, "{err}");
+    };
+    // Returns whether a file from the running program has packets of a worker.
+    let has_worker = |config: &str, worker: usize| {
+        let (status, _, err) = folder.app(&format!("black-box -w @/file --process {}", program.id()));
+        assert_eq!(status, 0, "{err}");
+        let (status, out, err) = folder.app(&format!("explain @/{config} --black-box @/file"));
+        assert!(status == 0 && !err.contains("another config"), "{err}");
+        out.contains(&format!("worker {worker}, burst "))
+    };
+    apply("one.toml");
+    apply("two.toml");
+    wait_until("the added worker receives packets", || has_worker("two.toml", 1));
+    apply("one.toml");
+    wait_until("the other worker receives packets", || has_worker("one.toml", 0));
+    assert!(!has_worker("one.toml", 1));
     program.signal("-TERM");
     assert_eq!(program.end().0, 0);
 }

@@ -93,6 +93,13 @@ impl BlackBox {
         recorder
     }
 
+    /// Removes the ring of a worker that a change has removed, so that later files lack the bursts of this worker.
+    pub(crate) fn remove(&self, worker: usize) {
+        if let Some(place) = self.rings.get(worker) {
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+
     /// Lets the thread of the [`BlackBoxWriter`] write a file. Does not wait for the file.
     #[cold]
     pub(crate) fn write_after(&self, event: BlackBoxEvent) {

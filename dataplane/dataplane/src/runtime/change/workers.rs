@@ -177,6 +177,9 @@ impl RunState {
             let number = worker.number;
             let result = self.note_failures(number, worker.join());
             self.control.end(number);
+            if let Some(black_box) = self.control.black_box() {
+                black_box.remove(number);
+            }
             lock(&self.memories).truncate(number);
             lock(&self.sampler).remove_last(result);
         }
