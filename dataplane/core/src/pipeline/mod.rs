@@ -31,7 +31,7 @@ pub use headers::Headers;
 pub use hops::{NextHop, NextHops};
 pub use live::{Live, LiveReader};
 pub use problem::Problem;
-pub use program::{NodeSpec, Program, StandIn, Target};
+pub use program::{ChecksumState, NodeSpec, Program, StandIn, Target};
 pub use quarantine::{OnPanic, Quarantined, StageMarker};
 pub use record::{Fingerprint, StageRecord};
 pub use registry::{Registry, StageKind, parameter_schema, summary};

@@ -206,59 +206,32 @@ impl Program {
         self.nodes.iter().filter(computes).map(|node| node.name.as_str()).collect()
     }
 
-    /// Returns, for each of `ports` ports, whether a stage has computed the checksums of every packet that the port
-    /// sends. If the value is `Some(true)`, the device of the port may compute the checksums again, and the packets
-    /// stay the same. `None` means that no stage sends packets to the port.
-    pub fn ports_with_checksums(&self, ports: usize) -> Vec<Option<bool>> {
-        // For each stage: whether a packet may enter the stage without computed checksums.
-        let mut may_lack = vec![false; self.nodes.len()];
-        may_lack[0] = true;
+    /// Returns, for each of `ports` ports, the state of the checksums of the packets that the port sends. `None` means
+    /// that no stage sends packets to the port.
+    pub fn sent_checksums(&self, ports: usize) -> Vec<Option<ChecksumState<'_>>> {
+        use ChecksumState::{Computed, MayLack};
+        // For each stage: the state of the checksums of the packets that enter the stage.
+        let mut entering = vec![None; self.nodes.len()];
+        entering[0] = Some(MayLack { changed_by: None });
         let mut sent = vec![None; ports];
         for (place, node) in self.nodes.iter().enumerate() {
             let contract = node.stage.contract();
-            let lacks = !contract.computes_checksums && (may_lack[place] || !contract.ignores_checksums);
+            let state = match entering[place] {
+                _ if contract.computes_checksums => Computed,
+                Some(lacking @ MayLack { .. }) => lacking,
+                _ if contract.ignores_checksums => Computed,
+                _ => MayLack { changed_by: Some(node.name.as_str()) },
+            };
             for target in node.targets() {
                 match target {
-                    Target::Node(to) => may_lack[to] |= lacks,
-                    Target::Port(port) => sent.iter_mut().skip(port).take(1).for_each(|sent| join(sent, !lacks)),
-                    Target::Egress => sent.iter_mut().for_each(|sent| join(sent, !lacks)),
+                    Target::Node(to) => state.join(&mut entering[to]),
+                    Target::Port(port) => sent.iter_mut().skip(port).take(1).for_each(|sent| state.join(sent)),
+                    Target::Egress => sent.iter_mut().for_each(|sent| state.join(sent)),
                     Target::Drop => {}
                 }
             }
         }
         sent
-    }
-
-    /// Returns the name of a stage that may change packets after another stage has computed their checksums, if these
-    /// packets can reach the port `port`. Returns `None` if there is no such stage.
-    pub fn stage_after_checksums(&self, port: usize) -> Option<&str> {
-        // For each stage: whether a packet may enter the stage without computed checksums, and a stage that may have
-        // changed the packet after the computation.
-        let mut may_lack = vec![false; self.nodes.len()];
-        may_lack[0] = true;
-        let mut after = vec![None; self.nodes.len()];
-        let mut found = None;
-        for (place, node) in self.nodes.iter().enumerate() {
-            let contract = node.stage.contract();
-            let lacks = !contract.computes_checksums && (may_lack[place] || !contract.ignores_checksums);
-            let last = match lacks {
-                true if !may_lack[place] => Some(place),
-                true => after[place],
-                false => None,
-            };
-            for target in node.targets() {
-                match target {
-                    Target::Node(to) => {
-                        may_lack[to] |= lacks;
-                        after[to] = after[to].or(last);
-                    }
-                    Target::Port(to) if to == port => found = found.or(last),
-                    Target::Egress => found = found.or(last),
-                    Target::Port(_) | Target::Drop => {}
-                }
-            }
-        }
-        found.map(|place| self.nodes[place].name.as_str())
     }
 
     /// Lets stages leave the computation of checksums to the devices of ports. `computes` has an entry for each port:
@@ -318,10 +291,28 @@ impl Program {
     }
 }
 
-/// Adds a stage that sends packets to a port. `has` is whether these packets have computed checksums. `all` is `true`
-/// if the packets of all added stages have computed checksums, and `None` if no stage was added yet.
-fn join(all: &mut Option<bool>, has: bool) {
-    *all = Some(all.unwrap_or(true) && has);
+/// The state of the checksums of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChecksumState<'p> {
+    /// A stage has computed the checksums of every packet. The device of a port may compute the checksums again, and
+    /// the packets stay the same.
+    Computed,
+    /// Packets may lack computed checksums.
+    MayLack {
+        /// The name of a stage that may change packets after another stage has computed their checksums. `None` if
+        /// there is no such stage.
+        changed_by: Option<&'p str>,
+    },
+}
+
+impl ChecksumState<'_> {
+    /// Adds packets with this state to the packets of other stages. `all` is `None` if no packets were added yet.
+    fn join(self, all: &mut Option<Self>) {
+        *all = match (*all, self) {
+            (Some(Self::MayLack { changed_by: Some(_) }), _) | (Some(Self::MayLack { .. }), Self::Computed) => *all,
+            _ => Some(self),
+        };
+    }
 }
 
 impl NodeSpec {
@@ -386,6 +377,48 @@ mod tests {
             node("sends", SendsByEgress, Target::Drop, None),
         ];
         Program::new(nodes).check(Facts::empty())
+    }
+
+    /// A stage with this contract.
+    struct Declares(Contract);
+
+    impl Stage for Declares {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+        fn contract(&self) -> Contract {
+            self.0
+        }
+    }
+
+    #[test]
+    fn stage_that_changes_packets_after_the_checksums_is_named() {
+        use ChecksumState::{Computed, MayLack};
+        let stages = |contracts: [Contract; 3], output| {
+            let [first, second, third] = contracts.map(Declares);
+            Program::new(vec![
+                node("first", first, Target::Node(1), output),
+                node("second", second, Target::Node(2), None),
+                node("third", third, Target::Port(0), None),
+            ])
+        };
+        let changes = Contract::new();
+        let (computes, ignores) = (Contract::new().computes_checksums(), Contract::new().ignores_checksums());
+        let lacking = Some(MayLack { changed_by: None });
+        let [by_second, by_third] = ["second", "third"].map(|stage| Some(MayLack { changed_by: Some(stage) }));
+        let computed = Some(Computed);
+        for (contracts, output, expected) in [
+            ([changes, computes, ignores], None, [computed, None]),
+            ([computes, changes, computes], None, [computed, None]),
+            ([changes, ignores, changes], None, [lacking, None]),
+            ([changes, computes, changes], None, [by_third, None]),
+            // Packets also leave the first stage by its output.
+            ([computes, changes, ignores], Some(Target::Port(0)), [by_second, None]),
+            ([computes, changes, ignores], Some(Target::Port(1)), [by_second, computed]),
+            ([changes, computes, ignores], Some(Target::Port(0)), [lacking, None]),
+            ([changes, computes, changes], Some(Target::Egress), [by_third, lacking]),
+        ] {
+            assert_eq!(stages(contracts, output).sent_checksums(2), expected, "{contracts:?}, {output:?}");
+        }
     }
 
     #[test]

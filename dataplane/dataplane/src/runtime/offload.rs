@@ -2,7 +2,7 @@
 
 use crate::config::{Offload, OffloadRequest, Plan, PortPlan, StageOffload};
 use dataplane_core::mem::RecvFields;
-use dataplane_core::pipeline::Program;
+use dataplane_core::pipeline::{ChecksumState, Program};
 use dataplane_core::verbs::PollFields;
 
 const RECEIVED: [(RecvFields, StageOffload); 4] = [
@@ -22,11 +22,11 @@ const RECEIVED: [(RecvFields, StageOffload); 4] = [
 /// Returns a warning and its help for each stage that reads VLAN tags or flow tags that no port reports.
 pub(super) fn request(plan: &mut Plan, program: &Program) -> Vec<(String, &'static str, &'static str)> {
     let workers = plan.cores.len();
-    let with_checksums = program.ports_with_checksums(plan.ports.len());
+    let sent = program.sent_checksums(plan.ports.len());
     let names = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
-    for (port, has_checksums) in plan.ports.iter_mut().zip(with_checksums) {
+    for (port, checksums) in plan.ports.iter_mut().zip(sent) {
         let auto = port.config.has_auto_offloads();
-        if has_checksums == Some(true) && auto {
+        if checksums == Some(ChecksumState::Computed) && auto {
             let stages = names(program.stages_with_checksums());
             port.requests.push(OffloadRequest { offload: StageOffload::SendChecksum, stages });
         }

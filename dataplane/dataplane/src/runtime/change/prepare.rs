@@ -15,7 +15,7 @@ use dataplane_control::Refusal;
 use dataplane_control::change::{ConfigMistake, Operation};
 use dataplane_core::file::Identity;
 use dataplane_core::mem::Memlock;
-use dataplane_core::pipeline::{CapabilitySet, Objects, Registry};
+use dataplane_core::pipeline::{CapabilitySet, ChecksumState, Objects, Registry};
 
 /// The end of the message for a change that needs a restart because the sandbox has removed privileges.
 const WITHOUT_SANDBOX: &str = "; with sandbox = false in [runtime], such a change needs no restart";
@@ -120,13 +120,10 @@ impl RunState {
             port.requests.clear();
             port.verifiers.clear();
         });
-        let mut with_checksums = Vec::new();
-        let mut after_checksums: Vec<Option<String>> = Vec::new();
+        let mut sent = Vec::new();
         if let Some(program) = assembly.programs.first() {
             offload::request(&mut wanted, program);
-            with_checksums = program.ports_with_checksums(wanted.ports.len());
-            let stage = |port| program.stage_after_checksums(port).map(str::to_owned);
-            after_checksums = (0..wanted.ports.len()).map(stage).collect();
+            sent = program.sent_checksums(wanted.ports.len());
         }
         let mut operations = Vec::new();
         for (port, wanted) in assembly.plan.ports.iter_mut().zip(&wanted.ports) {
@@ -148,11 +145,13 @@ impl RunState {
             }
         }
         // A device that computes checksums would give a packet with a wrong checksum a correct checksum.
-        let checksums = with_checksums.into_iter().zip(after_checksums);
-        for ((port, computes), (with_checksums, after)) in assembly.plan.ports.iter().zip(computes).zip(checksums) {
+        for ((port, computes), checksums) in assembly.plan.ports.iter().zip(computes).zip(sent) {
             let is_configured = port.config.offloads().contains(&Offload::Checksum);
-            if *computes && !is_configured && with_checksums == Some(false) {
-                let cause = match after {
+            if *computes
+                && !is_configured
+                && let Some(ChecksumState::MayLack { changed_by }) = checksums
+            {
+                let cause = match changed_by {
                     Some(stage) => format!(
                         "stage `{stage}` may change packets after the `checksum` stage: put stage `{stage}` before the \
                          `checksum` stage"
