@@ -75,6 +75,17 @@ class Process:
             if count() < times:
                 raise Failed(f"`{' '.join(self.words)}` did not print {text!r} {times} times:\n{''.join(self.lines)}")
 
+    def end(self, number):
+        """Sends a signal, waits for the end of the process, and returns its standard output. Requires a pipe of its own for standard error."""
+        self.process.send_signal(number)
+        deadline = threading.Timer(TIMEOUT, self.process.kill)
+        deadline.start()
+        out = self.process.stdout.read()
+        self.process.wait()
+        deadline.cancel()
+        self.reader.join()
+        return out
+
     def __enter__(self):
         return self
 
@@ -256,16 +267,10 @@ class Program:
     def end(self, losses=True):
         """Ends the program and returns its report. Checks exit status and ledger. If `losses` is False, also checks that the ports
         lost no packet."""
-        process = self.process.process
-        process.send_signal(signal.SIGINT)
-        deadline = threading.Timer(TIMEOUT, process.kill)
-        deadline.start()
-        out = process.stdout.read()
-        process.wait()
-        deadline.cancel()
-        self.process.reader.join()
-        if process.returncode != 0:
-            raise Failed(f"the program exited with status {process.returncode}:\n{self.log()}{out}")
+        out = self.process.end(signal.SIGINT)
+        status = self.process.process.returncode
+        if status != 0:
+            raise Failed(f"the program exited with status {status}:\n{self.log()}{out}")
         report = json.loads(out)
         missing = [worker["slots_missing"] for worker in report["workers"]]
         ledger = report["ledger"]
@@ -304,13 +309,13 @@ def built():
     return pathlib.Path(os.environ.get("CARGO_TARGET_DIR", REPO / "target")) / "debug/dataplane"
 
 
-def reason_to_skip(tools):
-    """Returns the reason why the tests cannot run here, or None."""
+def reason_to_skip(tools, groups="live"):
+    """Returns the reason why the tests cannot run here, or None. `groups` are the groups of tools/setup that install `tools`."""
     if os.geteuid() != 0:
         return "network namespaces require root"
     missing = [tool for tool in [*TOOLS, *tools] if shutil.which(tool) is None]
     if missing:
-        return f"{', '.join(missing)} not installed; help: run `tools/setup live`"
+        return f"{', '.join(missing)} not installed; help: run `tools/setup {groups}`"
     probe = f"dp-live-{os.getpid()}-probe"
     made = command("ip", "netns", "add", probe, check=False)
     if made.returncode != 0:
@@ -329,8 +334,9 @@ def skip(reason, margin=""):
     print(f"{margin}skipped: {reason}")
 
 
-def main(description, names, tools, network=Network, kinds=None):
-    """Runs the cases that the command line selects, and returns the exit status. `kinds` are the default kinds of links."""
+def main(description, names, tools, network=Network, kinds=None, groups="live"):
+    """Runs the cases that the command line selects, and returns the exit status. `kinds` are the default kinds of links. `groups` are
+    the groups of tools/setup that install `tools`."""
     cases = {name.removeprefix("case_"): case for name, case in names.items() if name.startswith("case_")}
     arguments = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--times", type=int, default=1, help="repeat the cases this many times")
@@ -341,7 +347,7 @@ def main(description, names, tools, network=Network, kinds=None):
     unknown = set(chosen.kinds) - set(KINDS)
     if unknown:
         arguments.error(f"unknown kind of link: {', '.join(unknown)} (choose from {', '.join(KINDS)})")
-    reason = reason_to_skip(tools)
+    reason = reason_to_skip(tools, groups)
     if reason:
         skip(reason)
         return 0

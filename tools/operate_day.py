@@ -6,9 +6,12 @@ under systemd. Each command of the day is on a page of docs: the case fails if t
 """
 
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
+import time
 
 import live
 from live import B4, REPO, Failed, Process, command, until
@@ -142,6 +145,14 @@ def expect(text, *parts):
             raise Failed(f"{part!r} is missing:\n{text}")
 
 
+def check_metrics(text, *accepted):
+    """Checks a page of the metrics server with promtool. `accepted` has the outputs of promtool that are no failure."""
+    checked = command("promtool", "check", "metrics", input=text, check=False)
+    judged = checked.stdout.strip()
+    if judged not in accepted and (judged or checked.returncode != 0):
+        raise Failed(f"promtool check metrics: status {checked.returncode}:\n{judged}")
+
+
 def service(day):
     """Starts the command of the unit as the user of the unit. Returns the process, and the overrides of the config."""
     # A service has these folders and capabilities. The links of the config need only some of the capabilities.
@@ -157,15 +168,15 @@ def service(day):
 
 def run(network, terminal):
     """Runs the whole day. `terminal` opens a terminal in the namespace of the program."""
-    began = [live.time.monotonic()]
+    began = [time.monotonic()]
 
     def done(what):
-        now = live.time.monotonic()
+        now = time.monotonic()
         print(f"    {what}: {now - began[0]:.1f} s", flush=True)
         began[0] = now
 
     packages = network.folder / "packages"
-    environment = live.os.environ | {"DPKG_DEB_COMPRESSOR_LEVEL": "0"}
+    environment = os.environ | {"DPKG_DEB_COMPRESSOR_LEVEL": "0"}
     check_page("install.md", "tools/package deb")
     command(REPO / "tools/package", "--binary", live.PROGRAM, "--output", packages, "deb", env=environment, timeout=300)
     [deb] = packages.glob("dataplane_*.deb")
@@ -185,8 +196,7 @@ def run(network, terminal):
                 until("waiting for a ping through the service", network.pings)
                 done("start the service")
                 operate(network, day, terminal, receiver, sets, done)
-            process.process.terminate()
-            report = process.process.communicate(timeout=live.TIMEOUT)[0]
+            report = process.end(signal.SIGTERM)
             if process.process.returncode != 0:
                 raise Failed(f"the service ended with status {process.process.returncode}: {''.join(process.lines)}{report}")
             expect(report, "unaccounted 0")
@@ -239,11 +249,8 @@ def operate(network, day, terminal, receiver, sets, done):
     check_page("metrics.md", "curl --silent http://127.0.0.1:9464/metrics")
     metrics = network.at("m", "curl", "--silent", "http://127.0.0.1:9464/metrics").stdout
     expect(metrics, 'dataplane_stage_dropped_packets_total{stage="rules",reason="denied"}')
-    checked = subprocess.run(["promtool", "check", "metrics"], input=metrics, text=True, capture_output=True, timeout=30, check=False)
-    # promtool also judges names. It accepts every metric, but prefers another name for the counters that stages define.
-    judged = (checked.stdout + checked.stderr).strip()
-    if judged not in ("", "dataplane_stage_counter_total metric name should not include type 'counter'"):
-        raise Failed(f"promtool check metrics:\n{checked.stdout}{checked.stderr}")
+    # promtool prefers another name for the counters that stages define.
+    check_metrics(metrics, "dataplane_stage_counter_total metric name should not include type 'counter'")
     done("scrape the metrics")
 
     new, other = "/tmp/new.toml", "/tmp/other.toml"
