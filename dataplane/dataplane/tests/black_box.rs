@@ -126,7 +126,7 @@ impl BlackBoxFolder {
         entries.map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// Returns the only file of the black box, after its content is complete.
+    /// Returns the path of the only file. Checks that only the owner of the file has permissions.
     fn file(&self) -> String {
         let [file] = &self.files()[..] else { panic!("{:?}", self.files()) };
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
@@ -139,7 +139,7 @@ fn packet(port: u16) -> Vec<u8> {
     dataplane::testing::frame().ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into()).udp(5000, port).build()
 }
 
-/// The link with a capture of packets to these ports.
+/// Writes a capture of packets to these ports, for the link [`PCAP`].
 fn capture(folder: &BlackBoxFolder, ports: &[u16]) {
     let mut bytes = Vec::new();
     for word in [0xa1b2_c3d4, 4 << 16 | 2, 0, 0, 262_144, 1u32] {

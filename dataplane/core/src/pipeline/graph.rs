@@ -162,10 +162,10 @@ impl DropWatch {
         }
     }
 
-    /// Returns the drop reason of a step, or `None` if the step is not a drop.
+    /// Returns the drop reason of a fate, or `None` if the fate is not a drop.
     #[inline]
-    fn reason(&self, step: &PacketFate) -> Option<&str> {
-        let name = match step {
+    fn reason(&self, fate: &PacketFate) -> Option<&str> {
+        let name = match fate {
             PacketFate::Dropped(reason) => self.reasons.get(usize::from(reason.code())),
             PacketFate::Next(Target::Drop) => self.reasons.get(usize::from(Reason::Requested.code())),
             PacketFate::Output(output, Target::Drop) => self.outputs.get(*output),

@@ -97,9 +97,9 @@ impl Held {
             count += 1;
         }
         if count > 0 {
-            let (ingress, wait) = state(start);
+            let (ingress, hold_state) = state(start);
             inbox.set_ingress(ingress);
-            inbox.set_hold_state(wait);
+            inbox.set_hold_state(hold_state);
         }
         self.next += count;
         count

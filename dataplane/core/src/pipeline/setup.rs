@@ -626,7 +626,7 @@ impl Resources {
 
     /// Returns the types of the stage-shared objects whose users have changed: the running pipeline and the new
     /// pipeline both use the object, but in different stages.
-    pub fn changed_commons(&self) -> BTreeSet<TypeId> {
+    pub fn changed_stage_shared_types(&self) -> BTreeSet<TypeId> {
         let now = users(&self.records);
         let is_changed = |(kind, users): &(&TypeId, &BTreeSet<String>)| now.get(kind).is_some_and(|now| now != *users);
         self.users.iter().filter(is_changed).map(|(kind, _)| *kind).collect()

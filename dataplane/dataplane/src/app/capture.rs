@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use super::console::{self, CommandError};
 use super::explain::{decode, summary};
 use super::{args, stats};
+use crate::runtime::PROGRAM;
 use dataplane_control::observe::{Capture, Captured, CapturedPacket, Position};
 use dataplane_control::{Call, Client, Error};
 use dataplane_core::file::{LockedFile, Readers};
@@ -186,7 +187,7 @@ impl PcapngFile {
         };
         let name = path.display().to_string();
         let mut file = Self { out, name, snaplen, interfaces: Vec::new(), blocks: Vec::new() };
-        pcapng::section(concat!("dataplane ", env!("CARGO_PKG_VERSION")), &mut file.blocks);
+        pcapng::section(PROGRAM, &mut file.blocks);
         file.write()?;
         Ok(file)
     }

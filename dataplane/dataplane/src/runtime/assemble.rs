@@ -336,7 +336,7 @@ fn change(
         }
         // A shared object continues only if the change neither adds nor removes a stage that uses the object. Otherwise
         // a new stage could start a part of the object a second time, such as a thread that already runs.
-        let more = resources.changed_commons();
+        let more = resources.changed_stage_shared_types();
         if !more.is_empty() {
             renews.extend(more);
             continue;

@@ -40,7 +40,7 @@ mod worker_info;
 mod worker_thread;
 
 pub use assemble::{Assembly, assemble, assemble_offline};
-pub(crate) use black_box::{BlackBoxFile, Cause, CauseKind, PacketPlace, RecordedPacket};
+pub(crate) use black_box::{BlackBoxFile, Cause, CauseKind, PROGRAM, PacketPlace, RecordedPacket};
 pub use change::{ApplyOptions, Changer};
 pub(crate) use change::{digest, digest_of};
 pub(crate) use difference::operations;

@@ -443,7 +443,6 @@ mod tests {
     use crate::runtime::packet_observer::{CaptureEvent, CapturePoint, PacketFilter, PacketObserver};
     use crate::runtime::worker_info::WorkerInfo;
     use dataplane_core::harness::frame;
-    use dataplane_core::units::CoreId;
 
     /// Every received packet leaves on the port `a`, and a copy of the packet leaves on the port `b`.
     const MIRROR: &str = "[[port]]\nname = 'a'\ndevice = 'soft'\nlink = { kind = 'generator' }\n\
@@ -464,16 +463,8 @@ mod tests {
         let mut diagnostics = Diagnostics::new(&source);
         let assembly = assemble_offline(&source, &registry, &mut diagnostics).unwrap();
         let mut tracer = Tracer::new(assembly.unwrap_or_else(|| panic!("{}", diagnostics.render(false)))).unwrap();
-        let info = WorkerInfo {
-            core: CoreId(0),
-            slots: 0,
-            pages: PageKind::Normal,
-            granted: BTreeMap::new(),
-            ports: tracer.ports.clone(),
-            stages_info: std::mem::take(&mut tracer.stages),
-            digest: String::new(),
-        };
-        (tracer, Arc::new(info))
+        let (ports, stages_info) = (tracer.ports.clone(), std::mem::take(&mut tracer.stages));
+        (tracer, Arc::new(WorkerInfo { ports, stages_info, ..WorkerInfo::example() }))
     }
 
     /// A stage that panics at its first batch, and when it explains a packet.

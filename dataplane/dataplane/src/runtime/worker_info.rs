@@ -20,6 +20,20 @@ pub(crate) struct WorkerInfo {
 }
 
 impl WorkerInfo {
+    /// Returns the properties of a worker without ports and stages.
+    #[cfg(test)]
+    pub(crate) fn example() -> Self {
+        Self {
+            core: CoreId(0),
+            slots: 0,
+            pages: PageKind::Normal,
+            granted: BTreeMap::new(),
+            ports: Vec::new(),
+            stages_info: Vec::new(),
+            digest: String::new(),
+        }
+    }
+
     /// Returns whether the pipeline sends packets on each port.
     pub(crate) fn sends(&self) -> Vec<bool> {
         let targets = || self.stages_info.iter().flat_map(|stage| stage.targets());

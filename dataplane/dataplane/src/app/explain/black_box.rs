@@ -133,8 +133,7 @@ fn heading(first: &Explained, packets: usize) -> String {
 }
 
 /// Returns a text with the cause of the black box, and with the packets at which the replay panics or is stuck.
-/// `outcomes` has the number and the fate of
-/// each packet. `left` is the number of packets that were not replayed.
+/// `outcomes` has the number and the fate of each packet. `left` is the number of packets that were not replayed.
 fn conclusion(cause: &Cause, batch: &[BatchPacket], outcomes: &[(usize, &str)], left: usize) -> String {
     let Cause { kind, worker, stage, message } = cause;
     let worker = worker.map_or(String::new(), |worker| format!("worker {worker}: "));
@@ -193,14 +192,10 @@ fn replay(
         let Some(explained) = paths.next() else { continue };
         let PacketPlace::Burst(burst) = packet.place else { continue };
         let explained = Explained {
-            number,
-            time_ns: packet.head.nanos,
             received: Some(Received { worker: packet.worker as u32, port: packet.port.clone() }),
             burst: Some(burst),
-            summary: summary(&packet.frame()),
             bytes: packet.head.original as usize,
-            explained,
-            copies: paths.collect(),
+            ..Explained::new(number, packet.head.nanos, &packet.frame(), explained, paths.collect())
         };
         show(explained, packets.get(number - 1..).unwrap_or_default())?;
         if is_stuck {

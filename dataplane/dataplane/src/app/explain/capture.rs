@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::path::Path;
 
-use super::fields::summary;
 use super::packet::{Explained, explained_path, has_panicked, text};
 use crate::app::args;
 use crate::app::console::{self, CommandError};
@@ -31,17 +30,7 @@ pub(super) fn explain(registry: &Registry, args: &args::Explain, path: &Path) ->
         let mut paths = traces.into_iter().map(|trace| explained_path(frame, trace));
         // The first trace always exists and belongs to the packet itself. The other traces belong to its copies.
         let Some(explained) = paths.next() else { continue };
-        let copies = paths.collect();
-        let packet = Explained {
-            number: index + 1,
-            time_ns: time.0,
-            received: None,
-            burst: None,
-            summary: summary(frame),
-            bytes: frame.len(),
-            explained,
-            copies,
-        };
+        let packet = Explained::new(index + 1, time.0, frame, explained, paths.collect());
         console::print(&if args.json { json(&packet)? } else { text(&packet) })?;
     }
     if args.json {

@@ -29,6 +29,20 @@ pub(in crate::app) struct Explained {
     pub(super) copies: Vec<ExplainedPath>,
 }
 
+impl Explained {
+    /// Returns a packet of a capture. `explained` is the path of the packet, and `copies` has the paths of its copies.
+    pub(super) fn new(
+        number: usize,
+        time_ns: u64,
+        frame: &[u8],
+        explained: ExplainedPath,
+        copies: Vec<ExplainedPath>,
+    ) -> Self {
+        let (summary, bytes) = (summary(frame), frame.len());
+        Self { number, time_ns, received: None, burst: None, summary, bytes, explained, copies }
+    }
+}
+
 /// The worker and the port that received a packet.
 #[derive(Serialize)]
 pub(super) struct Received {
@@ -65,16 +79,8 @@ pub(in crate::app) fn explained(number: usize, packet: TracedPacket) -> Explaine
     let mut paths = packet.paths.into_iter().map(|path| live_path(&frame, path));
     let unknown = || TracePath { stages: Vec::new(), fate: Fate::Other, detail: None, bytes: packet.bytes.clone() };
     let explained = paths.next().unwrap_or_else(|| live_path(&frame, unknown()));
-    Explained {
-        number,
-        time_ns: packet.time_ns,
-        received: Some(Received { worker: packet.worker, port: packet.port }),
-        burst: None,
-        summary: summary(&frame),
-        bytes: frame.len(),
-        explained,
-        copies: paths.collect(),
-    }
+    let received = Some(Received { worker: packet.worker, port: packet.port });
+    Explained { received, ..Explained::new(number, packet.time_ns, &frame, explained, paths.collect()) }
 }
 
 fn live_path(frame: &[u8], path: TracePath) -> ExplainedPath {

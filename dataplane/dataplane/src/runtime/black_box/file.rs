@@ -5,11 +5,12 @@
 use std::collections::BTreeMap;
 
 use pcap_parser::Linktype;
-use pcap_parser::pcapng::{Block, PcapNGOption, parse_block_le};
+use pcap_parser::pcapng::{Block, OptionCode, PcapNGOption, PcapNGOptionError, parse_block_le};
 use pcap_parser::traits::PcapNGPacketBlock;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::runtime::black_box::PROGRAM;
 use crate::runtime::black_box::ring::{PacketHead, WorkerBursts};
 use dataplane_core::pcapng::{self, CapturedPacket, Direction};
 
@@ -19,10 +20,6 @@ const VERSION: u32 = 1;
 const SMALLEST_BLOCK: u32 = 12;
 /// The maximum number of bytes of [`Cause::message`]. A comment of a pcapng file has at most 65,535 bytes.
 const MAX_MESSAGE: usize = 4096;
-
-const COMMENT: u16 = 1;
-const INTERFACE_NAME: u16 = 2;
-const INTERFACE_TEXT: u16 = 3;
 
 /// The kind of event after which a black box is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,14 +127,13 @@ pub(crate) struct BlackBoxFile {
 
 /// Encodes a file. `batch` is the batch of the stage that panicked on the worker `description.cause.worker`.
 pub(crate) fn encode(
-    program: &str,
     description: &Description,
     workers: &[WorkerBursts],
     batch: &PanickedBatch,
     snaplen: u32,
 ) -> Vec<u8> {
     let (mut file, mut interfaces) = (Vec::new(), BTreeMap::new());
-    pcapng::commented_section(program, &json(description), &mut file);
+    pcapng::commented_section(PROGRAM, &json(description), &mut file);
     let mut put = |recorded: &WorkerBursts, port: usize, place: PacketPlace, head: &PacketHead| {
         let next = interfaces.len() as u32;
         let interface = *interfaces.entry((recorded.worker, port)).or_insert_with(|| {
@@ -182,25 +178,22 @@ impl BlackBoxFile {
     /// Returns the reason if the file is not a black box.
     pub(crate) fn decode(file: &[u8]) -> Result<Self, String> {
         let no_black_box = || "this file is not a black box; help: `dataplane black-box -w FILE` writes one".to_owned();
-        let (mut rest, mut description, mut is_cut) = (file, None, false);
+        let (mut rest, mut description) = (file, None);
         let mut interfaces: Vec<(String, InterfaceText)> = Vec::new();
         let mut packets = Vec::new();
         while let Some([_, _, _, _, length @ ..]) = rest.first_chunk::<8>() {
             // The parser subtracts `SMALLEST_BLOCK` from the length, and panics in debug builds if the length is smaller.
             let is_valid = u32::from_le_bytes(*length) >= SMALLEST_BLOCK;
-            let Some((after, block)) = is_valid.then(|| parse_block_le(rest).ok()).flatten() else {
-                is_cut = true;
-                break;
-            };
+            let Some((after, block)) = is_valid.then(|| parse_block_le(rest).ok()).flatten() else { break };
             rest = after;
             match block {
                 Block::SectionHeader(section) => {
-                    description = Some(comment::<Description>(&section.options, COMMENT).ok_or_else(no_black_box)?);
+                    description = Some(parsed::<Description>(comment(&section.options)).ok_or_else(no_black_box)?);
                     interfaces.clear();
                 }
                 Block::InterfaceDescription(it) if it.linktype == Linktype::ETHERNET => {
-                    let name = text(&it.options, INTERFACE_NAME).unwrap_or_default().to_owned();
-                    interfaces.push((name, comment(&it.options, INTERFACE_TEXT).ok_or_else(no_black_box)?));
+                    let name = it.if_name().and_then(Result::ok).unwrap_or_default().to_owned();
+                    interfaces.push((name, parsed(it.if_description()).ok_or_else(no_black_box)?));
                 }
                 Block::EnhancedPacket(it) => {
                     let (port, about) = interfaces.get(it.if_id as usize).ok_or_else(no_black_box)?;
@@ -208,7 +201,7 @@ impl BlackBoxFile {
                         worker: about.worker,
                         port: port.clone(),
                         digest: about.config.clone(),
-                        place: comment(&it.options, COMMENT).ok_or_else(no_black_box)?,
+                        place: parsed(comment(&it.options)).ok_or_else(no_black_box)?,
                         head: PacketHead {
                             nanos: u64::from(it.ts_high) << 32 | u64::from(it.ts_low),
                             original: it.origlen,
@@ -227,18 +220,21 @@ impl BlackBoxFile {
                 description.black_box
             ));
         }
-        Ok(Self { description, packets, is_cut: is_cut || !rest.is_empty() })
+        Ok(Self { description, packets, is_cut: !rest.is_empty() })
     }
 }
 
-fn text<'o>(options: &'o [PcapNGOption<'_>], code: u16) -> Option<&'o str> {
-    let option = options.iter().find(|option| option.code.0 == code)?;
-    let value = option.value.get(..usize::from(option.len))?;
-    std::str::from_utf8(value).ok()
+/// The value of an option. `None` if the block lacks the option.
+type OptionText<'o> = Option<Result<&'o str, PcapNGOptionError>>;
+
+/// Returns the comment of a block.
+fn comment<'o>(options: &'o [PcapNGOption<'_>]) -> OptionText<'o> {
+    options.iter().find(|option| option.code == OptionCode::Comment).map(PcapNGOption::as_str)
 }
 
-fn comment<T: DeserializeOwned>(options: &[PcapNGOption<'_>], code: u16) -> Option<T> {
-    serde_json::from_str(text(options, code)?).ok()
+/// Parses an option with JSON.
+fn parsed<T: DeserializeOwned>(text: OptionText<'_>) -> Option<T> {
+    serde_json::from_str(text?.ok()?).ok()
 }
 
 #[cfg(test)]
@@ -248,8 +244,6 @@ mod tests {
     use super::*;
     use crate::runtime::black_box::ring::Burst;
     use crate::runtime::worker_info::WorkerInfo;
-    use dataplane_core::mem::PageKind;
-    use dataplane_core::units::CoreId;
 
     fn head(byte: u8, original: u32) -> PacketHead {
         PacketHead { nanos: 1 << 60 | u64::from(byte), original, bytes: vec![byte; 14] }
@@ -257,15 +251,8 @@ mod tests {
 
     fn example() -> Vec<u8> {
         let info = |digest: &str| {
-            Arc::new(WorkerInfo {
-                core: CoreId(0),
-                slots: 0,
-                pages: PageKind::Normal,
-                granted: BTreeMap::new(),
-                ports: vec!["in".to_owned(), "out".to_owned()],
-                stages_info: Vec::new(),
-                digest: digest.to_owned(),
-            })
+            let ports = vec!["in".to_owned(), "out".to_owned()];
+            Arc::new(WorkerInfo { ports, digest: digest.to_owned(), ..WorkerInfo::example() })
         };
         let burst = |number, port, packets| Burst { number, port, packets };
         let workers = [
@@ -275,7 +262,7 @@ mod tests {
         let message = format!("why\n{}", "é".repeat(MAX_MESSAGE));
         let cause = Cause { kind: CauseKind::Panic, worker: Some(1), stage: Some("acl".to_owned()), message };
         let batch = PanickedBatch { port: 0, packets: vec![head(4, 78)] };
-        encode("dataplane 1", &Description::new("x.toml", 5, cause), &workers, &batch, 128)
+        encode(&Description::new("x.toml", 5, cause), &workers, &batch, 128)
     }
 
     #[test]

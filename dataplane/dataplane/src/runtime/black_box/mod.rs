@@ -28,8 +28,8 @@ use self::ring::{BurstRing, RingSize, WorkerBursts};
 /// the disk.
 const MAX_FILES: u32 = 16;
 
-/// The name and the version of this program, for the section header of the files.
-const PROGRAM: &str = concat!("dataplane ", env!("CARGO_PKG_VERSION"));
+/// The name and the version of this program, for the section header of pcapng files.
+pub(crate) const PROGRAM: &str = concat!("dataplane ", env!("CARGO_PKG_VERSION"));
 
 /// The rings of all workers, and the channel to the thread that writes files.
 pub(crate) struct BlackBox {
@@ -79,7 +79,7 @@ impl BlackBox {
         let size = RingSize { bursts: settings.bursts as usize, packets: burst, bytes: settings.bytes as usize };
         let rings = (0..workers).map(|_| Mutex::default()).collect();
         let (folder, config) = (source.resolve(&settings.folder), source.path().display().to_string());
-        let overrides = source.overrides().map(|one| format!(" --set '{one}'")).collect();
+        let overrides = source.overrides().map(|one| format!(" --set '{}'", one.replace('\'', r"'\''"))).collect();
         (Arc::new(Self { size, folder, config, overrides, rings, messages }), receiver)
     }
 
@@ -118,7 +118,7 @@ impl BlackBox {
         let workers: Vec<WorkerBursts> = self.rings.iter().enumerate().filter_map(read).collect();
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let description = Description::new(&self.config, nanos, cause);
-        file::encode(PROGRAM, &description, &workers, &batch, self.size.bytes as u32)
+        file::encode(&description, &workers, &batch, self.size.bytes as u32)
     }
 }
 
@@ -154,10 +154,10 @@ impl BlackBoxWriter {
     pub(crate) fn start(black_box: &Arc<BlackBox>, messages: Receiver<WriterMessage>) -> Result<Self> {
         let shared = black_box.clone();
         let work = move || {
-            let mut written = 0;
+            let mut number = 0;
             while let Ok(WriterMessage::Write(event)) = messages.recv() {
-                written += 1;
-                write(&shared, *event, written);
+                number += 1;
+                write(&shared, *event, number);
             }
         };
         let thread = thread::Builder::new().name("black-box".to_owned()).spawn(work);
@@ -180,7 +180,10 @@ impl Drop for BlackBoxWriter {
 fn write(black_box: &BlackBox, event: BlackBoxEvent, number: u32) {
     if number > MAX_FILES {
         if number == MAX_FILES + 1 {
-            tracing::warn!("the black box writes no further files: this run has written {MAX_FILES} files");
+            tracing::warn!(
+                "the black box writes no further files: this run has written {MAX_FILES} files; help: run `dataplane \
+                 black-box -w FILE` to write a file on request"
+            );
         }
         return;
     }
@@ -195,7 +198,11 @@ fn write(black_box: &BlackBox, event: BlackBoxEvent, number: u32) {
             config = black_box.config,
             overrides = black_box.overrides
         ),
-        Err(error) => tracing::error!("the black box cannot be written: {}: {error}", path.display()),
+        Err(error) => tracing::error!(
+            "the black box cannot be written: {}: {error}; help: set `folder` in [runtime.black_box] to a folder in which \
+             this user can write, on a disk with free space",
+            path.display()
+        ),
     }
 }
 
@@ -208,4 +215,19 @@ fn write_file(path: &Path, content: &[u8]) -> io::Result<()> {
         let _ = std::fs::remove_file(path);
     }
     written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overrides_are_quoted_for_a_shell() {
+        let settings = config::BlackBox { folder: PathBuf::from("box"), bursts: 1, bytes: 16 };
+        let overrides = [("runtime.burst", "8"), ("port.a.link.input", "'it.pcap'")];
+        let overrides = overrides.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let (black_box, _) = BlackBox::new(&settings, &config::Source::new("x.toml", "", &overrides), 1, 1);
+        let expected = r" --set 'runtime.burst=8' --set 'port.a.link.input='\''it.pcap'\'''";
+        assert_eq!(black_box.overrides, expected);
+    }
 }

@@ -55,7 +55,7 @@ struct BurstSlot {
     /// [`Ctx::start`] of the worker.
     start: AtomicU64,
     /// [`Ctx::start_wallclock`] of the worker.
-    epoch: AtomicU64,
+    start_wallclock: AtomicU64,
     /// [`Ctx::now`] of the worker when the worker received the burst.
     now: AtomicU64,
     /// For each packet, [`PREFIX`] words and the words with the first bytes of the packet.
@@ -88,14 +88,6 @@ pub(crate) struct WorkerBursts {
     pub(crate) info: Arc<WorkerInfo>,
     /// The bursts, in the order of their numbers.
     pub(crate) bursts: Vec<Burst>,
-}
-
-impl PacketHead {
-    /// Returns the first `bytes` bytes of a packet.
-    pub(crate) fn of(ctx: &Ctx, data: &[u8], stamp: Stamp, bytes: usize) -> Self {
-        let kept = &data[..data.len().min(bytes)];
-        Self { nanos: wall_time(ctx, stamp), original: data.len() as u32, bytes: kept.to_vec() }
-    }
 }
 
 impl BurstRing {
@@ -133,8 +125,9 @@ impl BurstRing {
         let value = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let version = slot.version.load(Ordering::Acquire);
         let (number, shape) = (value(&slot.number), value(&slot.shape));
-        let [start, epoch, now] = [&slot.start, &slot.epoch, &slot.now].map(|word| Nanos(value(word)));
-        let ctx = Ctx { start, start_wallclock: epoch, now, worker: 0 };
+        let [start, start_wallclock, now] =
+            [&slot.start, &slot.start_wallclock, &slot.now].map(|word| Nanos(value(word)));
+        let ctx = Ctx { start, start_wallclock, now, worker: 0 };
         let count = (shape as u32) as usize;
         let head = |words: &[AtomicU64]| {
             let (shape, time) = (value(&words[0]), value(&words[1]));
@@ -195,7 +188,7 @@ impl Recorder {
             set(&slot.number, number);
             set(&slot.shape, u64::from(batch.ingress()) << LENGTH_BITS | batch.len() as u64);
             set(&slot.start, ctx.start.0);
-            set(&slot.epoch, ctx.start_wallclock.0);
+            set(&slot.start_wallclock, ctx.start_wallclock.0);
             set(&slot.now, ctx.now.0);
             for ((data, stamp), packet) in batch.contents().zip(slot.packets.chunks_exact(PREFIX + words)) {
                 let [shape, time, kept @ ..] = packet else { return };
@@ -232,29 +225,23 @@ impl Recorder {
     /// Returns the heads of the packets of a batch, with as many bytes as the ring keeps of each packet.
     #[cold]
     pub(crate) fn heads(&self, ctx: &Ctx, batch: &Batch) -> Vec<PacketHead> {
-        batch.contents().map(|(data, stamp)| PacketHead::of(ctx, data, stamp, self.ring.bytes())).collect()
+        let head = |(data, stamp): (&[u8], Stamp)| {
+            let kept = &data[..data.len().min(self.ring.bytes())];
+            PacketHead { nanos: wall_time(ctx, stamp), original: data.len() as u32, bytes: kept.to_vec() }
+        };
+        batch.contents().map(head).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::sync::atomic::AtomicBool;
 
     use super::*;
     use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
-    use dataplane_core::units::CoreId;
 
     fn info() -> Arc<WorkerInfo> {
-        Arc::new(WorkerInfo {
-            core: CoreId(0),
-            slots: 0,
-            pages: PageKind::Normal,
-            granted: BTreeMap::new(),
-            ports: vec!["a".to_owned(), "b".to_owned()],
-            stages_info: Vec::new(),
-            digest: "d".to_owned(),
-        })
+        Arc::new(WorkerInfo::example())
     }
 
     fn pool() -> Pool {

@@ -2704,7 +2704,7 @@ pub mod pipeline {
         impl Resources {
             pub fn new(ports: Vec<PortInfo>, folder: &Path) -> Self {}
             pub fn release(&mut self, stage: &str) {}
-            pub fn changed_commons(&self) -> BTreeSet<TypeId> {}
+            pub fn changed_stage_shared_types(&self) -> BTreeSet<TypeId> {}
             pub fn register_kept_files(&mut self) {}
             pub fn ports(&self) -> &[PortInfo] {}
             pub fn complete_records(&mut self) {}
