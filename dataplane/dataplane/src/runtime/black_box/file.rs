@@ -10,7 +10,6 @@ use pcap_parser::traits::PcapNGPacketBlock;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::runtime::black_box::PROGRAM;
 use crate::runtime::black_box::ring::{PacketHead, WorkerBursts};
 use dataplane_core::pcapng::{self, CapturedPacket, Direction};
 
@@ -18,6 +17,8 @@ use dataplane_core::pcapng::{self, CapturedPacket, Direction};
 const VERSION: u32 = 1;
 /// The size of a pcapng block without content, in bytes.
 const SMALLEST_BLOCK: u32 = 12;
+/// The name and the version of this program, for the section header of pcapng files.
+pub(crate) const PROGRAM: &str = concat!("dataplane ", env!("CARGO_PKG_VERSION"));
 /// The maximum number of bytes of [`Cause::message`]. A comment of a pcapng file has at most 65,535 bytes.
 const MAX_MESSAGE: usize = 4096;
 

@@ -20,16 +20,13 @@ use dataplane_core::error::{Error, Result};
 use dataplane_core::file::{LockedFile, Readers, create_folders};
 
 use self::file::Description;
-pub(crate) use self::file::{BlackBoxFile, Cause, CauseKind, PacketPlace, PanickedBatch, RecordedPacket};
+pub(crate) use self::file::{BlackBoxFile, Cause, CauseKind, PROGRAM, PacketPlace, PanickedBatch, RecordedPacket};
 pub(crate) use self::ring::Recorder;
 use self::ring::{BurstRing, RingSize, WorkerBursts};
 
 /// The maximum number of files that a run writes without a request. A worker that stalls again and again must not fill
 /// the disk.
 const MAX_FILES: u32 = 16;
-
-/// The name and the version of this program, for the section header of pcapng files.
-pub(crate) const PROGRAM: &str = concat!("dataplane ", env!("CARGO_PKG_VERSION"));
 
 /// The rings of all workers, and the channel to the thread that writes files.
 pub(crate) struct BlackBox {

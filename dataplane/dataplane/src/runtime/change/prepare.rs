@@ -6,8 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::refusal::{busy, failed, mistakes, wrong_config};
-use super::retire::POLL_INTERVAL;
-use super::state::{PipelineVersion, Retiring, RunState, lock};
+use super::state::{POLL_INTERVAL, PipelineVersion, Retiring, RunState, lock};
 use crate::config::{Diagnostics, Offload, OffloadRequest, Plan, PortPlan, Qp, Source, StageOffload};
 use crate::runtime::assemble::{ContinuingStages, RunningPipeline, assemble_change};
 use crate::runtime::{Assembly, difference, offload};

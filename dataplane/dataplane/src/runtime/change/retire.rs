@@ -8,14 +8,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::exchange::ReturnedGraphs;
-use super::state::{PipelineVersion, Retiring, RunState, lock};
+use super::state::{POLL_INTERVAL, PipelineVersion, Retiring, RunState, lock};
 use crate::config::{Plan, PortPlan};
 use crate::runtime::ports::LivePort;
 use crate::runtime::sample::Graphs;
 use dataplane_core::pipeline::{Owner, Tasks, panic_message};
-
-/// The wait between two checks of a condition, such as whether a pipeline is still in use.
-pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A port that a change has removed.
 pub(super) struct ClosingPort {

@@ -27,6 +27,8 @@ use dataplane_core::topology::Topology;
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The wait between two checks for the answers of the workers.
 pub(super) const ANSWER_POLL_INTERVAL: Duration = Duration::from_micros(200);
+/// The wait between two checks of a condition, such as whether a pipeline is still in use.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::history::digest;
 use super::refusal::{busy, not_started};
-use super::retire::POLL_INTERVAL;
-use super::state::{ANSWER_POLL_INTERVAL, ANSWER_TIMEOUT, PipelineVersion, RunState, lock};
+use super::state::{ANSWER_POLL_INTERVAL, ANSWER_TIMEOUT, POLL_INTERVAL, PipelineVersion, RunState, lock};
 use crate::config::Plan;
 use crate::runtime::Assembly;
 use crate::runtime::ports::LivePort;

@@ -2463,9 +2463,16 @@ pub mod pipeline {
             pub fn check_bypasses(&self, source: Facts) -> Vec<(usize, usize, Problem)> {}
             pub fn readers(&self, part: RecvFields) -> Vec<&str> {}
             pub fn stages_with_checksums(&self) -> Vec<&str> {}
-            pub fn ports_with_checksums(&self, ports: usize) -> Vec<Option<bool>> {}
-            pub fn stage_after_checksums(&self, port: usize) -> Option<&str> {}
+            pub fn sent_checksums(
+                &self,
+                ports: usize,
+            ) -> Vec<Option<ChecksumState<'_>>> {}
             pub fn offload_checksums(&mut self, computes: &[bool]) -> Vec<String> {}
+        }
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum ChecksumState<'p> {
+            Computed,
+            MayLack { changed_by: Option<&'p str> },
         }
     }
     mod quarantine {
@@ -2847,7 +2854,7 @@ pub mod pipeline {
     pub use hops::{NextHop, NextHops};
     pub use live::{Live, LiveReader};
     pub use problem::Problem;
-    pub use program::{NodeSpec, Program, StandIn, Target};
+    pub use program::{ChecksumState, NodeSpec, Program, StandIn, Target};
     pub use quarantine::{OnPanic, Quarantined, StageMarker};
     pub use record::{Fingerprint, StageRecord};
     pub use registry::{Registry, StageKind, parameter_schema, summary};
