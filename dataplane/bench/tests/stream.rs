@@ -497,7 +497,7 @@ fn wrong_streams_are_refused_with_a_fix() {
 
 #[test]
 fn page_lists_every_key_of_a_stream() {
-    let page = include_str!("../../../docs/benchmarking.md");
+    let page = include_str!("../../../docs/benchmark-traffic.md");
     let section = page.split("\n## Keys of a stream\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
     let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
     let listed: Vec<&str> = rows.filter_map(|row| row.split('`').next()).collect();
