@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
-use crate::forwarding::{ConfigNeighbors, NeighborTable, Reader, Resolved};
+use crate::forwarding::{ConfigNeighbors, NeighborTable, Reader, ResolutionState};
 use crate::kernel;
 use crate::parameter::{check_period, table_problem};
 use crate::resolution::{Resolution, ResolutionClient, ResolveParameters};
@@ -177,12 +177,12 @@ impl NeighborSource {
 
     /// Returns the state of a next hop, given its number.
     #[inline]
-    fn next_hop_state(&self, number: u32) -> Resolved {
+    fn next_hop_state(&self, number: u32) -> ResolutionState {
         match self {
             Self::Kernel(reader) => reader.next_hop_state(number),
             Self::Resolution(client) => {
                 let place = number.checked_sub(1).and_then(|place| client.numbers.get(place as usize));
-                place.map_or(Resolved::Unknown, |number| client.reader.next_hop_state(*number))
+                place.map_or(ResolutionState::Unknown, |number| client.reader.next_hop_state(*number))
             }
         }
     }
@@ -515,13 +515,13 @@ impl Live {
             number => self.known.next_hop_state(number),
         };
         match resolved {
-            Resolved::At(to) => {
+            ResolutionState::At(to) => {
                 let (destination, source) = packet.ethernet_addresses_mut();
                 (*destination, *source) = (to.0, from.0);
             }
-            Resolved::Unknown if packet.hold_state() == HoldState::Overdue => packet.steer(UNRESOLVED),
-            Resolved::Unknown => self.hold(packet),
-            Resolved::Failed => packet.steer(UNREACHABLE),
+            ResolutionState::Unknown if packet.hold_state() == HoldState::Overdue => packet.steer(UNRESOLVED),
+            ResolutionState::Unknown => self.hold(packet),
+            ResolutionState::Failed => packet.steer(UNREACHABLE),
         }
     }
 
@@ -550,14 +550,14 @@ impl Live {
 
     /// Returns the state of a packet's destination, which is a neighbour on the link of the egress port.
     #[inline]
-    fn neighbor(&mut self, packet: &Packet<'_>, now: u64) -> Resolved {
-        let Some(key) = destination(packet) else { return Resolved::Unknown };
+    fn neighbor(&mut self, packet: &Packet<'_>, now: u64) -> ResolutionState {
+        let Some(key) = destination(packet) else { return ResolutionState::Unknown };
         let hop = NextHop { address: key.address(), port: packet.meta().egress };
         let known = self.known.reader().neighbor(hop);
         if known.is_none() {
             self.ask(packet, hop, now);
         }
-        known.unwrap_or(Resolved::Unknown)
+        known.unwrap_or(ResolutionState::Unknown)
     }
 
     /// Requests a neighbour without an entry, if the rate limit permits.
@@ -601,9 +601,9 @@ impl Neighbor {
         };
         let (address, port) = (hop.address, self.names.get(usize::from(hop.port))?);
         Some(match tables.neighbor_state(hop) {
-            Some((Resolved::At(mac), _)) => format!("{address} on {port} is at {mac}"),
-            Some((Resolved::Failed, _)) => format!("{address} on {port} does not answer"),
-            Some((Resolved::Unknown, _)) | None => format!("{address} on {port} is not resolved yet"),
+            Some((ResolutionState::At(mac), _)) => format!("{address} on {port} is at {mac}"),
+            Some((ResolutionState::Failed, _)) => format!("{address} on {port} does not answer"),
+            Some((ResolutionState::Unknown, _)) | None => format!("{address} on {port} is not resolved yet"),
         })
     }
 

@@ -29,7 +29,7 @@ use dataplane_tables::lpm::{View4, View6};
 
 pub use groups::{Path, RouteKind};
 pub use listing::{ListedRoute, RouteHop, RouteTarget};
-pub use neighbors::{MAX_NEIGHBORS, ReportEvent, Resolved};
+pub use neighbors::{MAX_NEIGHBORS, ReportedEvent, ResolutionState};
 pub use refused::Refused;
 pub use rows::{ConfigNeighbors, NeighborRow, NeighborState, NeighborTable};
 pub use writer::{MAX_ROUTES, Writer};
@@ -185,14 +185,14 @@ impl Forwarding {
 
     /// Returns the neighbour in a slot and its state. If the calling thread has no [`Reader`], the writer may give the
     /// slot to another neighbour during this call. The result is then only for display.
-    pub fn neighbor_at(&self, slot: usize) -> Option<(NextHop, Resolved)> {
+    pub fn neighbor_at(&self, slot: usize) -> Option<(NextHop, ResolutionState)> {
         Some((self.neighbors.hop(slot)?, self.neighbors.at(slot).0))
     }
 
     /// Returns the state of a neighbour, and whether an answer from the neighbour is awaited. If the calling thread has
     /// no [`Reader`], the writer may give the slot to another neighbour during this call. The result is then only a
     /// hint.
-    pub fn neighbor_state(&self, hop: NextHop) -> Option<(Resolved, bool)> {
+    pub fn neighbor_state(&self, hop: NextHop) -> Option<(ResolutionState, bool)> {
         let place = self.neighbors.find(hop)?;
         Some((self.neighbors.at(place).0, self.neighbors.is_asked(place)))
     }
@@ -254,10 +254,10 @@ impl Reader {
     }
 
     /// Returns the state of a next hop, given its number. Also requests the neighbour if its entry is watched (see
-    /// [`ReportEvent::NextUse`]).
+    /// [`ReportedEvent::NextUse`]).
     #[inline]
-    pub fn next_hop_state(&self, next_hop: u32) -> Resolved {
-        let Some(place) = next_hop.checked_sub(1) else { return Resolved::Unknown };
+    pub fn next_hop_state(&self, next_hop: u32) -> ResolutionState {
+        let Some(place) = next_hop.checked_sub(1) else { return ResolutionState::Unknown };
         let (resolved, watched) = self.shared.neighbors.at(place as usize);
         if watched {
             self.report_use(place as usize);
@@ -266,9 +266,9 @@ impl Reader {
     }
 
     /// Returns the state of a neighbour, or `None` if the neighbour has no entry. Also requests the neighbour if its
-    /// entry is watched (see [`ReportEvent::NextUse`]), but requests no neighbour without an entry.
+    /// entry is watched (see [`ReportedEvent::NextUse`]), but requests no neighbour without an entry.
     #[inline]
-    pub fn neighbor(&self, hop: NextHop) -> Option<Resolved> {
+    pub fn neighbor(&self, hop: NextHop) -> Option<ResolutionState> {
         let place = self.shared.neighbors.find(hop)?;
         let (resolved, watched) = self.shared.neighbors.at(place);
         if watched {

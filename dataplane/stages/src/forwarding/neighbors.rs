@@ -56,7 +56,7 @@ struct Slot {
 
 /// The resolution state of a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resolved {
+pub enum ResolutionState {
     /// Resolved, with the MAC address.
     At(MacAddr),
     /// Not resolved yet.
@@ -67,7 +67,7 @@ pub enum Resolved {
 
 /// The events that workers report to the writer for a neighbour entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReportEvent {
+pub enum ReportedEvent {
     /// No events.
     None,
     /// The next packet that uses the entry.
@@ -141,16 +141,16 @@ impl Neighbors {
 
     /// Returns the state of the neighbour in a slot, and whether the use of the entry must be reported.
     #[inline]
-    pub(super) fn at(&self, slot: usize) -> (Resolved, bool) {
-        let Some(slot) = self.slots.get(slot) else { return (Resolved::Unknown, false) };
+    pub(super) fn at(&self, slot: usize) -> (ResolutionState, bool) {
+        let Some(slot) = self.slots.get(slot) else { return (ResolutionState::Unknown, false) };
         let word = slot.word.load(Ordering::Acquire);
         let resolved = match word & (USED | KNOWN | FAILED) {
             known if known == USED | KNOWN => {
                 let [mac @ .., _, _] = (word & MAC).to_le_bytes();
-                Resolved::At(MacAddr(mac))
+                ResolutionState::At(MacAddr(mac))
             }
-            failed if failed == USED | FAILED => Resolved::Failed,
-            _ => Resolved::Unknown,
+            failed if failed == USED | FAILED => ResolutionState::Failed,
+            _ => ResolutionState::Unknown,
         };
         (resolved, word & WATCHED != 0)
     }
@@ -306,7 +306,7 @@ impl Writer {
     }
 
     /// Sets the state of a neighbour.
-    pub(super) fn set(&mut self, hop: NextHop, resolved: Resolved, event: ReportEvent) -> Result<(), Refused> {
+    pub(super) fn set(&mut self, hop: NextHop, resolved: ResolutionState, event: ReportedEvent) -> Result<(), Refused> {
         let entry = self.find_or_insert(hop)?;
         entry.has_state = true;
         let slot = entry.slot;
@@ -314,17 +314,17 @@ impl Writer {
         Ok(())
     }
 
-    fn write(&self, hop: NextHop, slot: usize, resolved: Resolved, event: ReportEvent) {
+    fn write(&self, hop: NextHop, slot: usize, resolved: ResolutionState, event: ReportedEvent) {
         let (_, v6) = bits(hop.address);
         let state = match resolved {
-            Resolved::At(MacAddr([a, b, c, d, e, f])) => KNOWN | u64::from_le_bytes([a, b, c, d, e, f, 0, 0]),
-            Resolved::Failed => FAILED,
-            Resolved::Unknown => 0,
+            ResolutionState::At(MacAddr([a, b, c, d, e, f])) => KNOWN | u64::from_le_bytes([a, b, c, d, e, f, 0, 0]),
+            ResolutionState::Failed => FAILED,
+            ResolutionState::Unknown => 0,
         };
         let event = match event {
-            ReportEvent::None => 0,
-            ReportEvent::NextUse => WATCHED,
-            ReportEvent::Answer => ASKED,
+            ReportedEvent::None => 0,
+            ReportedEvent::NextUse => WATCHED,
+            ReportedEvent::Answer => ASKED,
         };
         let word = USED | v6 | u64::from(hop.port) << PORT | state | event;
         self.cells.slots[slot].word.store(word, Ordering::Release);
@@ -335,7 +335,7 @@ impl Writer {
         let Some(entry) = self.entries.get_mut(&hop) else { return };
         entry.has_state = false;
         let slot = entry.slot;
-        self.write(hop, slot, Resolved::Unknown, ReportEvent::NextUse);
+        self.write(hop, slot, ResolutionState::Unknown, ReportedEvent::NextUse);
         self.remove_if_unused(hop, now);
     }
 
@@ -420,9 +420,9 @@ mod tests {
         let mac = MacAddr([2, 0, 0, 0, 0, 1]);
         let mut slots = Vec::new();
         for change in 0..40 {
-            assert_eq!(writer.set(hop(1), Resolved::At(mac), ReportEvent::None), Ok(()), "change {change}");
+            assert_eq!(writer.set(hop(1), ResolutionState::At(mac), ReportedEvent::None), Ok(()), "change {change}");
             let slot = writer.cells.find(hop(1)).unwrap();
-            assert_eq!(writer.cells.at(slot).0, Resolved::At(mac));
+            assert_eq!(writer.cells.at(slot).0, ResolutionState::At(mac));
             slots.push(slot);
             writer.unset(hop(1), change);
             assert_eq!((writer.cells.find(hop(1)), writer.retired.len()), (None, 1));
@@ -451,9 +451,9 @@ mod tests {
         for (number, slot) in (100..).zip(window(&writer, hop(1))) {
             writer.retire(hop(number), slot, 1);
         }
-        assert_eq!(writer.set(hop(1), Resolved::Unknown, ReportEvent::None), Err(Refused::Retired));
+        assert_eq!(writer.set(hop(1), ResolutionState::Unknown, ReportedEvent::None), Err(Refused::Retired));
         writer.reclaim(2, Instant::now() + REUSE_MARGIN);
-        assert_eq!(writer.set(hop(1), Resolved::Unknown, ReportEvent::None), Ok(()));
+        assert_eq!(writer.set(hop(1), ResolutionState::Unknown, ReportedEvent::None), Ok(()));
         let refused = (1000..40_000).find_map(|number| writer.add_route(hop(number)).err());
         assert_eq!(refused, Some(Refused::Full));
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Forwarding, Resolved};
+use super::{Forwarding, ResolutionState};
 use dataplane_core::pipeline::{Table, TablePage, TableQuery};
 
 /// A neighbour: a host on the link of a port.
@@ -61,9 +61,9 @@ impl Table for NeighborTable {
                 return Ok(TablePage { rows, next: Some(slot.to_string()) });
             }
             let (state, mac) = match resolved {
-                Resolved::At(mac) => (NeighborState::Resolved, Some(mac.to_string())),
-                Resolved::Unknown => (NeighborState::Unresolved, None),
-                Resolved::Failed => (NeighborState::Failed, None),
+                ResolutionState::At(mac) => (NeighborState::Resolved, Some(mac.to_string())),
+                ResolutionState::Unknown => (NeighborState::Unresolved, None),
+                ResolutionState::Failed => (NeighborState::Failed, None),
             };
             rows.push(NeighborRow {
                 address: hop.address,

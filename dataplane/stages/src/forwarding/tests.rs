@@ -95,7 +95,9 @@ proptest! {
                 }
                 Change::Resolve(port, last, mac) => {
                     let hop = NextHop { address: gateway(last), port };
-                    writer.set_neighbor(hop, Resolved::At(MacAddr([2, 0, 0, 0, 0, mac])), ReportEvent::None).unwrap();
+                    writer
+                        .set_neighbor(hop, ResolutionState::At(MacAddr([2, 0, 0, 0, 0, mac])), ReportedEvent::None)
+                        .unwrap();
                     macs.insert((port, last), mac);
                 }
                 Change::Forget(port, last) => {
@@ -141,7 +143,8 @@ proptest! {
                             prop_assert_eq!(hop.port, path.egress);
                             let chosen = hops.iter().find(|(port, last)| (*port, gateway(*last)) == (hop.port, hop.address));
                             let mac = chosen.map(|chosen| macs.get(chosen).copied());
-                            let expected = mac.unwrap().map_or(Resolved::Unknown, |mac| Resolved::At(MacAddr([2, 0, 0, 0, 0, mac])));
+                            let at = |mac| ResolutionState::At(MacAddr([2, 0, 0, 0, 0, mac]));
+                            let expected = mac.unwrap().map_or(ResolutionState::Unknown, at);
                             prop_assert_eq!(reader.next_hop_state(path.next_hop), expected);
                         }
                     }
@@ -150,9 +153,10 @@ proptest! {
             for port in 0..3 {
                 for last in 1..5 {
                     let known = reader.neighbor(NextHop { address: gateway(last), port });
-                    let expected = macs.get(&(port, last)).map(|mac| Resolved::At(MacAddr([2, 0, 0, 0, 0, *mac])));
+                    let expected =
+                        macs.get(&(port, last)).map(|mac| ResolutionState::At(MacAddr([2, 0, 0, 0, 0, *mac])));
                     // The next hop of a route has an entry before it is resolved.
-                    prop_assert_eq!(known.filter(|known| *known != Resolved::Unknown), expected);
+                    prop_assert_eq!(known.filter(|known| *known != ResolutionState::Unknown), expected);
                 }
             }
         }
@@ -174,7 +178,7 @@ fn unchanged_routes_are_always_found_while_other_routes_change() {
     let (shared, mut writer) = tables();
     for last in 1..=2 {
         let hop = NextHop { address: gateway(last), port: last - 1 };
-        writer.set_neighbor(hop, Resolved::At(MacAddr([2, 0, 0, 0, 0, last])), ReportEvent::None).unwrap();
+        writer.set_neighbor(hop, ResolutionState::At(MacAddr([2, 0, 0, 0, 0, last])), ReportedEvent::None).unwrap();
     }
     writer.set_route(0, "0.0.0.0/0".parse().unwrap(), &to(&[(0, 1)])).unwrap();
     writer.set_route(0, "20.1.2.128/25".parse().unwrap(), &to(&[(1, 2)])).unwrap();
@@ -190,7 +194,7 @@ fn unchanged_routes_are_always_found_while_other_routes_change() {
                     let path = find(&reader, 0, address.parse().unwrap(), 7).expect(address);
                     assert_eq!(
                         reader.next_hop_state(path.next_hop),
-                        Resolved::At(MacAddr([2, 0, 0, 0, 0, mac])),
+                        ResolutionState::At(MacAddr([2, 0, 0, 0, 0, mac])),
                         "{address}"
                     );
                     seen += 1;
@@ -240,7 +244,7 @@ fn routes_and_neighbours_beyond_the_limit_are_refused() {
     let mut neighbors = 0usize;
     for at in 0..40_000u32 {
         let hop = NextHop { address: Ipv4Addr::from(20 << 24 | at).into(), port: 0 };
-        neighbors += usize::from(writer.set_neighbor(hop, Resolved::Failed, ReportEvent::None).is_ok());
+        neighbors += usize::from(writer.set_neighbor(hop, ResolutionState::Failed, ReportedEvent::None).is_ok());
     }
     assert!(neighbors > 16_000 && neighbors <= 1 << 14, "{neighbors}");
     let reader = shared.register_reader();
@@ -248,7 +252,7 @@ fn routes_and_neighbours_beyond_the_limit_are_refused() {
     assert_eq!(find(5), Some(RouteKind::Blackhole));
     assert_eq!(
         reader.neighbor(NextHop { address: Ipv4Addr::from(20 << 24 | 5).into(), port: 0 }),
-        Some(Resolved::Failed)
+        Some(ResolutionState::Failed)
     );
 }
 
@@ -258,13 +262,14 @@ fn refused_change_of_a_route_keeps_the_old_route() {
     let prefix = "32.0.0.0/8".parse().unwrap();
     writer.set_route(0, prefix, &to(&[(1, 2)])).unwrap();
     let hop = |at: u32| NextHop { address: Ipv4Addr::from(20 << 24 | at).into(), port: 0 };
-    let refused =
-        (0..40_000).map(hop).find(|hop| writer.set_neighbor(*hop, Resolved::Failed, ReportEvent::None).is_err());
+    let refused = (0..40_000)
+        .map(hop)
+        .find(|hop| writer.set_neighbor(*hop, ResolutionState::Failed, ReportedEvent::None).is_err());
     // All slots that the hash of this gateway selects are taken. Other gateways may still find a free slot.
     let NextHop { address, port } = refused.expect("the table holds fewer neighbours than were added");
     let target = RouteTarget::Paths(vec![RouteHop { port, via: Some(address), weight: 1 }]);
     writer.set_route(0, prefix, &target).unwrap_err();
-    writer.publish_before_readers(&shared);
+    writer.publish_without_readers(&shared);
     let reader = shared.register_reader();
     let path = find(&reader, 0, "32.1.1.1".parse().unwrap(), 0).unwrap();
     assert_eq!((path.kind, path.egress), (RouteKind::Forward, 1));
@@ -284,7 +289,7 @@ fn retired_cache_lines_are_reused_before_readers_run_and_while_a_reader_runs() {
             assert!(writer.remove_route(0, prefix));
             match is_read {
                 _ if at % 1024 > 0 => {}
-                false => writer.publish_before_readers(&shared),
+                false => writer.publish_without_readers(&shared),
                 true => {
                     reader.mark_quiescent();
                     writer.publish(&shared);
@@ -329,20 +334,23 @@ fn neighbour_is_requested_once_until_requests_are_allowed_again() {
     let path = find(&reader, 0, [20, 0, 0, 1].into(), 0).unwrap();
     let hop = NextHop { address: gateway(1), port: 0 };
     for _ in 0..3 {
-        assert_eq!(reader.next_hop_state(path.next_hop), Resolved::Unknown);
+        assert_eq!(reader.next_hop_state(path.next_hop), ResolutionState::Unknown);
     }
     assert_eq!((shared.next_request(), shared.next_request()), (Some(hop), None));
     writer.allow_requests_again();
-    assert_eq!(reader.next_hop_state(path.next_hop), Resolved::Unknown);
+    assert_eq!(reader.next_hop_state(path.next_hop), ResolutionState::Unknown);
     assert_eq!(shared.next_request(), Some(hop));
-    writer.set_neighbor(hop, Resolved::At(MacAddr([2; 6])), ReportEvent::None).unwrap();
+    writer.set_neighbor(hop, ResolutionState::At(MacAddr([2; 6])), ReportedEvent::None).unwrap();
     writer.allow_requests_again();
-    assert_eq!((reader.next_hop_state(path.next_hop), shared.next_request()), (Resolved::At(MacAddr([2; 6])), None));
-    // Packets still use a stale neighbour, and the table requests a check of the neighbour.
-    writer.set_neighbor(hop, Resolved::At(MacAddr([2; 6])), ReportEvent::NextUse).unwrap();
     assert_eq!(
         (reader.next_hop_state(path.next_hop), shared.next_request()),
-        (Resolved::At(MacAddr([2; 6])), Some(hop))
+        (ResolutionState::At(MacAddr([2; 6])), None)
+    );
+    // Packets still use a stale neighbour, and the table requests a check of the neighbour.
+    writer.set_neighbor(hop, ResolutionState::At(MacAddr([2; 6])), ReportedEvent::NextUse).unwrap();
+    assert_eq!(
+        (reader.next_hop_state(path.next_hop), shared.next_request()),
+        (ResolutionState::At(MacAddr([2; 6])), Some(hop))
     );
     for _ in 0..2 * MAX_REQUESTS {
         reader.request_resolution(hop);
@@ -357,8 +365,8 @@ fn use_of_a_neighbour_is_reported_later_if_the_queue_of_requests_was_full() {
     writer.set_route(0, "20.0.0.0/8".parse().unwrap(), &to(&[(0, 1)])).unwrap();
     let path = find(&reader, 0, [20, 0, 0, 1].into(), 0).unwrap();
     let hop = NextHop { address: gateway(1), port: 0 };
-    for resolved in [Resolved::Unknown, Resolved::At(MacAddr([2; 6]))] {
-        writer.set_neighbor(hop, resolved, ReportEvent::NextUse).unwrap();
+    for resolved in [ResolutionState::Unknown, ResolutionState::At(MacAddr([2; 6]))] {
+        writer.set_neighbor(hop, resolved, ReportedEvent::NextUse).unwrap();
         let other = NextHop { address: gateway(2), port: 0 };
         (0..MAX_REQUESTS).for_each(|_| reader.request_resolution(other));
         assert!((0..100).all(|_| reader.next_hop_state(path.next_hop) == resolved));

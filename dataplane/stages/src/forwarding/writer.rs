@@ -9,7 +9,7 @@ use super::groups::{self, GroupKey, GroupPath, HeldHop, RouteKind};
 use super::listing::{Listing, RouteTarget};
 use super::neighbors;
 use super::refused::Refused;
-use super::{Count, Forwarding, MAX_TABLES, ReportEvent, Resolved, TableViews};
+use super::{Count, Forwarding, MAX_TABLES, ReportedEvent, ResolutionState, TableViews};
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{HoldTime, NextHop, PortInfo};
 use dataplane_tables::TableError;
@@ -220,12 +220,12 @@ impl Writer {
     }
 
     /// Sets the state of a neighbour, and the events that workers report for this neighbour. If `event` is
-    /// [`ReportEvent::NextUse`], [`Forwarding::next_request`] returns the neighbour after a packet uses its entry.
+    /// [`ReportedEvent::NextUse`], [`Forwarding::next_request`] returns the neighbour after a packet uses its entry.
     ///
     /// # Errors
     /// There are too many neighbours, or the slots for the neighbour are not free yet.
-    pub fn set_neighbor(&mut self, hop: NextHop, resolved: Resolved, event: ReportEvent) -> Result<(), Refused> {
-        self.neighbors.set(hop, resolved, event)
+    pub fn set_neighbor(&mut self, hop: NextHop, state: ResolutionState, event: ReportedEvent) -> Result<(), Refused> {
+        self.neighbors.set(hop, state, event)
     }
 
     /// Returns the number of a next hop that a route of the config uses, and reserves its entry.
@@ -246,7 +246,11 @@ impl Writer {
     /// # Errors
     /// There are too many neighbours, or the slots for the neighbour are not free yet.
     pub fn add_neighbor(&mut self, hop: NextHop) -> Result<(), Refused> {
-        if self.neighbors.contains(hop) { Ok(()) } else { self.set_neighbor(hop, Resolved::Unknown, ReportEvent::None) }
+        if self.neighbors.contains(hop) {
+            Ok(())
+        } else {
+            self.set_neighbor(hop, ResolutionState::Unknown, ReportedEvent::None)
+        }
     }
 
     /// Clears the state of a neighbour.
@@ -279,9 +283,9 @@ impl Writer {
         self.neighbors.watch_unresolved();
     }
 
-    /// Publishes changes before any reader runs, so that retired memory can be reused immediately. Filling a table
-    /// retires many cache lines.
-    pub fn publish_before_readers(&mut self, shared: &Forwarding) {
+    /// Publishes changes while no reader runs, so that retired memory can be reused immediately. Filling a table retires
+    /// many cache lines.
+    pub fn publish_without_readers(&mut self, shared: &Forwarding) {
         self.publish(shared);
         shared.readers.mark_all_quiescent();
         self.publish(shared);

@@ -14,7 +14,7 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteNextHop, RouteNextHopFlags, RouteType, RouteVia,
 };
 
-use crate::forwarding::{Resolved, RouteKind};
+use crate::forwarding::{ResolutionState, RouteKind};
 use dataplane_core::header::MacAddr;
 
 /// A network interface.
@@ -48,7 +48,7 @@ pub(super) struct Address {
 pub(super) struct Neighbor {
     pub(super) index: u32,
     pub(super) address: IpAddr,
-    pub(super) resolved: Resolved,
+    pub(super) resolved: ResolutionState,
     /// Whether the kernel has to verify the neighbour at its next use.
     pub(super) stale: bool,
 }
@@ -176,9 +176,9 @@ fn neighbor(message: &NeighbourMessage) -> Option<Neighbor> {
         }
     }
     let resolved = match (message.header.state, mac) {
-        (NeighbourState::Failed, _) => Resolved::Failed,
-        (NeighbourState::Incomplete | NeighbourState::None, _) | (_, None) => Resolved::Unknown,
-        (_, Some(mac)) => Resolved::At(mac),
+        (NeighbourState::Failed, _) => ResolutionState::Failed,
+        (NeighbourState::Incomplete | NeighbourState::None, _) | (_, None) => ResolutionState::Unknown,
+        (_, Some(mac)) => ResolutionState::At(mac),
     };
     let stale = message.header.state == NeighbourState::Stale;
     Some(Neighbor { index: message.header.ifindex, address: address?, resolved, stale })

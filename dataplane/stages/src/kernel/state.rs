@@ -16,7 +16,7 @@ use super::messages::{self, Address, KernelTarget, Link, Neighbor, Update};
 use super::rib::{LOCAL, MAIN, Rib};
 use super::socket::{Message, Requests};
 use crate::forwarding::{
-    Count, Forwarding, MAX_TABLES, Refused, ReportEvent, Resolved, RouteHop, RouteKind, RouteTarget, Writer,
+    Count, Forwarding, MAX_TABLES, Refused, ReportedEvent, ResolutionState, RouteHop, RouteKind, RouteTarget, Writer,
 };
 use crate::parameter::MEMORY_HELP;
 use dataplane_core::header::MacAddr;
@@ -113,7 +113,7 @@ impl State {
     pub(super) fn publish(&mut self) {
         match self.workers_running {
             true => self.writer.publish(&self.tables),
-            false => self.writer.publish_before_readers(&self.tables),
+            false => self.writer.publish_without_readers(&self.tables),
         }
     }
 
@@ -279,8 +279,9 @@ impl State {
 
     fn set_neighbor(&mut self, neighbor: &Neighbor) {
         let Some(hop) = self.hop(neighbor) else { return };
-        let event = if neighbor.stale { ReportEvent::NextUse } else { ReportEvent::None };
-        if let (Some((Resolved::At(old), _)), Resolved::At(new)) = (self.tables.neighbor_state(hop), neighbor.resolved)
+        let event = if neighbor.stale { ReportedEvent::NextUse } else { ReportedEvent::None };
+        let known = self.tables.neighbor_state(hop);
+        if let (Some((ResolutionState::At(old), _)), ResolutionState::At(new)) = (known, neighbor.resolved)
             && old != new
         {
             self.warn(

@@ -14,7 +14,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::*;
-use crate::forwarding::{Path, Reader, Resolved, RouteKind};
+use crate::forwarding::{Path, Reader, ResolutionState, RouteKind};
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{HoldTime, NextHop, Owner, RunStop, TaskSpec, Tasks};
 use dataplane_testing::namespace::{in_namespace, ip, try_ip};
@@ -219,10 +219,10 @@ fn neighbours_are_mirrored_and_resolved() {
         let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
         let hop = |address: &str, port| NextHop { address: address.parse().unwrap(), port };
         let known = |address: &str, port| reader.neighbor(hop(address, port));
-        let becomes = |address: &str, port, expected: Option<Resolved>| {
+        let becomes = |address: &str, port, expected: Option<ResolutionState>| {
             until(address, || (known(address, port) == expected, || format!("{:?}", known(address, port))));
         };
-        let at = |last| Some(Resolved::At(MacAddr([2, 0, 0, 0, 1, last])));
+        let at = |last| Some(ResolutionState::At(MacAddr([2, 0, 0, 0, 1, last])));
         ip("neigh add 10.1.0.9 lladdr 02:00:00:00:01:01 nud permanent dev a0
             neigh add 10.1.0.10 lladdr 02:00:00:00:01:02 nud permanent dev a0
             neigh add 2001:db8:2::9 lladdr 02:00:00:00:01:03 nud reachable dev b0\n");
@@ -236,7 +236,7 @@ fn neighbours_are_mirrored_and_resolved() {
         becomes("10.1.0.10", 0, None);
         // No host has this address. The kernel tries to resolve the address, and reports the failure.
         reader.request_resolution(hop("10.1.0.66", 0));
-        becomes("10.1.0.66", 0, Some(Resolved::Failed));
+        becomes("10.1.0.66", 0, Some(ResolutionState::Failed));
         assert!(tables.count(Count::Asked) >= 1);
     });
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::forwarding::{ReportEvent, Resolved};
+use crate::forwarding::{ReportedEvent, ResolutionState};
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::NextHop;
 use dataplane_tables::bucket::TokenBucket;
@@ -94,7 +94,7 @@ pub(super) struct Received {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Write this state of a neighbour to the table.
-    Set(NextHop, Resolved, ReportEvent),
+    Set(NextHop, ResolutionState, ReportedEvent),
     /// Remove a neighbour from the table.
     Forget(NextHop),
     /// Send a request: by unicast if a MAC address is given, and by multicast or broadcast otherwise.
@@ -378,11 +378,11 @@ impl StateMachine {
         let entry = self.entries.entry(hop).or_insert(new);
         (entry.state, entry.until) = (state, until);
         let (resolved, event) = match state {
-            State::Incomplete(_) => (Resolved::Unknown, ReportEvent::Answer),
-            State::Failed => (Resolved::Failed, ReportEvent::Answer),
-            State::Reachable(mac) | State::Delay(mac) => (Resolved::At(mac), ReportEvent::None),
-            State::Stale(mac) => (Resolved::At(mac), ReportEvent::NextUse),
-            State::Probe(mac, _) | State::Doubted(mac, _) => (Resolved::At(mac), ReportEvent::Answer),
+            State::Incomplete(_) => (ResolutionState::Unknown, ReportedEvent::Answer),
+            State::Failed => (ResolutionState::Failed, ReportedEvent::Answer),
+            State::Reachable(mac) | State::Delay(mac) => (ResolutionState::At(mac), ReportedEvent::None),
+            State::Stale(mac) => (ResolutionState::At(mac), ReportedEvent::NextUse),
+            State::Probe(mac, _) | State::Doubted(mac, _) => (ResolutionState::At(mac), ReportedEvent::Answer),
         };
         actions.push(Action::Set(hop, resolved, event));
     }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rtrb::Producer;
 
-use crate::forwarding::{self, Forwarding, MAX_NEIGHBORS, Reader, Resolved, Writer};
+use crate::forwarding::{self, Forwarding, MAX_NEIGHBORS, Reader, ResolutionState, Writer};
 use crate::responder::is_host;
 use crate::rings::{FromWorkers, ToWorkers, WorkerEnd};
 use dataplane_core::error::Result;
@@ -45,8 +45,9 @@ const QUEUE: usize = 1024;
 /// Largest number of neighbour requests that the background thread handles in one step. On average, each
 /// worker requests at most 1,000 neighbours per second that have no entry.
 const MAX_REQUESTS_PER_STEP: usize = 512;
-/// Interval at which the writer sets the event [`forwarding::ReportEvent::NextUse`] of all unresolved neighbours again,
-/// in milliseconds. The next packet to such a neighbour causes a new request, so a refused or lost request is repeated.
+/// Interval, in milliseconds, at which the writer sets the event [`forwarding::ReportedEvent::NextUse`] of all unresolved
+/// neighbours again. The next packet to an unresolved neighbour causes a new request, so a refused or lost request is
+/// repeated.
 const RETRY_INTERVAL: u64 = 1000;
 /// Limit of unsolicited messages that a stage of a worker passes on: messages per second, and burst size.
 const HINT_LIMIT: (u64, u64) = (100, 64);
@@ -403,7 +404,7 @@ impl NeighborListener {
                 false
             }
             // The known MAC address is confirmed, so there is nothing to do.
-            Some((Resolved::At(current), _)) if mac.is_none_or(|mac| mac == current) => return,
+            Some((ResolutionState::At(current), _)) if mac.is_none_or(|mac| mac == current) => return,
             Some(_) => {
                 // An answer that is not awaited counts as an announcement.
                 kind = if kind == NeighborMessageKind::Reply { NeighborMessageKind::Announcement } else { kind };
@@ -468,7 +469,7 @@ impl ResolverState {
         let Some(before) = earlier.open.get() else { return };
         let mut writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner);
         for slot in 0..before.tables.neighbor_slots() {
-            let Some((hop, Resolved::At(mac))) = before.tables.neighbor_at(slot) else { continue };
+            let Some((hop, ResolutionState::At(mac))) = before.tables.neighbor_at(slot) else { continue };
             let Some(port) = numbers.get(usize::from(hop.port)).copied().flatten() else { continue };
             if let Some(machine) = machines.get_mut(usize::from(port)) {
                 let hop = NextHop { port, ..hop };

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::machine::{FAILED_TIME, FIRST_PROBE_DELAY, MAX_SOLICITS, RETRANS_TIMER, VERIFY_INTERVAL};
 use super::*;
 use crate::arp::Arp;
-use crate::forwarding::ReportEvent;
+use crate::forwarding::ReportedEvent;
 use crate::icmp::Icmp;
 use crate::neighbor::Neighbor;
 use crate::parse::Parse;
@@ -42,7 +42,7 @@ fn heard(last: u8, at: Option<u8>, kind: NeighborMessageKind, overrides: bool) -
 /// The entries that workers see after all actions until now, and the requests that the last actions sent.
 #[derive(Default)]
 struct View {
-    known: BTreeMap<NextHop, (Resolved, ReportEvent)>,
+    known: BTreeMap<NextHop, (ResolutionState, ReportedEvent)>,
     asked: Vec<(NextHop, Option<MacAddr>)>,
 }
 
@@ -104,14 +104,14 @@ impl Model {
     }
 
     /// Returns the entry that workers must see in this state.
-    fn seen(self) -> Option<(Resolved, ReportEvent)> {
+    fn seen(self) -> Option<(ResolutionState, ReportedEvent)> {
         Some(match self {
             Self::None => return None,
-            Self::Incomplete { .. } => (Resolved::Unknown, ReportEvent::Answer),
-            Self::Failed { .. } => (Resolved::Failed, ReportEvent::Answer),
-            Self::Reachable { mac, .. } | Self::Delay { mac, .. } => (Resolved::At(mac), ReportEvent::None),
-            Self::Stale { mac, .. } => (Resolved::At(mac), ReportEvent::NextUse),
-            Self::Probe { mac, .. } => (Resolved::At(mac), ReportEvent::Answer),
+            Self::Incomplete { .. } => (ResolutionState::Unknown, ReportedEvent::Answer),
+            Self::Failed { .. } => (ResolutionState::Failed, ReportedEvent::Answer),
+            Self::Reachable { mac, .. } | Self::Delay { mac, .. } => (ResolutionState::At(mac), ReportedEvent::None),
+            Self::Stale { mac, .. } => (ResolutionState::At(mac), ReportedEvent::NextUse),
+            Self::Probe { mac, .. } => (ResolutionState::At(mac), ReportedEvent::Answer),
         })
     }
 
@@ -172,7 +172,7 @@ impl Model {
 
     /// Returns the state at the time `now`. `seen` is the state that the state machine reports. If a random timeout may
     /// have ended the state of the model, the model follows `seen`.
-    fn passed(self, seen: Option<&(Resolved, ReportEvent)>, now: u64) -> Self {
+    fn passed(self, seen: Option<&(ResolutionState, ReportedEvent)>, now: u64) -> Self {
         match self {
             Self::Incomplete { asked: 3, due } if due <= now => Self::Failed { until: now + FAILED_TIME },
             Self::Incomplete { asked, due } if due <= now => {
@@ -180,7 +180,7 @@ impl Model {
             }
             Self::Failed { until } | Self::Stale { until, .. } if until <= now => Self::None,
             Self::Reachable { mac, from, to } if from <= now => match seen {
-                Some((_, ReportEvent::None)) if now < to => self,
+                Some((_, ReportedEvent::None)) if now < to => self,
                 _ => Self::stale(mac, true, now),
             },
             Self::Delay { mac, until } if until <= now => {
@@ -278,7 +278,7 @@ proptest! {
             for (hop, at) in &view.asked {
                 // A known neighbour is asked by unicast.
                 let known = match view.known.get(hop) {
-                    Some((Resolved::At(mac), _)) => Some(*mac),
+                    Some((ResolutionState::At(mac), _)) => Some(*mac),
                     _ => None,
                 };
                 prop_assert_eq!(*at, known);
@@ -338,7 +338,7 @@ proptest! {
             prop_assert!(machine.len() <= MOST && view.known.len() == machine.len());
             for last in 0..8 {
                 let known = view.known.get(&hop(last)).map(|(resolved, _)| *resolved);
-                prop_assert_eq!(known, Some(Resolved::At(mac(last))), "neighbour {} at {} ms", last, now);
+                prop_assert_eq!(known, Some(ResolutionState::At(mac(last))), "neighbour {} at {} ms", last, now);
             }
         }
         // Five token buckets allow bursts of 128 + 4 * 64 requests, and 3,000 requests per second.
@@ -354,7 +354,7 @@ fn unrequested_answer_creates_no_entry() {
     }
     assert_eq!((machine.len(), actions.len()), (0, 0));
     machine.receive(&heard(1, Some(1), NeighborMessageKind::Request, true), 0, &mut actions);
-    assert_eq!(actions, [Action::Set(hop(1), Resolved::At(mac(1)), ReportEvent::NextUse)]);
+    assert_eq!(actions, [Action::Set(hop(1), ResolutionState::At(mac(1)), ReportedEvent::NextUse)]);
 }
 
 /// Runs the timeout checks of a time span, and returns the requests, each with its time.
@@ -399,7 +399,7 @@ fn moved_neighbour_is_found_in_about_a_second_from_each_state() {
         assert!(broadcast.2.is_none() && broadcast.0 <= start + RETRANS_TIMER + TIMEOUT_INTERVAL * 3, "{broadcast:?}");
         machine.receive(&heard(1, Some(2), NeighborMessageKind::Reply, true), start + 1200, &mut actions);
         view.take(&mut actions);
-        assert_eq!(view.known[&hop(1)], (Resolved::At(mac(2)), ReportEvent::None));
+        assert_eq!(view.known[&hop(1)], (ResolutionState::At(mac(2)), ReportedEvent::None));
     }
 }
 
@@ -416,12 +416,12 @@ fn advertisement_without_override_flag_changes_no_mac_address() {
             (view.known[&hop(1)], view.asked.iter().filter(|(_, at)| at.is_some()).count())
         };
         // A reachable neighbour becomes stale. In the other states, nothing changes.
-        assert_eq!(at(&mut machine, 100), ((Resolved::At(mac(1)), ReportEvent::NextUse), 0));
-        assert_eq!(at(&mut machine, 200), ((Resolved::At(mac(1)), ReportEvent::NextUse), 0));
+        assert_eq!(at(&mut machine, 100), ((ResolutionState::At(mac(1)), ReportedEvent::NextUse), 0));
+        assert_eq!(at(&mut machine, 200), ((ResolutionState::At(mac(1)), ReportedEvent::NextUse), 0));
         machine.request(hop(1), true, 300, &mut Vec::new());
-        assert_eq!(at(&mut machine, 400).0.0, Resolved::At(mac(1)));
+        assert_eq!(at(&mut machine, 400).0.0, ResolutionState::At(mac(1)));
         machine.check_timeouts(300 + FIRST_PROBE_DELAY, &mut Vec::new());
-        assert_eq!(at(&mut machine, 400 + FIRST_PROBE_DELAY).0.0, Resolved::At(mac(1)));
+        assert_eq!(at(&mut machine, 400 + FIRST_PROBE_DELAY).0.0, ResolutionState::At(mac(1)));
     }
 }
 
@@ -431,7 +431,7 @@ fn forged_mac_address_of_a_new_neighbour_is_replaced_in_about_a_second() {
     let (mut machine, mut view, mut actions) = (machine(16), View::default(), Vec::new());
     machine.receive(&heard(1, Some(2), NeighborMessageKind::Request, true), 0, &mut actions);
     view.take(&mut actions);
-    assert_eq!((view.known[&hop(1)], view.asked.len()), ((Resolved::At(mac(2)), ReportEvent::NextUse), 0));
+    assert_eq!((view.known[&hop(1)], view.asked.len()), ((ResolutionState::At(mac(2)), ReportedEvent::NextUse), 0));
     machine.request(hop(1), true, 100, &mut actions);
     view.take(&mut actions);
     assert_eq!(view.asked, [(hop(1), Some(mac(2)))]);
@@ -439,13 +439,13 @@ fn forged_mac_address_of_a_new_neighbour_is_replaced_in_about_a_second() {
     for now in (100..1100).step_by(50) {
         machine.receive(&heard(1, Some(3), NeighborMessageKind::Request, true), now, &mut actions);
         view.take(&mut actions);
-        assert_eq!((view.known[&hop(1)].0, view.asked.len()), (Resolved::At(mac(2)), 0), "at {now} ms");
+        assert_eq!((view.known[&hop(1)].0, view.asked.len()), (ResolutionState::At(mac(2)), 0), "at {now} ms");
     }
     let requests = requests_between(&mut machine, &mut view, 101..1300);
     assert!(matches!(requests[..], [(.., Some(_)), (.., Some(_)), (_, _, None)]), "{requests:?}");
     machine.receive(&heard(1, Some(1), NeighborMessageKind::Reply, true), 1300, &mut actions);
     view.take(&mut actions);
-    assert_eq!(view.known[&hop(1)], (Resolved::At(mac(1)), ReportEvent::None));
+    assert_eq!(view.known[&hop(1)], (ResolutionState::At(mac(1)), ReportedEvent::None));
 }
 
 /// A stage that passes the shared state of the run to the test, and sets the second port as egress port of every
@@ -841,7 +841,11 @@ fn new_neighbour_is_asked_at_once_during_a_scan() {
             view.asked = asked;
         }
         // When the peer is stale, the stage asks the peer by unicast, and the peer stays reachable.
-        assert_eq!(view.known.get(&peer).map(|(resolved, _)| *resolved), Some(Resolved::At(mac(1))), "at {now} ms");
+        assert_eq!(
+            view.known.get(&peer).map(|(resolved, _)| *resolved),
+            Some(ResolutionState::At(mac(1))),
+            "at {now} ms"
+        );
         if answered.is_none() && view.asked.iter().any(|(hop, _)| *hop == neighbor) {
             answered = Some(now);
         }
@@ -926,7 +930,7 @@ fn new_neighbour_is_found_during_a_scan_while_the_table_is_full_of_stale_neighbo
         if view.asked.iter().any(|(hop, _)| *hop == neighbor) {
             machine.receive(&answer(neighbor), now, &mut actions);
         }
-        if !matches!(view.known.get(&neighbor), Some((Resolved::At(_), _))) {
+        if !matches!(view.known.get(&neighbor), Some((ResolutionState::At(_), _))) {
             machine.request(neighbor, true, now, &mut actions);
         }
         (0..3).for_each(|third| machine.request(other(1000 + 3 * turn + third), true, now, &mut actions));
@@ -935,7 +939,7 @@ fn new_neighbour_is_found_during_a_scan_while_the_table_is_full_of_stale_neighbo
         }
         view.take(&mut actions);
     }
-    assert_eq!(view.known.get(&neighbor).map(|(resolved, _)| *resolved), Some(Resolved::At(mac(1))));
+    assert_eq!(view.known.get(&neighbor).map(|(resolved, _)| *resolved), Some(ResolutionState::At(mac(1))));
     assert!(machine.len() <= 64);
 }
 
@@ -1076,6 +1080,6 @@ fn neighbours_of_one_port_leave_room_for_the_neighbours_of_other_ports() {
     resolve(&mut state, hop(1, 1), 40);
     assert_eq!([&state.machines[0], &state.machines[1]].map(StateMachine::len), [16, 1]);
     let open = state.resolution.open.get().unwrap();
-    assert_eq!(open.tables.neighbor_state(hop(1, 1)).map(|(resolved, _)| resolved), Some(Resolved::At(mac(1))));
+    assert_eq!(open.tables.neighbor_state(hop(1, 1)).map(|(resolved, _)| resolved), Some(ResolutionState::At(mac(1))));
     harness.tick();
 }

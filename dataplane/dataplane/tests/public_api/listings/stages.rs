@@ -115,13 +115,13 @@ pub mod forwarding {
     mod neighbors {
         pub const MAX_NEIGHBORS: usize = _;
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Resolved {
+        pub enum ResolutionState {
             At(MacAddr),
             Unknown,
             Failed,
         }
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum ReportEvent {
+        pub enum ReportedEvent {
             None,
             NextUse,
             Answer,
@@ -191,8 +191,8 @@ pub mod forwarding {
             pub fn set_neighbor(
                 &mut self,
                 hop: NextHop,
-                resolved: Resolved,
-                event: ReportEvent,
+                state: ResolutionState,
+                event: ReportedEvent,
             ) -> Result<(), Refused> {}
             pub fn reserve_next_hop(&mut self, hop: NextHop) -> Result<u32, Refused> {}
             pub fn release(&mut self, hop: NextHop) {}
@@ -203,13 +203,13 @@ pub mod forwarding {
             pub fn neighbor_slots_freed(&self) -> u64 {}
             pub fn has_routes(&self, hop: NextHop) -> bool {}
             pub fn allow_requests_again(&self) {}
-            pub fn publish_before_readers(&mut self, shared: &Forwarding) {}
+            pub fn publish_without_readers(&mut self, shared: &Forwarding) {}
             pub fn publish(&mut self, shared: &Forwarding) {}
         }
     }
     pub use groups::{Path, RouteKind};
     pub use listing::{ListedRoute, RouteHop, RouteTarget};
-    pub use neighbors::{MAX_NEIGHBORS, ReportEvent, Resolved};
+    pub use neighbors::{MAX_NEIGHBORS, ReportedEvent, ResolutionState};
     pub use refused::Refused;
     pub use rows::{ConfigNeighbors, NeighborRow, NeighborState, NeighborTable};
     pub use writer::{MAX_ROUTES, Writer};
@@ -246,8 +246,8 @@ pub mod forwarding {
         ) -> Vec<ListedRoute> {}
         pub fn route_for(&self, table: usize, address: IpAddr) -> Option<ListedRoute> {}
         pub fn neighbor_slots(&self) -> usize {}
-        pub fn neighbor_at(&self, slot: usize) -> Option<(NextHop, Resolved)> {}
-        pub fn neighbor_state(&self, hop: NextHop) -> Option<(Resolved, bool)> {}
+        pub fn neighbor_at(&self, slot: usize) -> Option<(NextHop, ResolutionState)> {}
+        pub fn neighbor_state(&self, hop: NextHop) -> Option<(ResolutionState, bool)> {}
         pub fn next_request(&self) -> Option<NextHop> {}
         pub fn count(&self, count: Count) -> u64 {}
         pub fn add(&self, count: Count, by: u64) {}
@@ -262,8 +262,8 @@ pub mod forwarding {
         pub fn shared(&self) -> &Arc<Forwarding> {}
         pub fn routes(&self, ingress: u8) -> Option<(&View4, &View6)> {}
         pub fn path(&self, group: u32, flow_hash: u32) -> Option<Path> {}
-        pub fn next_hop_state(&self, next_hop: u32) -> Resolved {}
-        pub fn neighbor(&self, hop: NextHop) -> Option<Resolved> {}
+        pub fn next_hop_state(&self, next_hop: u32) -> ResolutionState {}
+        pub fn neighbor(&self, hop: NextHop) -> Option<ResolutionState> {}
         pub fn request_resolution(&self, hop: NextHop) {}
         pub fn mac(&self, port: u8) -> Option<MacAddr> {}
         pub fn mtu(&self, port: u8) -> Option<u32> {}
