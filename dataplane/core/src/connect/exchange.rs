@@ -196,7 +196,7 @@ pub struct Listener {
     from: Option<IpAddr>,
 }
 
-/// A connection to a listener that may be from the peer.
+/// An incoming connection that may come from the peer.
 struct Candidate {
     wire: Wire,
     address: SocketAddr,

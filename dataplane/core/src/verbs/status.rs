@@ -76,7 +76,7 @@ statuses! {
     RespTimeoutErr = 20 "IBV_WC_RESP_TIMEOUT_ERR", "response timeout error",
         "the response of the peer came too late";
     GeneralErr = 21 "IBV_WC_GENERAL_ERR", "general error",
-        "a kernel interface is down or deleted, or refused the frame; for other devices, vendor_err has the code";
+        "a kernel interface is down or deleted, or refused the frame; on an RDMA device, vendor_err has the cause";
     TmErr = 22 "IBV_WC_TM_ERR", "tag matching error",
         "the tag-matching list of the device differs from the list of the application";
     TmRndvIncomplete = 23 "IBV_WC_TM_RNDV_INCOMPLETE", "tag matching rendezvous left to software",
