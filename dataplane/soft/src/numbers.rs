@@ -1,5 +1,5 @@
-//! The numbers by which programs refer to devices and queues, such as the number of a queue pair, and the identities of
-//! objects, which only this crate uses.
+//! Numbers and identities. Programs refer to devices and queues by numbers, such as the number of a queue pair.
+//! Identities distinguish objects, and only this crate uses identities.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -130,7 +130,7 @@ fn flapping_link_raises_port_events() {
 }
 
 #[test]
-fn queue_with_busy_polls_loses_no_completion() {
+fn queue_whose_polls_fail_with_ebusy_loses_no_completion() {
     let faults = FaultSpec { clock_busy: 0.5, seed: 4, ..FaultSpec::default() };
     let plan = Plan { fields: PollFields::STANDARD | PollFields::WALLCLOCK, ..Plan::default() };
     let mut rig = Rig::with(SoftSpec { faults, ..reflecting() }, plan).ready();

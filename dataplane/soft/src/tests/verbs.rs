@@ -195,11 +195,11 @@ fn keys_are_checked_for_sends_and_receives() {
     let wrong: [(&str, Invalidate); 4] = [
         ("no such key", |_, sge| Sge { lkey: Lkey(9), ..sge }),
         ("before the region", |rig, sge| Sge { addr: rig.mr.region().base().as_ptr() as u64 - 8, ..sge }),
-        ("past the end", |rig, sge| Sge {
+        ("past the end of the region", |rig, sge| Sge {
             addr: rig.mr.region().base().as_ptr() as u64 + rig.mr.region().len() as u64 - 59,
             ..sge
         }),
-        ("past all addresses", |_, sge| Sge { addr: u64::MAX - 3, ..sge }),
+        ("past the end of the address space", |_, sge| Sge { addr: u64::MAX - 3, ..sge }),
     ];
     for (what, invalidate) in wrong {
         let mut rig = Rig::new(reflecting()).ready();

@@ -77,8 +77,8 @@ pub struct GeneratorConfig {
     /// A mix of frame sizes, instead of `size`. The generator cycles through the sizes.
     pub sizes: Vec<Size>,
     /// The number of flows, which the generator cycles through. Flows differ in the source port and, beyond 65,536
-    /// flows, in the source address. For each flow and each size, the generator prepares as many frames as the `weight`
-    /// of the size (1 if `sizes` is not set). All prepared frames together must not exceed 64 MiB.
+    /// flows, in the source address. For each flow, the generator prepares `weight` frames of each size, or one frame
+    /// if `sizes` is not set. All prepared frames together must not exceed 64 MiB.
     #[serde(deserialize_with = "within::<_, u32, 1, 1048576>")]
     #[schemars(range(min = 1, max = 1048576))]
     pub flows: u32,

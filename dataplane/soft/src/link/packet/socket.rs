@@ -25,7 +25,8 @@ use dataplane_core::units::Nanos;
 /// Minimum size of a ring block, in bytes. A block holds several frames. The kernel allocates each block separately, so
 /// large blocks need fewer allocations.
 const BLOCK: usize = 1 << 16;
-/// Maximum number of bytes before a frame: its descriptor, its address, alignment, and the offload header.
+/// Maximum number of bytes before a frame in the ring: the descriptor (`tpacket2_hdr`), a `sockaddr_ll`, alignment, and
+/// the offload header.
 const BEFORE: usize = 128;
 /// Socket buffer size, in bytes, for frames that are too long for the ring and for frames that are being sent.
 const BUFFERS: libc::c_int = 8 << 20;
@@ -97,8 +98,9 @@ pub(super) fn insert_tag(bytes: &mut [u8], tag: [u8; 4]) {
 
 impl PacketSocket {
     /// Opens the sockets of one queue on the interface `index`, for frames of up to `longest` bytes. `by_nic` selects
-    /// NIC timestamps instead of kernel timestamps. If `group` is `Some`, the receiving socket joins the fanout group with
-    /// this number. If there is no number yet, the socket creates the group, and the function stores the group's number.
+    /// NIC timestamps instead of kernel timestamps. If `group` is `Some`, the receiving socket joins a fanout group:
+    /// the group whose number `group` contains, or a new group if `group` contains `None`. The function stores the
+    /// number of a new group in `group`.
     ///
     /// # Errors
     /// Returns the operation that the kernel refused, and the error.
@@ -248,7 +250,7 @@ impl PacketSocket {
             // SAFETY: the message points to two buffers that are writable for their given lengths.
             let n = unsafe { libc::recvmsg(self.receiver.as_raw_fd(), &raw mut message, flags) };
             if n == -1 {
-                // If the interface went down, the call returns this error once instead of a frame.
+                // If the interface went down, the call returns `ENETDOWN` once instead of a frame.
                 match io::Error::last_os_error().raw_os_error() {
                     Some(libc::ENETDOWN | libc::EINTR) => continue,
                     _ => return None,

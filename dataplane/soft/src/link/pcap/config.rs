@@ -105,7 +105,7 @@ impl<'de> Deserialize<'de> for Repeat {
         impl Visitor<'_> for Choice {
             type Value = Repeat;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("true, false or a number of times from 1")
+                f.write_str("true, false or an integer of at least 1")
             }
             fn visit_bool<E>(self, forever: bool) -> Result<Repeat, E> {
                 Ok(if forever { Repeat::Forever } else { Repeat::Times(1) })
