@@ -380,7 +380,7 @@ impl Stage for Limit {
 
     fn info() -> StageInfo {
         StageInfo::new()
-            .keeps("the tokens of its buckets, unless the mode or the unit changes")
+            .keeps("the tokens of its buckets (unless the mode or the unit of the limit changes)")
             .drops(&[Reason::RateExceeded])
             .tables(const { &[TableInfo::of::<LimitTable>("limits")] })
     }

@@ -56,7 +56,7 @@ fn invalid_filter_is_refused() {
         ("0", "0 instructions: a program has 1 to 4096"),
         ("4097", "the program has 4097 instructions, more than the maximum of 4096"),
         ("1 6 256 0 0", "instruction 0: a number is too large"),
-        ("2 21 1 0 0 6 0 0 0", "instruction 0 (0x15, 0): the jump leaves the program"),
+        ("2 21 1 0 0 6 0 0 0", "instruction 0 (0x15, 0): the jump leaves the compiled filter"),
         ("2 5 0 0 1 6 0 0 0", "the jump leaves"),
         ("2 96 0 0 3 22 0 0 0", "instruction 0 reads word 3 of the scratch memory, which may have no value yet"),
         // Only the true branch stores the value.

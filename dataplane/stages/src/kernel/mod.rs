@@ -3,9 +3,9 @@
 //! A background task first reads the whole state from the kernel (a dump). The task then follows the changes and writes
 //! them to [`Forwarding`], without stopping the workers. Some changes are missed: the kernel may drop messages,
 //! and the kernel does not report the IPv4 routes of an interface that goes down. The task then reads the whole state
-//! again (a resync) and writes only the differences. The kernel may report a change during a resync although the state
-//! that the task reads already contains this change. If the result of such changes is not certain, the task starts
-//! another resync. The task also asks the kernel to resolve the neighbours that workers need.
+//! again (a resync) and writes only the differences. During a resync, the kernel may report a change that is already
+//! part of the state that the task reads. If the task cannot determine whether the change or the read state is newer,
+//! the task starts another resync. The task also asks the kernel to resolve the neighbours that workers need.
 
 mod messages;
 mod overflow;
