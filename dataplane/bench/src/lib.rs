@@ -1,5 +1,5 @@
-//! A tester for networks and network devices: sends streams of packets, judges the packets that return, and searches the
-//! highest rate that a device under test carries.
+//! A tester for networks and network devices: sends streams of packets, judges the packets that return, and searches
+//! the highest rate that a device under test carries.
 //!
 //! | module | responsibility |
 //! | --- | --- |
@@ -7,7 +7,7 @@
 //! | [`config`] | the keys of a stream |
 //! | [`values`], [`stream`] | the frames of a stream, and the values of their fields |
 //! | [`replay`] | the frames of a capture |
-//! | [`rate`] | rates in packets, bits, or percent of the line |
+//! | [`rate`] | rates in packets per second, bits per second, or percent of the line rate |
 //! | [`sender`] | the schedule of a stream |
 //! | [`judge`] | loss, duplicates, reordering, latency, jitter and gaps of a stream |
 //! | [`series`] | counts by time |

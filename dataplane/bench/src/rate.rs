@@ -26,8 +26,8 @@ pub enum Rate {
 }
 
 impl Rate {
-    /// Returns the rate in frames per second. `frame` is the mean length of the frames in bytes, without the frame check
-    /// sequence. `line` is the speed of the line in bits per second. Returns `None` for [`Rate::Max`].
+    /// Returns the rate in frames per second. `frame` is the mean length of the frames in bytes, without the frame
+    /// check sequence. `line` is the speed of the line in bits per second. Returns `None` for [`Rate::Max`].
     ///
     /// # Errors
     /// Returns the reason if the rate exceeds the line, or is relative to a line with an unknown speed.
@@ -88,8 +88,8 @@ impl FromStr for Rate {
         };
         rate.filter(positive).ok_or_else(|| {
             format!(
-                "`{text}` is not a rate above 0; help: write packets per second, bits per second, percent of the line, or \
-                 max: \"10kpps\", \"1Gbps\", \"50%\", \"max\""
+                "`{text}` is not a rate above 0; help: write packets per second, bits per second, percent of the line \
+                 rate, or max: \"10kpps\", \"1Gbps\", \"50%\", \"max\""
             )
         })
     }

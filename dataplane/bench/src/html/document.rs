@@ -63,9 +63,10 @@ impl Page {
         page
     }
 
-    /// Adds a paragraph for each note. Many notes are in a list with the title `what`, which is closed at first.
+    /// Adds a paragraph for each note. If there are more than `SHOWN` notes, puts the paragraphs into a collapsed list
+    /// with the title `what`.
     pub(super) fn notes(&mut self, class: &str, what: &str, notes: &[String]) {
-        /// The maximum number of notes that are not in a list.
+        /// The maximum number of notes without a collapsed list.
         const SHOWN: usize = 3;
         let is_list = notes.len() > SHOWN;
         if is_list {

@@ -5,7 +5,7 @@ use super::document::Page;
 use super::rate::{self, LATENCY, TIME};
 use crate::report::{SoakCounts, SoakInterval, SoakReport};
 
-/// The name of a value, and the value.
+/// The name of a value, and the function that reads the value.
 type Named = (&'static str, fn(&SoakCounts) -> u64);
 
 pub(super) fn add(page: &mut Page, report: &SoakReport) {
@@ -20,7 +20,7 @@ pub(super) fn add(page: &mut Page, report: &SoakReport) {
         };
         /// The maximum number of rows of the table.
         const SHOWN: usize = 50;
-        page.table(&["interval", "sent", "lost"], &lossy.iter().take(SHOWN).map(row).collect::<Vec<_>>());
+        page.table(&["start of the interval", "sent", "lost"], &lossy.iter().take(SHOWN).map(row).collect::<Vec<_>>());
     }
     let packets = Axis { label: "packets of an interval", unit: Unit::Count, scale: Scale::Linear };
     let chart = |y: Axis, kinds: &[Named]| {

@@ -28,8 +28,8 @@ pub(super) fn counters(lanes: &PortLanes) -> Vec<BTreeMap<String, u64>> {
     let of = |(port, plan): (usize, &dataplane::config::PortPlan)| {
         let mut counters = lanes.counters(port);
         let interface = plan.config.kernel_interface();
-        // If an RDMA device has the counter `rx_out_of_buffer`, this counter includes the frames that the interface
-        // missed.
+        // Do not count missed frames twice: if an RDMA device has the counter `rx_out_of_buffer`, this counter already
+        // includes the frames that the interface missed.
         if !counters.contains_key("rx_out_of_buffer") || plan.config.link.is_some() {
             let missed = interface.and_then(|name| interface_counter(name, "statistics/rx_missed_errors"));
             counters.extend(missed.map(|missed| (INTERFACE_MISSED.to_owned(), missed)));
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drops_of_an_af_xdp_socket_and_of_the_nic_are_overrun() {
+    fn drops_of_an_af_xdp_socket_and_of_the_nic_count_as_overrun() {
         let changes = [
             ("rx_packets", 100),
             ("kernel_rx_dropped", 1),
