@@ -81,7 +81,8 @@ pub(super) fn rollback(args: &args::Change) -> Result<(), CommandError> {
 pub(super) fn reload(args: &args::Change) -> Result<(), CommandError> {
     let answer =
         ask(&args.target, &Call::Reload {}, "dataplane reload --process PROCESS").map_err(|error| match error {
-            // Status 2 is for a wrong argument. `reload` has no config as an argument, so a wrong file is a failure.
+            // `Usage` ends the program with exit status 2, which means a wrong argument. `reload` has no config as an
+            // argument, so report a wrong config as `Failed`.
             CommandError::Usage(message) => CommandError::Failed(message),
             error => error,
         })?;
@@ -123,7 +124,7 @@ pub(super) fn save(args: &args::Save) -> Result<(), CommandError> {
     };
     check_save(&mut client, &row, &file, args.force).map_err(CommandError::Failed)?;
     let synced = file::replace(&file, row.text.as_bytes()).map_err(|error| {
-        let help = "help: the file has its old content; name another file, or free space";
+        let help = "help: the file still has its old content; save to another file, or make room on the disk";
         CommandError::Failed(format!("cannot save {}: {error}; {help}", file.display()))
     })?;
     if let Err(error) = synced {

@@ -214,7 +214,8 @@ impl Default for Runtime {
     }
 }
 
-/// The minimum of `watchdog`. A worker that sleeps publishes its progress after each sleep.
+/// The minimum of `watchdog`. The minimum is longer than the longest sleep of a worker, because a worker publishes its
+/// progress only after each sleep.
 const MIN_WATCHDOG: Duration = Duration::from_millis(100);
 
 fn watchdog<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Period, D::Error> {

@@ -26,8 +26,8 @@ pub(super) struct OpenLanes {
     pub(super) pages: PageKind,
 }
 
-/// Allocates the packet memory of a worker, and opens its lane on each port. `place` is the number of the worker and
-/// the number of all workers. `keeps_recv_info` is whether each packet buffer has room for the results of receive
+/// Allocates the packet memory of a worker, and opens its lane on each port. `place` is the index of the worker and
+/// the count of all workers. `keeps_recv_info` is whether each packet buffer has room for the results of receive
 /// offloads ([`RecvInfo`](dataplane_core::mem::RecvInfo)). Must be called on the worker's thread.
 pub(super) fn open(
     plan: &Plan,

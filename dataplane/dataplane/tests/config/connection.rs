@@ -291,7 +291,7 @@ fn two_ports_cannot_listen_on_one_address() {
         let expected = (
             10,
             format!("`lan` cannot listen on {second}, because `wan` listens there"),
-            "use a different TCP port for each port, such as 18516, and change `to` of the peer".to_owned(),
+            "listen on another TCP port, such as 18516, and write the same TCP port in `to` of the peer".to_owned(),
         );
         let found: Vec<_> = found.into_iter().map(|(line, _, message, help)| (line, message, help)).collect();
         assert_eq!(found, if collides { vec![expected] } else { Vec::new() }, "{first} {second}");

@@ -71,7 +71,7 @@ fn attack_then_connect(step: Duration, attack: impl FnOnce(SocketAddr)) -> u64 {
             let exchange = listener.accept(&offer(&own), &WaitLimits::new(4 * LONG, step)).unwrap();
             let connected = qp.connect(&exchange.remotes[0]).unwrap();
             assert_eq!(connected.queue_pair().state(), QpState::Rts);
-            assert_eq!(devices[0].queue_counters().len(), 1, "rejected peers left queue pairs");
+            assert_eq!(devices[0].queue_counters().len(), 1, "rejected peers left queue pairs behind");
             let refused = exchange.refused;
             exchange.confirm(&wait_limits()).unwrap();
             refused

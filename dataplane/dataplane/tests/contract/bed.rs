@@ -195,7 +195,8 @@ pub(crate) struct EndpointSpec {
 
 impl EndpointSpec {
     pub(crate) fn new(kind: QpType) -> Self {
-        // Datagrams use no remote access, and efa refuses to register memory with access flags that it does not support.
+        // Datagrams use no remote access, and efa refuses to register memory with access flags that it does not
+        // support.
         let access = if kind == QpType::Ud { Access::LOCAL_WRITE } else { ALL_ACCESS };
         let cq = CqSpec { depth: 64, fields: PollFields::STANDARD, ..CqSpec::default() };
         Self {
@@ -318,7 +319,7 @@ impl<D: Device> Endpoint<D> {
     pub(crate) fn apply(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Outcome {
         let again = self.was_reset && attributes.state == QpState::Init;
         self.qp.modify(attributes, mask).map_err(|refused| match refused.errno {
-            libc::EINVAL if again => Stop::Skip("use after RESET".to_owned(), refused.errno),
+            libc::EINVAL if again => Stop::Skip("reuse of a queue pair after RESET".to_owned(), refused.errno),
             _ => refused.into(),
         })
     }

@@ -74,6 +74,6 @@ fn configs_named_in_the_docs_exist() {
     }
     assert!(!named.is_empty());
     for name in named {
-        assert!(root().join("configs").join(&name).is_file(), "the docs name configs/{name}");
+        assert!(root().join("configs").join(&name).is_file(), "the docs mention configs/{name}, which does not exist");
     }
 }

@@ -146,7 +146,8 @@ fn conclusion(cause: &Cause, batch: &[BatchPacket], outcomes: &[(usize, &str)], 
     };
     // Writing to a string cannot fail.
     if !batch.is_empty() {
-        let _ = writeln!(text, "  batch of the stage, as earlier stages changed the packets: {}", batch.len());
+        let noun = if batch.len() == 1 { "packet" } else { "packets" };
+        let _ = writeln!(text, "  batch of the stage: {} {noun}, with the changes of earlier stages", batch.len());
         for BatchPacket { summary, bytes } in batch.iter().take(MAX_SHOWN) {
             let _ = writeln!(text, "    {summary}  {bytes} bytes");
         }

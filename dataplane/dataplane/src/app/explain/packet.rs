@@ -100,7 +100,7 @@ fn live_path(frame: &[u8], path: TracePath) -> ExplainedPath {
     }
 }
 
-/// Decodes hexadecimal digits. The program sends valid digits, so an error gives no bytes.
+/// Decodes hexadecimal digits. Returns no bytes if the digits are invalid. The running program sends only valid digits.
 pub(in crate::app) fn decode(digits: &str) -> Vec<u8> {
     hex::decode(digits).unwrap_or_default()
 }

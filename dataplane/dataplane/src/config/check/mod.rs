@@ -273,7 +273,7 @@ impl<'a> PortChecker<'a, '_> {
         Some(other)
     }
 
-    /// Checks that no two ports receive the raw packets of the same port of a verbs device.
+    /// Checks that no two ports of the config use the raw packets of the same physical port of an RDMA device.
     fn devices(&mut self) {
         let mut seen: HashMap<(&str, u8), &'a str> = HashMap::new();
         let loaded = self.loaded;
@@ -303,7 +303,7 @@ impl<'a> PortChecker<'a, '_> {
             });
             if let Some((address, other)) = shared {
                 let message = format!("`{}` cannot listen on {address}, because `{other}` listens there", port.name);
-                let help = "use a different TCP port for each port, such as 18516, and change `to` of the peer";
+                let help = "listen on another TCP port, such as 18516, and write the same TCP port in `to` of the peer";
                 self.error(&format!("port[{index}].connection.listen"), message, help);
             }
             seen.push(port);

@@ -16,8 +16,8 @@ use dataplane_control::Refusal;
 use dataplane_control::change::Operation;
 use dataplane_core::units::CoreId;
 
-/// Workers that have moved to other cores. Unless [`MovedWorkers::keep`] is called, the workers move back when the value
-/// is dropped.
+/// Workers that have moved to other cores. Unless [`MovedWorkers::keep`] is called, the workers move back when the
+/// value is dropped.
 pub(super) struct MovedWorkers<'a> {
     state: &'a RunState,
     /// The workers, each with its earlier core.
@@ -45,7 +45,7 @@ impl RunState {
     /// Moves the workers to the cores of a plan.
     ///
     /// # Errors
-    /// Fails if a worker cannot run on its core. All workers then stay on their cores.
+    /// Fails if a worker cannot run on its new core. All workers then run on their earlier cores.
     pub(super) fn move_workers(&self, plan: &Plan) -> Result<MovedWorkers<'_>, Refusal> {
         let mut moved = MovedWorkers { state: self, moved: Vec::new() };
         for (worker, core) in plan.cores.iter().enumerate() {

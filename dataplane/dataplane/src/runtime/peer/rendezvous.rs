@@ -167,7 +167,7 @@ impl Rendezvous {
         false
     }
 
-    /// Marks all lanes as connected: both sides are in RTS, and packets may be sent.
+    /// Marks all lanes that are still ready as connected: both sides are in RTS, and packets may be sent.
     pub(crate) fn open(&self) {
         let mut states = self.states();
         for (state, flags) in states.iter_mut().zip(&self.flags).filter(|(state, _)| **state == LaneState::Ready) {
