@@ -224,8 +224,8 @@ impl<D: Device> ConnectedQueuePair<D> {
         Address { lid: local.lid, qpn: self.qp.number().0, psn, gid: local.gid }
     }
 
-    /// Converts an address of the peer to an endpoint. The address exchange does not send all values of an endpoint.
-    /// For each missing value, this side assumes that the peer has the value of this side.
+    /// Converts an address, of this side or of the peer, to an endpoint. An address lacks some values of an endpoint.
+    /// The values of this side replace the missing values, so this side assumes that the peer has the same values.
     fn endpoint(&self, address: Address) -> QueuePairEndpoint {
         let local = self.connector.local();
         let parameters = self.connector.parameters();

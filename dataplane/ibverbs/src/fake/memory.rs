@@ -85,7 +85,8 @@ pub(super) unsafe fn create_srq(pd: *mut ibv_pd, srq_context: *mut std::ffi::c_v
 }
 
 impl Fake {
-    /// Returns the numbers of the windows and of the registrations to which the windows are bound.
+    /// Returns a pair for each bound window: the handle of the window, and the handle of the registration to which the
+    /// window is bound.
     pub(crate) fn bindings(&self) -> Vec<(u32, u32)> {
         self.state().bound.iter().map(|(window, region)| (*window, *region)).collect()
     }
