@@ -18,9 +18,9 @@
 //! | [`pcapng`] | encodes the blocks of pcapng files | – |
 //! | [`topology`] | cores, caches, NUMA nodes, device locality; thread pinning | units, error |
 //! | [`clock`] | the system clock, device clocks, and timestamps with their source | units, error, sync |
-//! | [`mem`] | huge-page regions, the buffer pool, batches and packets | units, error, topology, clock |
+//! | [`mem`] | huge-page regions, the buffer pool, batches and packets | units, error, topology, clock, sync |
 //! | [`header`] | checked views of protocol headers | – |
-//! | [`verbs`] | the verbs contract as traits, which every provider implements | units, error, mem, header, clock |
+//! | [`verbs`] | the verbs contract as traits, which every provider implements | units, error, mem, header, clock, sync |
 //! | [`connect`] | connects queue pairs: parameters, the handshake, the peer exchange | units, error, verbs |
 //! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim. With this module, apps can also send and receive messages without `unsafe` code | units, error, verbs, mem, clock |
 //! | [`pipeline`] | the `Stage` trait, the registry, the graph that moves packets from stage to stage | units, error, mem, header, clock, file, sync |

@@ -5,12 +5,12 @@
 //! each model with every interleaving of its threads, up to a limited number of preemptions.
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
+pub use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, Ordering, fence};
 #[cfg(loom)]
-pub use loom::sync::{Arc, Mutex};
+pub use loom::sync::{Arc, Mutex, MutexGuard};
 #[cfg(not(loom))]
 #[doc(no_inline)]
-pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
+pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 #[doc(no_inline)]
-pub use std::sync::{Arc, Mutex};
+pub use std::sync::{Arc, Mutex, MutexGuard};

@@ -3,7 +3,8 @@
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::sync::{AtomicPtr, Ordering};
 
 /// An optional box that threads exchange with one atomic operation. No thread ever waits for another thread.
 ///
@@ -17,7 +18,7 @@ pub(crate) struct AtomicBox<T> {
 
 impl<T> AtomicBox<T> {
     /// Creates an empty `AtomicBox`.
-    pub(crate) const fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { pointer: AtomicPtr::new(ptr::null_mut()), owned: PhantomData }
     }
 
@@ -88,5 +89,64 @@ mod tests {
             taken + replaced + shared.take().map_or(0, |value| *value)
         });
         assert_eq!(total, VALUES * (VALUES + 1) / 2);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use loom::alloc::Track;
+    use loom::cell::UnsafeCell;
+
+    use super::*;
+    use crate::sync::Arc;
+
+    /// A value that loom watches: loom reports accesses that are not ordered, and a value that is never dropped.
+    struct Watched(Track<UnsafeCell<u32>>, u32);
+
+    impl Watched {
+        fn boxed(number: u32) -> Box<Self> {
+            let value = Self(Track::new(UnsafeCell::new(number)), number);
+            value.change();
+            Box::new(value)
+        }
+
+        /// Accesses the value as its only owner.
+        fn change(&self) {
+            self.0.get_ref().with_mut(|_| {});
+        }
+    }
+
+    /// Returns the numbers of these boxes, after an access to each value.
+    fn numbers(boxes: impl IntoIterator<Item = Option<Box<Watched>>>) -> Vec<u32> {
+        boxes.into_iter().flatten().inspect(|value| value.change()).map(|value| value.1).collect()
+    }
+
+    #[test]
+    fn every_box_has_one_owner_at_a_time() {
+        loom::model(|| {
+            let shared = Arc::new(AtomicBox::new());
+            let sender = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || numbers([1, 2].map(|number| shared.replace(Watched::boxed(number)))))
+            };
+            let mut all = numbers((0..2).map(|_| shared.take()));
+            all.extend(sender.join().unwrap());
+            all.extend(numbers([shared.replace(Watched::boxed(3)), shared.take()]));
+            all.sort_unstable();
+            assert_eq!(all, [1, 2, 3]);
+        });
+    }
+
+    #[test]
+    fn box_that_nobody_takes_is_dropped_with_its_owner() {
+        loom::model(|| {
+            let shared = Arc::new(AtomicBox::new());
+            let sender = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || drop(shared.replace(Watched::boxed(1))))
+            };
+            drop(shared);
+            sender.join().unwrap();
+        });
     }
 }

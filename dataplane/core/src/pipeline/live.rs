@@ -2,11 +2,18 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
+#[cfg(not(loom))]
 use rtrb::{Consumer, Producer, RingBuffer};
 
+#[cfg(loom)]
+use self::loom_ring::{Consumer, Producer, RingBuffer};
 use crate::mem::AtomicBox;
+use crate::sync::{Arc, Mutex, MutexGuard};
+
+#[cfg(loom)]
+mod loom_ring;
 
 /// The publishing side of a value that is replaced while workers use it, such as a table of a stage.
 ///
@@ -260,5 +267,112 @@ mod tests {
             assert_eq!(reads.join().unwrap().1, LAST);
         });
         assert!(live.settle());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use loom::alloc::Track;
+    use loom::cell::UnsafeCell;
+    use loom::thread;
+
+    use super::*;
+
+    /// The values of one execution. Not a lock of loom, because the record is no part of the algorithm.
+    #[derive(Clone, Default)]
+    struct Record(std::sync::Arc<std::sync::Mutex<(usize, Vec<thread::ThreadId>)>>);
+
+    impl Record {
+        /// Creates a value that loom watches.
+        fn create(&self, number: u32) -> Watched {
+            self.0.lock().unwrap().0 += 1;
+            let value = Watched { number, state: Track::new(UnsafeCell::new(())), record: self.clone() };
+            value.change();
+            value
+        }
+
+        /// Returns the number of values that were created and not dropped.
+        fn live(&self) -> usize {
+            let record = self.0.lock().unwrap();
+            record.0 - record.1.len()
+        }
+
+        /// Returns the number of values that this thread dropped.
+        fn dropped_here(&self) -> usize {
+            let me = thread::current().id();
+            self.0.lock().unwrap().1.iter().filter(|thread| **thread == me).count()
+        }
+    }
+
+    /// A value that records the thread that drops the value. Loom reports accesses that are not ordered.
+    struct Watched {
+        number: u32,
+        state: Track<UnsafeCell<()>>,
+        record: Record,
+    }
+
+    impl Watched {
+        /// Accesses the value as its only owner.
+        fn change(&self) {
+            self.state.get_ref().with_mut(|_| {});
+        }
+    }
+
+    impl Drop for Watched {
+        fn drop(&mut self) {
+            self.change();
+            self.record.0.lock().unwrap().1.push(thread::current().id());
+        }
+    }
+
+    /// Publishes values with these numbers on another thread.
+    fn publish(live: &Arc<Live<Watched>>, record: &Record, numbers: [u32; 2]) -> thread::JoinHandle<()> {
+        let (live, record) = (live.clone(), record.clone());
+        thread::spawn(move || numbers.into_iter().for_each(|number| live.publish(|_| record.create(number))))
+    }
+
+    #[test]
+    fn reader_gets_the_latest_value_and_never_drops_a_value() {
+        loom::model(|| {
+            let (record, live) = (Record::default(), Arc::new(Live::default()));
+            let mut reader = live.reader(record.create(0));
+            // If a publication does not empty the ring, the ring is full before the last value.
+            live.publish(|_| record.create(1));
+            reader.refresh();
+            live.publish(|_| record.create(2));
+            assert_eq!(record.dropped_here(), 1, "the second publication has dropped value 0");
+            let publisher = publish(&live, &record, [3, 4]);
+            let mut last = 1;
+            for _ in 0..3 {
+                reader.refresh_with(|current, next| {
+                    current.change();
+                    next.change();
+                });
+                assert!(reader.number >= last, "value {} after value {last}", reader.number);
+                last = reader.number;
+                reader.change();
+            }
+            publisher.join().unwrap();
+            reader.refresh();
+            assert_eq!(reader.number, 4);
+            assert_eq!(record.dropped_here(), 1, "the reader has dropped a value");
+            assert!(live.settle());
+            assert_eq!(record.live(), 1);
+        });
+    }
+
+    #[test]
+    fn every_value_is_dropped_if_the_reader_ends_during_a_publication() {
+        loom::model(|| {
+            let (record, live) = (Record::default(), Arc::new(Live::default()));
+            let mut reader = live.reader(record.create(0));
+            let publisher = publish(&live, &record, [1, 2]);
+            reader.refresh();
+            reader.change();
+            drop(reader);
+            publisher.join().unwrap();
+            assert!(live.settle());
+            assert_eq!(record.live(), 0);
+        });
     }
 }

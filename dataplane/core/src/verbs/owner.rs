@@ -3,15 +3,32 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// The number of a thread that has not claimed a queue yet. No queue has an owner with this number.
 const UNNUMBERED: u64 = u64::MAX;
 
+#[cfg(not(loom))]
 thread_local! {
     static NUMBER: Cell<u64> = const { Cell::new(UNNUMBERED) };
     static END: ThreadEnd = const { ThreadEnd(Cell::new(UNNUMBERED)) };
+}
+
+/// The numbers of the threads that have a number and have not ended.
+#[cfg(not(loom))]
+static RUNNING: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+#[cfg(loom)]
+loom::thread_local! {
+    static NUMBER: Cell<u64> = Cell::new(UNNUMBERED);
+    static END: ThreadEnd = ThreadEnd(Cell::new(UNNUMBERED));
+}
+
+#[cfg(loom)]
+loom::lazy_static! {
+    static ref RUNNING: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 }
 
 /// Returns the number of this thread, from 1. Numbers are never reused.
@@ -23,7 +40,8 @@ fn this_thread() -> u64 {
 /// Gives this thread a number.
 #[cold]
 fn number_thread(number: &Cell<u64>) -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
+    // Numbers only have to be different, so loom does not have to see this counter.
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     number.set(NEXT.fetch_add(1, Ordering::Relaxed));
     running().insert(number.get());
     // If this thread is already ending, nothing removes its number, and the thread never counts as ended.
@@ -31,9 +49,7 @@ fn number_thread(number: &Cell<u64>) -> u64 {
     number.get()
 }
 
-/// The numbers of the threads that have a number and have not ended.
 fn running() -> MutexGuard<'static, BTreeSet<u64>> {
-    static RUNNING: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -43,7 +59,7 @@ struct ThreadEnd(Cell<u64>);
 impl Drop for ThreadEnd {
     fn drop(&mut self) {
         // If a later destructor of this thread claims a queue, the thread gets a new number, which is never removed.
-        NUMBER.with(|number| number.set(UNNUMBERED));
+        let _ = NUMBER.try_with(|number| number.set(UNNUMBERED));
         running().remove(&self.0.get());
     }
 }
@@ -71,7 +87,7 @@ pub struct QueueOwner {
 
 impl QueueOwner {
     /// Creates the owner of a queue. With `exclusive` set to `false`, every claim of every thread succeeds.
-    pub const fn new(exclusive: bool) -> Self {
+    pub fn new(exclusive: bool) -> Self {
         Self { thread: AtomicU64::new(0), exclusive }
     }
 
@@ -229,5 +245,91 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| assert!(can(&owner, Claim::Permanent) && can(&owner, Claim::Temporary)));
         });
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use super::*;
+    use crate::sync::Arc;
+
+    /// A queue that only its owner accesses. An access reads and writes `accesses` without an order of its own. If an
+    /// access does not see all earlier accesses, the count is too low.
+    struct Queue {
+        owner: QueueOwner,
+        accesses: AtomicU64,
+    }
+
+    impl Queue {
+        fn access(&self) -> u64 {
+            self.accesses.store(self.accesses.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            1
+        }
+
+        /// Accesses the queue under a temporary claim. Returns the number of accesses.
+        fn try_access(&self) -> u64 {
+            self.owner.claim(Claim::Temporary).map_or(0, |_guard| self.access())
+        }
+    }
+
+    /// Runs two threads on one queue, and checks that every access saw all earlier accesses. The threads return the number of
+    /// their accesses.
+    fn check(first: fn(&Queue) -> u64, second: fn(&Queue) -> u64) {
+        loom::model(move || {
+            let queue = Arc::new(Queue { owner: QueueOwner::new(true), accesses: AtomicU64::new(0) });
+            let threads = [first, second].map(|run| {
+                let queue = queue.clone();
+                loom::thread::spawn(move || run(&queue))
+            });
+            let accesses: u64 = threads.map(|thread| thread.join().unwrap()).into_iter().sum();
+            // In loom, `join` does not wait for the destructors of the thread. These destructors need `RUNNING`, which loom
+            // drops at the end of the model.
+            while !running().is_empty() {
+                loom::thread::yield_now();
+            }
+            assert_eq!(queue.accesses.load(Ordering::Relaxed), accesses);
+        });
+    }
+
+    #[test]
+    fn temporary_claims_never_overlap() {
+        check(|queue| queue.try_access() + queue.try_access(), Queue::try_access);
+    }
+
+    #[test]
+    fn permanent_claim_ends_with_the_release_by_its_thread() {
+        check(
+            |queue| {
+                let mine = if queue.owner.claim_permanently() { queue.access() + queue.try_access() } else { 0 };
+                queue.owner.release();
+                mine
+            },
+            Queue::try_access,
+        );
+    }
+
+    #[test]
+    fn queue_of_a_running_thread_is_not_released_by_another_thread() {
+        check(
+            |queue| if queue.owner.claim_permanently() { queue.access() + queue.access() } else { 0 },
+            |queue| {
+                queue.owner.release();
+                queue.try_access()
+            },
+        );
+    }
+
+    #[test]
+    fn guard_of_a_released_claim_does_not_end_the_claim_of_another_thread() {
+        check(
+            |queue| {
+                let Some(guard) = queue.owner.claim(Claim::Temporary) else { return 0 };
+                let mine = queue.access();
+                queue.owner.release();
+                drop(guard);
+                mine + queue.try_access()
+            },
+            Queue::try_access,
+        );
     }
 }

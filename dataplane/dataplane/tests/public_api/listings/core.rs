@@ -2911,9 +2911,11 @@ pub mod prelude {
 }
 pub mod sync {
     #[cfg(not(loom))]
-    pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
+    pub use std::sync::atomic::{
+        AtomicBool, AtomicI64, AtomicPtr, AtomicU64, Ordering, fence,
+    };
     #[cfg(not(loom))]
-    pub use std::sync::{Arc, Mutex};
+    pub use std::sync::{Arc, Mutex, MutexGuard};
 }
 pub mod telemetry {
     mod board {
@@ -3760,7 +3762,7 @@ pub mod verbs {
             private: _,
         }
         impl QueueOwner {
-            pub const fn new(exclusive: bool) -> Self {}
+            pub fn new(exclusive: bool) -> Self {}
             pub const fn is_exclusive(&self) -> bool {}
             pub fn claim_permanently(&self) -> bool {}
             pub fn claim(&self, kind: Claim) -> Option<ClaimGuard<'_>> {}
