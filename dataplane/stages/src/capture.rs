@@ -30,9 +30,10 @@ use sink::{Sink, Tap};
 /// in turn. In the file, the packets of one worker are in the order in which the worker handled the packets. The
 /// packets of several workers are only nearly in the order of their timestamps.
 ///
-/// If all buffers of a worker are full, the capture does not write the packet, and counts the packet as `missed`. The
-/// packet goes to the next stage. With `lossless = true`, the worker waits until a buffer is free. A stop of the run
-/// also ends the wait. Use `lossless` for offline runs only: on a live port, a waiting worker loses packets.
+/// If all buffers of a worker are full, the capture does not write further packets of this worker, and counts these
+/// packets as `missed`. The missed packets still go to the next stage. With `lossless = true`, the worker waits until a
+/// buffer is free. A stop of the run also ends the wait. Use `lossless` for offline runs only: on a live port, a
+/// waiting worker loses packets.
 ///
 /// Each buffer needs `snaplen` bytes and about 230 more bytes. With the defaults, the buffers of one worker need 64
 /// MiB. `dataplane check` prints the memory of all buffers, and refuses a capture that needs more memory than the host
@@ -122,8 +123,8 @@ pub struct Capture {
     /// The number of packets that can wait to be written, for each worker: 1 to 65,536. Default: 1,024.
     #[serde(default = "buffers")]
     buffers: usize,
-    /// Whether a worker waits when all its buffers are full. If `false`, the capture does not write the packet. A stop
-    /// of the run ends the wait. Default: `false`.
+    /// Whether a worker waits when all its buffers are full. If `false`, the capture does not write further packets of
+    /// this worker until a buffer is free. A stop of the run ends the wait. Default: `false`.
     #[serde(default)]
     lossless: bool,
     #[serde(skip)]

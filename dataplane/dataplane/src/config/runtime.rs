@@ -152,8 +152,8 @@ pub struct Runtime {
     /// `"sleep"` sleeps until a packet arrives, and `"adaptive"` polls under load and sleeps under little load.
     pub idle: Idle,
     /// The source of packet timestamps: `"device"` for the device's counter, `"wallclock"` for the device's wall clock,
-    /// `"software"` for the system clock, or `"none"` for no timestamps. If the device has no usable clock, the program
-    /// uses the system clock.
+    /// `"software"` for the system clock, or `"none"` for no timestamps. If the device has no wall clock, `"wallclock"`
+    /// uses the device's counter. If the device has no usable clock at all, the program uses the system clock.
     pub timestamps: Timestamps,
     /// The maximum time to wait for packets in progress when the run stops, such as `"5s"`. At most `"365d"`.
     pub drain_timeout: Period,
