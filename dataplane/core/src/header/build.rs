@@ -65,8 +65,8 @@ enum Layer4 {
     Icmp { kind: u8, code: u8, rest: [u8; 4] },
 }
 
-/// A frame to build. The frame contains only the layers that are set. [`Frame::write`] computes lengths and checksums.
-/// It ignores settings of a layer that the frame does not have, such as the TTL of an ARP frame.
+/// A frame to build. The frame contains only the layers that are set. [`Frame::write`] computes lengths and checksums,
+/// and ignores the settings of layers that the frame does not have, such as the TTL of an ARP frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
     destination: MacAddr,

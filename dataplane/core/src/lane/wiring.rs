@@ -13,9 +13,9 @@ pub type QpOf<D> = <<D as Device>::Pd as ProtectionDomain>::Qp;
 /// The address handle type of a device.
 pub type AhOf<D> = <<D as Device>::Pd as ProtectionDomain>::Ah;
 
-/// The queue pair of a lane, with the operations that a [`Wiring`] may use. A wiring can change attributes, but it
-/// cannot replace or reset the queue pair. The reason is that the device must own all posted slots until the lane
-/// itself resets the queue pair.
+/// The queue pair of a lane, with the operations that a [`Wiring`] may use. The device must own all posted slots until
+/// the lane itself resets the queue pair. A wiring can therefore change attributes, but cannot replace or reset the
+/// queue pair.
 pub struct LaneQueuePair<'lane, D: Device>(&'lane mut QpOf<D>);
 
 impl<'lane, D: Device> LaneQueuePair<'lane, D> {

@@ -48,7 +48,7 @@ pub struct PreferredNumaNode {
 
 impl PreferredNumaNode {
     /// Sets a preferred node for the calling thread. Returns `None` and changes nothing if the thread already has a
-    /// policy, for example from `numactl`, or if the process may not use the node.
+    /// policy, for example from `numactl`, or if the process is not permitted to use the node.
     pub fn new(node: NumaNode) -> Option<Self> {
         let mut policy: libc::c_int = -1;
         // SAFETY: the call writes one number to a local variable. The kernel reads no node mask and no address, because
@@ -87,7 +87,7 @@ mod tests {
         let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:")).unwrap_or("0").trim();
         let node = NumaNode(list.split(['-', ',']).next().unwrap().parse().unwrap());
         let Some(first) = PreferredNumaNode::new(node) else {
-            return dataplane_testing::report_skip("this process may set no memory policy");
+            return dataplane_testing::report_skip("this process is not permitted to set a memory policy");
         };
         assert!(PreferredNumaNode::new(node).is_none(), "a policy is already set");
         drop(first);

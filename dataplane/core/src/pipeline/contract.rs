@@ -13,8 +13,8 @@ pub struct StageInfo {
     /// Names and meanings of the drop reasons that the stage defines. [`crate::mem::Reason::of_stage`] is an index into
     /// this list.
     pub reasons: &'static [(&'static str, &'static str)],
-    /// The built-in drop reasons that the stage uses. The metrics have a counter with the value 0 for each of these
-    /// reasons and of `reasons` before the first drop.
+    /// The built-in drop reasons that the stage uses. Even before the first drop, the metrics have a counter for each
+    /// reason in `drops` and in `reasons`.
     pub drops: &'static [Reason],
     /// The names of the values of [`Stage::counters`](super::Stage::counters) that can also decrease, such as the size
     /// of a table.
@@ -41,7 +41,7 @@ pub enum StageState {
 }
 
 impl StageInfo {
-    /// Describes a kind of stage without outputs and reasons.
+    /// Creates the description of a kind of stage without outputs and without drop reasons.
     pub const fn new() -> Self {
         let (drops, gauges) = (&[], &[]);
         Self { outputs: &[], reasons: &[], drops, gauges, terminal: false, tables: &[], state: StageState::Lost }
@@ -131,7 +131,7 @@ impl Default for Contract {
 }
 
 impl Contract {
-    /// The contract of a stage that needs and sets no facts, and only drops packets or passes them on.
+    /// Creates the contract of a stage that needs and sets no facts, and only drops packets or passes packets on.
     pub const fn new() -> Self {
         let none = Facts::empty();
         Self {

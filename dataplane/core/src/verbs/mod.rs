@@ -78,7 +78,7 @@ pub trait Provider: 'static {
     /// Opens the device `name`.
     ///
     /// # Errors
-    /// No device has that name, or the process may not open the device.
+    /// No device has that name, or the process is not permitted to open the device.
     fn open(&self, name: &str) -> Result<Self::Device>;
 }
 
