@@ -49,8 +49,8 @@ impl Rss {
         }
     }
 
-    /// Returns the hash of the frame's fields that are selected for hashing. Ports are hashed only for TCP and UDP, and
-    /// not for fragments, because only the first fragment has ports. Returns `None` if the frame is truncated, or if it
+    /// Returns the hash of the fields of a frame that `fields` selects. Ports are hashed only for TCP and UDP,
+    /// and not for fragments, because only the first fragment has ports. Returns `None` if the frame is truncated, or
     /// is neither IPv4 nor IPv6.
     pub(super) fn hash(&self, frame: &[u8]) -> Option<u32> {
         let mut at = 12;
@@ -177,8 +177,8 @@ mod tests {
         assert_eq!((rss.hash(&arp), rss.queue(&arp, 4)), (None, 0));
     }
 
-    /// Computes the hash by its definition: for each set bit of the input, XOR the 32 bits of the key from that
-    /// position.
+    /// Computes the hash by its definition: for each set bit of the input, XORs the 32 bits of the key that start at
+    /// the position of the bit.
     fn plain(key: &[u8; 40], input: &[u8]) -> u32 {
         let bit = |at: usize| u32::from(key[at / 8] >> (7 - at % 8) & 1);
         let window = |at: usize| (at..at + 32).fold(0, |window, at| window << 1 | bit(at));

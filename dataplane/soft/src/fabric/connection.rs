@@ -268,7 +268,7 @@ impl Connection {
         })
     }
 
-    /// Returns the `errno` if a send is invalid and may not be posted.
+    /// Returns the `errno` if a send is invalid, so that it must not be posted.
     fn post_error(&self, qp: &Qp, send: &Send) -> Option<i32> {
         let opcode = send.work.opcode();
         let atomic = match send.work {

@@ -96,10 +96,11 @@ fn ipv6(flow: u8, len: usize) -> Vec<u8> {
     marked(0x86dd, flow, &[&header[..], &[1, flow, 0, 53, 0, 8, 0, 0]].concat()[..len])
 }
 
-/// A queue that must receive no frames has the first socket of the group. The kernel selects this socket if the program
-/// cannot load a byte of the frame. The other queues receive received and outgoing frames, including truncated packets.
+/// A queue that must receive no frames has the first socket of the group. The kernel selects this socket if the BPF
+/// program cannot load a byte of the frame. The other queues must therefore receive every frame, incoming and outgoing,
+/// even if the packet in the frame is truncated.
 #[test]
-fn truncated_packets_do_not_reach_a_queue_without_a_share() {
+fn truncated_packets_do_not_reach_a_queue_without_flows() {
     in_namespace(|| {
         veth(1, 1500);
         let bypass = PacketSpec { qdisc_bypass: false, ..PacketSpec::new("va") };

@@ -34,7 +34,7 @@ pub(super) fn packet(interface: &str) -> Rig {
     rig(LinkSpec::Packet(PacketSpec::new(interface)), 1500)
 }
 
-/// Returns a numbered frame with this length and these VLAN tags. Its EtherType does not occur in normal traffic.
+/// Returns a numbered frame with this length and these VLAN tags. Normal traffic has no frames with this EtherType.
 fn numbered(number: u8, len: usize, tags: &[[u8; 4]]) -> Vec<u8> {
     let mut frame = frame(number, len);
     frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
