@@ -114,8 +114,8 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int)
     }
 }
 
-/// Implements `ibv_start_poll` and `ibv_next_poll`. Takes the next result of the queue. If the result is a completion,
-/// the queue makes it the current completion.
+/// Implements `ibv_start_poll` and `ibv_next_poll`. Takes the next result of the queue. A completion becomes the
+/// current completion of the queue.
 ///
 /// # Safety
 /// The queue must belong to a fake.
