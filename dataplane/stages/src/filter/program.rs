@@ -1,8 +1,8 @@
 //! Checks and runs programs of the classic BSD packet filter (McCanne and Jacobson, "The BSD Packet Filter", USENIX
 //! Winter 1993; `linux/filter.h`).
 //!
-//! Jumps only lead forward and stay inside the program, and the last instruction returns. A program therefore ends
-//! after at most as many steps as it has instructions. A read outside the packet and a division by an X of 0 end the
+//! Jumps only lead forward and stay inside the program, and the last instruction returns. A program therefore
+//! executes each instruction at most once. A read outside the packet and a division by an X of 0 end the
 //! program with 0. A shift by an X of 32 or more gives 0, as in libpcap. A program that divides by the constant 0, or
 //! shifts by a constant of 32 or more, is refused.
 
@@ -294,7 +294,7 @@ impl Program {
         self.finish(packet).unwrap_or(0)
     }
 
-    /// Returns the result of the program, or `None` if it reads outside the packet or divides by zero.
+    /// Returns the result of the program, or `None` if the program reads outside the packet or divides by zero.
     #[inline]
     fn finish(&self, packet: &[u8]) -> Option<u32> {
         let (mut a, mut x, mut memory) = (0u32, 0u32, [0u32; WORDS]);

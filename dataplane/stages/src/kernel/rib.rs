@@ -55,9 +55,9 @@ fn is_wide((table, prefix): (u32, IpNet)) -> bool {
 }
 
 impl Rib {
-    /// Starts a replay: after a dump, the task applies the events that were queued during the dump. The dump may already
-    /// contain the changes of these events. If several of these events change one prefix, the resulting routes are not
-    /// always certain.
+    /// Starts a replay: after a dump, the task applies the events that were queued during the dump. The dump may
+    /// already contain the changes of these events. If several of these events change one prefix, the resulting routes
+    /// are not always certain.
     pub(super) fn start_replay(&mut self) {
         self.replayed = Some(HashMap::new());
     }
@@ -67,7 +67,7 @@ impl Rib {
         self.replayed = None;
     }
 
-    /// Returns whether an event since the last call has left it uncertain that the routes are the routes of the kernel.
+    /// Returns whether the routes may differ from the routes of the kernel because of an event since the last call.
     pub(super) fn take_in_doubt(&mut self) -> bool {
         std::mem::take(&mut self.in_doubt)
     }
@@ -280,8 +280,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4096))]
 
-        /// The replay has events that are older than the dump, followed by newer events. After the replay, the mirror has
-        /// the routes of the kernel, or reports that a resync is needed. Each event after the replay then keeps the
+        /// The replay has events that are older than the dump, followed by newer events. After the replay, the mirror
+        /// has the routes of the kernel, or reports that a resync is needed. Each event after the replay then keeps the
         /// routes equal.
         #[test]
         fn routes_after_a_replay_are_the_routes_of_the_kernel_or_in_doubt(
@@ -314,8 +314,8 @@ mod tests {
         }
     }
 
-    /// Routing daemons cause such sequences of events. If these sequences needed a resync, each resync during convergence
-    /// would need a further resync.
+    /// Routing daemons cause such sequences of events. If these sequences needed a resync, each resync during
+    /// convergence would need a further resync.
     #[test]
     fn usual_events_of_routing_daemons_need_no_further_resync() {
         let (add, replace, remove) = (|to| (Some(ADD), 0, to), |to| (Some(NLM_F_REPLACE), 0, to), |to| (None, 0, to));
