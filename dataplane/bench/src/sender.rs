@@ -92,9 +92,9 @@ impl Sender {
         }
     }
 
-    /// Starts a trial of `duration` nanoseconds with `rate` packets per second, or as many as possible. The packets of a
-    /// trial do not depend on earlier trials. `catch_up` is the maximum delay of a packet in nanoseconds. `key` is the
-    /// key of the signatures. `phase` is the time of the first packet as a fraction of the time between two bursts.
+    /// Starts a trial of `duration` nanoseconds with `rate` packets per second, or as fast as possible. The packets of
+    /// a trial do not depend on earlier trials. `catch_up` is the maximum delay of a packet in nanoseconds. `key` is
+    /// the key of the signatures. `phase` is the time of the first packet as a fraction of the time between two bursts.
     pub fn start(&mut self, key: Key, rate: Option<f64>, duration: u64, catch_up: u64, phase: f64) {
         self.key = key;
         self.fields.clone_from(&self.first_fields);
@@ -112,7 +112,8 @@ impl Sender {
         self.series.clear();
     }
 
-    /// Moves the fields to the values of the packet with the number `first`. Call this function after [`Sender::start`].
+    /// Moves the fields to the values of the packet with the number `first`. Call this function after
+    /// [`Sender::start`].
     pub fn set_first_flow(&mut self, first: u64) {
         self.fields.iter_mut().for_each(|field| field.cycle.seek(first));
     }

@@ -88,8 +88,8 @@ pub struct StreamSet {
 }
 
 impl StreamSet {
-    /// Returns the streams. With `size`, all frames have this length, in bytes without the frame check sequence. Without
-    /// `size`, the frames of each stream have the lengths in the config of the stream.
+    /// Returns the streams. With `size`, all frames have this length, in bytes without the frame check sequence.
+    /// Without `size`, the frames of each stream have the lengths in the config of the stream.
     ///
     /// # Errors
     /// Returns [`Error::Config`] with the first mistake.
@@ -239,8 +239,8 @@ pub fn line_speeds(assembly: &Assembly, given: Option<u64>) -> Vec<Option<u64>> 
     assembly.plan.ports.iter().map(|port| given.or_else(|| speed(port))).collect()
 }
 
-/// Sets the weight of each stream to its rate if all streams have a rate. The streams of a port then share `--rate max` by
-/// the ratio of their rates.
+/// Sets the weight of each stream to its rate if all streams have a rate. The streams of a port then share `--rate max`
+/// by the ratio of their rates.
 pub fn weigh_by_rates(streams: &mut [Stream], lines: &[Option<u64>]) {
     let own = |stream: &Stream| {
         let line = lines.get(stream.from).copied().flatten();
@@ -292,7 +292,8 @@ pub fn check_times(streams: &[Stream], duration: Duration) -> Result<()> {
 /// Returns the share of each stream in the load of all ports. All sending ports send the same number of packets.
 ///
 /// # Errors
-/// Returns [`Error::Config`] if only some streams have a rate other than "max", or if a stream has a start or stop time.
+/// Returns [`Error::Config`] if only some streams have a rate other than "max", or if a stream has a start or stop
+/// time.
 pub fn shares(streams: &[Stream], lines: &[Option<u64>]) -> Result<Vec<f64>> {
     if let Some(Stream { place, .. }) = streams.iter().find(|stream| stream.active != (0, u64::MAX)) {
         return Err(Error::Config(format!(
@@ -305,8 +306,8 @@ pub fn shares(streams: &[Stream], lines: &[Option<u64>]) -> Result<Vec<f64>> {
     Ok(rates.iter().map(|rate| rate.unwrap_or(0.0) / whole).collect())
 }
 
-/// Returns the rate of each stream in packets per second, or `None` for as many as possible. `total` is the rate of each
-/// port that sends. Without `total`, each stream has its own rate.
+/// Returns the rate of each stream in packets per second, or `None` for the highest possible rate. `total` is the rate
+/// of each port that sends. Without `total`, each stream has its own rate.
 ///
 /// # Errors
 /// Returns [`Error::Config`] if a rate is missing, or exceeds the line.

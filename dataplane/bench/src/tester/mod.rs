@@ -82,7 +82,7 @@ impl Default for TesterOptions {
 /// The rates and the duration of a trial.
 #[derive(Clone, Copy, Debug)]
 pub struct TrialPlan<'a> {
-    /// The rate of each stream in packets per second, or `None` for as many as possible.
+    /// The rate of each stream in packets per second, or `None` for the highest possible rate.
     pub rates: &'a [Option<f64>],
     /// The time in which packets are sent.
     pub duration: Duration,
@@ -210,8 +210,8 @@ impl Tester {
         &self.lanes
     }
 
-    /// Runs a trial. `rates` has the rate of each stream in packets per second, or `None` for as many as possible.
-    /// Returns after the traffic has settled.
+    /// Runs a trial. `rates` has the rate of each stream in packets per second, or `None` for the highest possible
+    /// rate. Returns after the traffic has settled.
     ///
     /// # Errors
     /// Returns an error if a port fails.
