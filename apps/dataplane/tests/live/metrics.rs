@@ -608,7 +608,7 @@ fn wrong_requests_are_refused_and_do_not_disturb_others() {
     let head = request(address, "HEAD /metrics HTTP/1.1\r\n\r\n");
     assert_eq!((head.status(), head.body.as_str()), (200, ""));
     assert!(head.header("content-length").parse::<usize>().unwrap() > 1000);
-    // On a loaded machine, the kernel may not run the worker for a second. The status is then 503.
+    // On a loaded machine, it can happen that the worker does not run for a second. The status is then 503.
     let is_late = |response: &Response| response.body.contains("makes no progress");
     let answered = |path| iter::repeat_with(|| get(address, path)).find(|response| !is_late(response)).unwrap();
     for (path, body) in [("/healthz", "ok\n"), ("/readyz", "ready\n")] {

@@ -33,7 +33,8 @@ fn stats_show_counters_and_costs_of_a_running_program() {
         assert_eq!((status, err.as_str()), (0, ""));
         out
     };
-    // On a loaded machine, the kernel may not run the worker for a second. Repeat until the worker answers in time.
+    // On a loaded machine, it can happen that the worker does not run for a second. Repeat until the worker answers in
+    // time.
     let answered = || loop {
         let stats = json(&shown(" --json"));
         if !stats["errors"].to_string().contains("worker 0 does not answer") {

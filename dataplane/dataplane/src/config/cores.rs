@@ -181,7 +181,7 @@ impl CorePlacement<'_, '_> {
         for (worker, &core) in cores.iter().enumerate() {
             let Some(node) = self.node_of(core).filter(|&node| !self.topology.has_memory(node)) else { continue };
             let why = match self.topology.node(node) {
-                Some(node) if !node.allowed => "whose memory this process may not use",
+                Some(node) if !node.allowed => "whose memory the cpuset of this process excludes",
                 _ => "which has no memory",
             };
             let message = format!("core {core} is on node {node}, {why}, so its packets use memory of another node");

@@ -84,7 +84,7 @@ const TOO_LONG_NOT_SENT: &str = "rxe reports success and sends nothing";
 const HOP_LIMIT_OF_ROUTE: &str = "for RoCE v2, the kernel takes the hop limit from the route to the peer";
 const NO_PARENT_DOMAIN: &str = "rxe has no parent domains";
 const FOREIGN_MEMORY_NOT_POSTED: &str =
-    "if the library of a device may not check a key, Dataplane posts only elements inside buffers of the domain";
+    "unless the library of a device checks every key, Dataplane posts only elements inside buffers of the domain";
 const FOREIGN_HANDLE_NOT_POSTED: &str = "Dataplane's provider `verbs` checks the protection domain of the handle";
 
 const DIFFERENCES: &[Difference] = &[

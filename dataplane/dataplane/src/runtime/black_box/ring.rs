@@ -114,7 +114,7 @@ impl BurstRing {
             let info = self.info();
             let mut bursts: Vec<Burst> = self.bursts.iter().filter_map(|slot| self.read_slot(slot)).collect();
             bursts.sort_by_key(|burst| burst.number);
-            // If the pipeline has changed during the read, `info` may not belong to the bursts. If so, read again.
+            // If the pipeline has changed during the read, `info` possibly belongs to other bursts, so read again.
             if Arc::ptr_eq(&info, &self.info()) {
                 return WorkerBursts { worker, info, bursts };
             }
