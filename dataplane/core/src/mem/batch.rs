@@ -146,8 +146,8 @@ impl Batch {
     /// metadata must agree: [`Meta::is_untagged_ipv4`] is `true`, and [`MetaFlags`] has neither `VLAN` nor `FRAGMENT`.
     /// The stage `parse` marks batches as plain. The batch loses the mark when packets are added, and when packets are
     /// borrowed with [`Batch::iter_mut`], [`Batch::iter_mut_from`], [`Batch::get_mut`] or [`Batch::heads_mut`].
-    /// [`Batch::heads_keeping_plain_ipv4`] and [`Batch::located_heads`] keep the mark, so a stage that uses these methods
-    /// must keep every packet plain.
+    /// [`Batch::heads_keeping_plain_ipv4`] and [`Batch::located_heads`] keep the mark, so a stage that uses these
+    /// methods must keep every packet plain.
     ///
     /// Memory safety does not depend on the mark. If a stage breaks this rule, later stages read or write wrong header
     /// fields, but access no byte outside the head.
@@ -405,7 +405,7 @@ impl Batch {
     }
 
     /// Clears all labels and copy requests. Call this function after the labels are handled, and before the packets
-    /// move on or are removed. The reason is that adding packets to a batch does not reset labels.
+    /// move on or are removed, because adding packets to a batch does not reset labels.
     #[inline]
     pub(crate) fn clear_labels(&mut self) {
         let len = self.len();

@@ -11,7 +11,7 @@ use super::Bytes;
 ///
 /// # Errors
 ///
-/// Returns an error that names the range if the number is outside it.
+/// Returns an error that names the range if the number is outside the range.
 pub fn within<'de, D, T, const MIN: u64, const MAX: u64>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -40,7 +40,7 @@ where
 ///
 /// # Errors
 ///
-/// Returns an error that names the range if the number is outside it.
+/// Returns an error that names the range if the number is outside the range.
 pub fn within_some<'de, D, T, const MIN: u64, const MAX: u64>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -53,7 +53,7 @@ where
 ///
 /// # Errors
 ///
-/// Returns an error that names the range if the size is outside it.
+/// Returns an error that names the range if the size is outside the range.
 pub fn bytes_within<'de, D, T, const MIN: u64, const MAX: u64>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -69,7 +69,7 @@ where
 ///
 /// # Errors
 ///
-/// Returns an error that names the range if the size is outside it.
+/// Returns an error that names the range if the size is outside the range.
 pub fn bytes_within_some<'de, D, T, const MIN: u64, const MAX: u64>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -82,7 +82,7 @@ where
 ///
 /// # Errors
 ///
-/// Returns an error that names the range if the number is outside it.
+/// Returns an error that names the range if the number is outside the range.
 pub fn within_signed<'de, D, const MIN: i64, const MAX: i64>(deserializer: D) -> Result<i64, D::Error>
 where
     D: Deserializer<'de>,
@@ -99,7 +99,7 @@ where
 ///
 /// # Errors
 ///
-/// Returns an error that names the range if the number is outside it.
+/// Returns an error that names the range if the number is outside the range.
 pub fn probability<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     struct Probability;
     impl Visitor<'_> for Probability {

@@ -524,8 +524,8 @@ pub unsafe trait QueuePair: Send {
     fn state(&self) -> QpState;
 
     /// Returns the state and attributes that the device reports: `ibv_query_qp(3)`. For a raw-packet queue pair, a
-    /// provider may return the state that this process knows. The reason is that mlx5 does not report the failure of a
-    /// raw-packet queue.
+    /// provider may return the state that this process knows, because mlx5 does not report the failure of a raw-packet
+    /// queue.
     ///
     /// # Errors
     /// The errors of the verb.

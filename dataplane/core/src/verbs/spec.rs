@@ -327,8 +327,8 @@ codes! {
     }
 }
 
-/// The options of enhanced connection establishment (ECE): `struct ibv_ece`. With ECE, both ends of a connection agree on
-/// extensions of their vendor.
+/// The options of enhanced connection establishment (ECE): `struct ibv_ece`. With ECE, both ends of a connection agree
+/// on extensions of their vendor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ece {
     /// The identifier of the vendor that defines the options.
@@ -445,8 +445,8 @@ pub struct QpCaps {
     pub send_sges: u32,
     /// The maximum number of scatter/gather elements per receive request.
     pub recv_sges: u32,
-    /// The maximum number of bytes of an inline send. If a raw-packet queue pair requests inline sends, the provider may
-    /// also send short packets of `post_send_run` inline.
+    /// The maximum number of bytes of an inline send. If a raw-packet queue pair requests inline sends, the provider
+    /// may also send short packets of `post_send_run` inline.
     pub inline: u32,
 }
 
@@ -457,7 +457,7 @@ pub struct QpSpec {
     pub kind: QpType,
     /// The minimum sizes.
     pub caps: QpCaps,
-    /// Whether every send generates a completion, even if it is not signalled.
+    /// Whether every send generates a completion, even a send that is not signalled.
     pub signal_all: bool,
     /// The interface that posts sends.
     pub send_api: SendApi,
