@@ -1,10 +1,11 @@
-//! The fanout group of the queues, and the program that selects the queue of each frame (`packet(7)`, `PACKET_FANOUT`).
+//! The fanout group of the queues, and the BPF program that selects the queue of each frame (`packet(7)`,
+//! `PACKET_FANOUT`).
 //!
-//! The kernel runs a classic BPF program to select the queue of each frame (`PACKET_FANOUT_CBPF`). The group can therefore
-//! change the number of queues that receive frames while all sockets stay open. A new socket first joins the group, and
-//! then the program selects the socket too. Before a socket leaves the group, the program stops selecting the socket. With
-//! the hash of the kernel (`PACKET_FANOUT_HASH`), a socket would receive frames as soon as the socket joins, and the
-//! frames that wait in the ring of a closed socket would be lost.
+//! The kernel runs a classic BPF program to select the queue of each frame (`PACKET_FANOUT_CBPF`). The group can
+//! therefore change the number of queues that receive frames while all sockets stay open. A new socket first joins the
+//! group, and then the BPF program selects the socket too. Before a socket leaves the group, the BPF program stops
+//! selecting the socket. With the hash of the kernel (`PACKET_FANOUT_HASH`), a socket would receive frames as soon as
+//! the socket joins, and the frames that wait in the ring of a closed socket would be lost.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -71,8 +72,8 @@ impl Members {
         self.order.sort_by_key(|(_, join)| *join);
     }
 
-    /// Returns the places of the sockets of the first `queues` queues, in the order of the queues. `None` stands for all
-    /// queues.
+    /// Returns the places of the sockets of the first `queues` queues, in the order of the queues. `None` stands for
+    /// all queues.
     fn places(&self, queues: Option<u16>) -> Vec<u32> {
         let mut places: Vec<(u16, u32)> =
             self.order.iter().zip(0..).map(|((queue, _), place)| (*queue, place)).collect();
@@ -81,8 +82,8 @@ impl Members {
         places.into_iter().map(|(_, place)| place).collect()
     }
 
-    /// Makes the kernel distribute the frames of the group among the first `queues` queues. `None` stands for all queues.
-    /// `socket` is a socket of the group. After the call, the kernel adds no frame to the other queues.
+    /// Makes the kernel distribute the frames of the group among the first `queues` queues. `None` stands for all
+    /// queues. `socket` is a socket of the group. After the call, the kernel adds no frame to the other queues.
     pub(super) fn distribute(&self, socket: &OwnedFd, queues: Option<u16>) -> io::Result<()> {
         let mut code = program(&self.places(queues));
         let program = sock_fprog { len: code.len() as libc::c_ushort, filter: code.as_mut_ptr() };
@@ -91,7 +92,7 @@ impl Members {
 }
 
 /// Joins a fanout group, or creates a group if `group` is `None`. The socket of a new group receives all frames until a
-/// program selects the sockets.
+/// BPF program selects the sockets.
 pub(super) fn join(socket: &OwnedFd, group: &mut Option<u16>, outgoing: bool) -> io::Result<()> {
     // In a group, this flag filters outgoing frames. The socket option PACKET_IGNORE_OUTGOING has no effect there.
     let kind = libc::PACKET_FANOUT_CBPF | if outgoing { 0 } else { libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING };
@@ -115,8 +116,8 @@ pub(super) fn join(socket: &OwnedFd, group: &mut Option<u16>, outgoing: bool) ->
 #[derive(Default)]
 struct Code {
     code: Vec<sock_filter>,
-    /// The jumps whose targets are not known yet: the instruction, whether the jump is taken if the condition holds, and
-    /// the label.
+    /// The jumps whose targets are not known yet: the instruction, whether the jump is taken if the condition holds,
+    /// and the label.
     jumps: Vec<(usize, bool, Label)>,
 }
 
@@ -199,8 +200,8 @@ impl Code {
         self.jump(BPF_JGE, bytes, None, Some(otherwise));
     }
 
-    /// Loads the words at the offsets `one` and `other` from the network header, mixes the two words, and adds the result
-    /// to the hash.
+    /// Loads the words at the offsets `one` and `other` from the network header, mixes the two words, and adds the
+    /// result to the hash.
     fn add_words(&mut self, one: u32, other: u32) {
         self.load(BPF_W, one);
         self.add(BPF_ST, 4);
@@ -229,9 +230,9 @@ impl Code {
     }
 }
 
-/// Returns a program that selects one of these places for each frame, from a hash of the addresses and ports of the frame.
-/// Both directions of a flow have the same place. For a frame that is not an IP packet, and for a truncated IP header, the
-/// program hashes the MAC addresses. For truncated ports, the program hashes the IP addresses.
+/// Returns a BPF program that selects one of these places for each frame, from a hash of the addresses and ports of the
+/// frame. Both directions of a flow have the same place. For a frame that is not an IP packet, and for a truncated IP
+/// header, the program hashes the MAC addresses. For truncated ports, the program hashes the IP addresses.
 ///
 /// If a load fails, the kernel selects place 0, even if this place is not one of `places`. So the program checks the
 /// length of the packet before each load.
@@ -244,8 +245,8 @@ fn program(places: &[u32]) -> Vec<sock_filter> {
     it.add(BPF_LD | BPF_IMM, 0);
     it.add(BPF_ST, HASH);
     it.add(BPF_ST, BASE);
-    // The data of a received packet starts with the network header. The data of an outgoing packet starts with the Ethernet
-    // header.
+    // The data of a received packet starts with the network header. The data of an outgoing packet starts with the
+    // Ethernet header.
     it.add(BPF_LD | BPF_ABS | BPF_W, PACKET_TYPE);
     it.jump(BPF_JEQ, libc::PACKET_OUTGOING.into(), None, Some(Label::Received));
     it.add(BPF_LD | BPF_IMM, ETHERNET);

@@ -216,7 +216,8 @@ impl Packets {
     /// Logs an operation that the kernel refused.
     fn log_once(&self, (what, error): (&str, io::Error)) {
         let last_error = format!("{}: {what}: {error}", self.spec.interface);
-        // Log an error only if it differs from the last error, because the watcher thread retries several times a second.
+        // Log an error only if it differs from the last error, because the watcher thread retries several times a
+        // second.
         if lock(&self.last_error).replace(last_error.clone()).as_ref() != Some(&last_error) {
             tracing::warn!("{last_error}");
         }
@@ -270,7 +271,7 @@ impl Packets {
         self.warn_about(distributed);
     }
 
-    /// Returns the error for a program of the fanout group that the kernel refused.
+    /// Returns the error for a BPF program of the fanout group that the kernel refused.
     fn refused_program(&self, error: &io::Error) -> Error {
         refused(&self.spec.interface, "PACKET_FANOUT_DATA", "CAP_NET_RAW", error)
     }
