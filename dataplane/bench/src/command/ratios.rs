@@ -11,9 +11,8 @@ pub(super) fn percent(text: &str) -> Result<f64, String> {
 pub(super) fn load(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
     let ratio = number.map(|number| number / 100.0).filter(|ratio| *ratio > 0.0 && *ratio <= 1.0);
-    ratio.ok_or_else(|| {
-        format!("`{text}` is not a load; help: write a percentage above 0% and up to 100%, such as 50%")
-    })
+    ratio
+        .ok_or_else(|| format!("`{text}` is not a load; help: write a percentage above 0% and up to 100%, such as 50%"))
 }
 
 /// Reads the width at which a search ends: the distance between the two bounds, relative to the upper bound. The
