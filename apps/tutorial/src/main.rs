@@ -35,8 +35,8 @@ impl Stage for MinTtl {
         }
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("seen", self.seen);
+    fn counters(&self, report: &mut dyn CounterReport) {
+        report.add("seen", self.seen);
     }
 }
 

@@ -105,14 +105,15 @@ impl Harness {
         self.outcomes()
     }
 
-    /// Runs the housekeeping of the stage ([`Stage::tick`]), and then the packet generation ([`Stage::as_generator`]).
+    /// Runs the housekeeping of the stage ([`Stage::tick`]), and then the packet generation
+    /// ([`Generator::generate`](crate::pipeline::Generator::generate)).
     /// Returns the generated packets.
     pub fn tick(&mut self) -> Vec<Outcome> {
         let ctx = self.ctx();
         self.stage.tick(&ctx);
-        if let Some(stage) = self.stage.as_generator() {
-            self.batch.take_spares(stage.max_generated(), &mut self.pool);
-            stage.generate(&ctx, &mut self.batch);
+        if let Some((max, generate)) = self.stage.contract().generator {
+            self.batch.take_spares(max, &mut self.pool);
+            generate(&mut *self.stage, &ctx, &mut self.batch);
         }
         self.outcomes()
     }
@@ -222,7 +223,7 @@ impl Harness {
     /// Returns the counters of the stage itself.
     pub fn counters(&self) -> Vec<(String, u64)> {
         let mut counters = Vec::new();
-        self.stage.all_counters(&mut |name, value| counters.push((name.to_owned(), value)));
+        self.stage.counters(&mut |name: &str, value: u64| counters.push((name.to_owned(), value)));
         counters
     }
 

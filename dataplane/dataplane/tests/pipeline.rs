@@ -24,8 +24,8 @@ impl Stage for MinimumLength {
         }
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("seen", self.seen);
+    fn counters(&self, report: &mut dyn CounterReport) {
+        report.add("seen", self.seen);
     }
 
     fn info() -> StageInfo {

@@ -291,23 +291,19 @@ impl Stage for Acl {
         Ok(())
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+    fn counters(&self, report: &mut dyn CounterReport) {
         let Some(rule_set) = &self.rule_set else { return };
+        rule_set.named_hits().for_each(|(name, is_named, hits)| report.add_entry(name, is_named, hits));
         if self.fragments == Fragments::Deny {
-            report("fragments", self.fragments_denied);
+            report.add("fragments", self.fragments_denied);
         }
-        report("default", self.default_hits);
+        report.add("default", self.default_hits);
         if self.reports_gone {
-            report("gone", rule_set.gone);
+            report.add("gone", rule_set.gone);
         }
         if self.reports_rules {
-            report("rules", rule_set.rules.len() as u64);
+            report.add("rules", rule_set.rules.len() as u64);
         }
-    }
-
-    fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {
-        let rules = self.rule_set.iter().flat_map(|rule_set| rule_set.named_hits());
-        rules.for_each(|(name, is_named, hits)| report(name, is_named, hits));
     }
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
@@ -325,12 +321,13 @@ impl Stage for Acl {
         })
     }
 
-    fn adopt(&mut self, earlier: &mut dyn Stage) {
-        let Some(earlier) = earlier.downcast::<Self>() else { return };
+    fn adopt(&mut self, earlier: &mut dyn Stage) -> HeldPackets {
+        let Some(earlier) = earlier.downcast::<Self>() else { return HeldPackets::Keep };
         (self.default_hits, self.fragments_denied) = (earlier.default_hits, earlier.fragments_denied);
         if let (Some(rule_set), Some(earlier)) = (&mut self.rule_set, &earlier.rule_set) {
             rule_set.adopt(earlier);
         }
+        HeldPackets::Keep
     }
 
     fn info() -> StageInfo {

@@ -11,7 +11,7 @@ use dataplane_core::header::arp::{Arp as Message, REPLY as ANSWER, REQUEST};
 use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::{Header, MacAddr};
 use dataplane_core::mem::{Batch, Edge, MetaFlags, Packet};
-use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, StageInfo};
+use dataplane_core::pipeline::{Contract, CounterReport, Ctx, Facts, HeldPackets, Problem, Setup, Stage, StageInfo};
 
 /// Answers ARP requests for IPv4 addresses of this host (RFC 826).
 ///
@@ -99,9 +99,9 @@ impl Stage for Arp {
         Ok(())
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+    fn counters(&self, report: &mut dyn CounterReport) {
         // Messages in which another host claims an address of this host (RFC 5227).
-        report("conflicts", self.conflicts);
+        report.add("conflicts", self.conflicts);
     }
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
@@ -113,10 +113,11 @@ impl Stage for Arp {
         })
     }
 
-    fn adopt(&mut self, earlier: &mut dyn Stage) {
+    fn adopt(&mut self, earlier: &mut dyn Stage) -> HeldPackets {
         if let Some(earlier) = earlier.downcast::<Self>() {
             self.conflicts = earlier.conflicts;
         }
+        HeldPackets::Keep
     }
 
     fn info() -> StageInfo {

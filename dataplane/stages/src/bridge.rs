@@ -17,7 +17,9 @@ use dataplane_core::header::MacAddr;
 use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::vlan::{VlanTag, is_tag};
 use dataplane_core::mem::{Batch, Packet, Reason};
-use dataplane_core::pipeline::{Contract, Ctx, Facts, Generator, Problem, Setup, Stage, StageInfo, TableInfo};
+use dataplane_core::pipeline::{
+    Contract, CounterReport, Ctx, Facts, Generator, HeldPackets, Problem, Setup, Stage, StageInfo, TableInfo,
+};
 use dataplane_core::units::Period;
 use loops::{LoopGuard, Loops};
 use rows::LearnedMacs;
@@ -218,10 +220,6 @@ impl Stage for Bridge {
         }
     }
 
-    fn as_generator(&mut self) -> Option<&mut dyn Generator> {
-        self.guard.as_ref().is_some_and(LoopGuard::sends_probes).then_some(self)
-    }
-
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         check_period("ageing", self.ageing, Period::from_secs(1)..=Period::from_secs(3600))?;
         let mut numbers = Vec::new();
@@ -284,21 +282,22 @@ impl Stage for Bridge {
         Ok(())
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("flooded", self.flooded);
-        report("flood_copies_missed", self.missed);
+    fn counters(&self, report: &mut dyn CounterReport) {
+        report.add("flooded", self.flooded);
+        report.add("flood_copies_missed", self.missed);
         // All workers share the table, so only one worker reports the counter of the table.
         let table = self.table.as_ref().filter(|_| self.place.0 == 0);
-        report("evicted", table.map_or(0, |table| table.evicted.load(Ordering::Relaxed)));
+        report.add("evicted", table.map_or(0, |table| table.evicted.load(Ordering::Relaxed)));
         if let Some(guard) = &self.guard {
             guard.counters(report);
         }
     }
 
-    fn adopt(&mut self, earlier: &mut dyn Stage) {
+    fn adopt(&mut self, earlier: &mut dyn Stage) -> HeldPackets {
         if let Some(earlier) = earlier.downcast::<Self>() {
             (self.flooded, self.missed, self.sweep) = (earlier.flooded, earlier.missed, earlier.sweep);
         }
+        HeldPackets::Keep
     }
 
     fn info() -> StageInfo {
@@ -323,7 +322,9 @@ impl Stage for Bridge {
     fn contract(&self) -> Contract {
         // A flood goes to all ports except the ingress port. One of these ports sends the original frame, and the
         // others send copies.
-        Contract::new().sets(Facts::EGRESS).splits(self.joined.len().saturating_sub(2))
+        let contract = Contract::new().sets(Facts::EGRESS).splits(self.joined.len().saturating_sub(2));
+        let sends_probes = self.guard.as_ref().is_some_and(LoopGuard::sends_probes);
+        if sends_probes { contract.generates::<Self>(self.joined.len()) } else { contract }
     }
 }
 
@@ -341,10 +342,6 @@ fn share_earlier<T: Send + Sync + 'static>(setup: &mut Setup<'_>, make: impl FnO
 }
 
 impl Generator for Bridge {
-    fn max_generated(&self) -> usize {
-        self.joined.len()
-    }
-
     fn generate(&mut self, ctx: &Ctx, batch: &mut Batch) {
         if let Some(guard) = &mut self.guard {
             guard.send_probes(batch, run_time(ctx));

@@ -215,10 +215,6 @@ impl Stage for Capture {
         self.tap.iter_mut().for_each(Tap::mark_used);
     }
 
-    fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
-        Some(self)
-    }
-
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         if !(1..=65_536).contains(&self.buffers) {
             let problem = Problem::at("buffers", format!("{} is out of range", self.buffers));
@@ -261,10 +257,10 @@ impl Stage for Capture {
         Ok(())
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("taken", self.taken);
-        report("missed", self.missed);
-        report("lost", self.lost);
+    fn counters(&self, report: &mut dyn CounterReport) {
+        report.add("taken", self.taken);
+        report.add("missed", self.missed);
+        report.add("lost", self.lost);
     }
 
     fn finish(&mut self) -> dataplane_core::error::Result<()> {
@@ -275,7 +271,7 @@ impl Stage for Capture {
     }
 
     fn contract(&self) -> Contract {
-        Contract::new().needs(Facts::STAMP)
+        Contract::new().needs(Facts::STAMP).observes_drops::<Self>()
     }
 }
 

@@ -9,7 +9,7 @@ use dataplane_core::header::ipv6::Ipv6;
 use dataplane_core::header::udp::Udp;
 use dataplane_core::header::{Header, protocol};
 use dataplane_core::mem::{Batch, MetaFlags, Packet, Reason};
-use dataplane_core::pipeline::{Contract, Ctx, Facts, Stage, StageInfo};
+use dataplane_core::pipeline::{ChecksumOffload, Contract, Ctx, Facts, Stage, StageInfo};
 use dataplane_core::verbs::checksum_covers_payload;
 
 /// Recomputes the checksums of the IPv4 header, of TCP and of UDP, even if the old checksums were wrong.
@@ -60,9 +60,11 @@ impl Stage for Checksum {
     }
 
     fn contract(&self) -> Contract {
-        Contract::new().needs(Facts::HEADERS).computes_checksums()
+        Contract::new().needs(Facts::HEADERS).computes_checksums::<Self>()
     }
+}
 
+impl ChecksumOffload for Checksum {
     fn offload_checksums(&mut self) {
         self.devices_compute = true;
     }

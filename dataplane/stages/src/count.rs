@@ -109,22 +109,23 @@ impl Stage for Count {
         }
     }
 
-    fn adopt(&mut self, earlier: &mut dyn Stage) {
+    fn adopt(&mut self, earlier: &mut dyn Stage) -> HeldPackets {
         if let Some(earlier) = earlier.downcast::<Self>().filter(|earlier| earlier.by == self.by) {
             self.tallies = earlier.tallies;
         }
+        HeldPackets::Keep
     }
 
     fn info() -> StageInfo {
         StageInfo::new().keeps("its numbers of packets and bytes, unless `by` changes")
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("packets", self.tallies.iter().map(|tally| tally.packets).sum());
-        report("bytes", self.tallies.iter().map(|tally| tally.bytes).sum());
+    fn counters(&self, report: &mut dyn CounterReport) {
+        report.add("packets", self.tallies.iter().map(|tally| tally.packets).sum());
+        report.add("bytes", self.tallies.iter().map(|tally| tally.bytes).sum());
         for ([packets, bytes], tally) in self.by.counters().iter().zip(&self.tallies) {
-            report(packets, tally.packets);
-            report(bytes, tally.bytes);
+            report.add(packets, tally.packets);
+            report.add(bytes, tally.bytes);
         }
     }
 

@@ -19,7 +19,7 @@ use dataplane_core::header::ipv4::{Ipv4, write_checksum};
 use dataplane_core::header::ipv6::Ipv6;
 use dataplane_core::header::{Header, icmp, protocol};
 use dataplane_core::mem::{Batch, Edge, MetaFlags, Packet, Reason};
-use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, StageInfo};
+use dataplane_core::pipeline::{Contract, Ctx, Facts, HeldPackets, Problem, Setup, Stage, StageInfo};
 use dataplane_tables::bucket::TokenBucket;
 use host_limit::HostLimit;
 
@@ -299,12 +299,13 @@ impl Stage for IcmpError {
         Ok(())
     }
 
-    fn adopt(&mut self, earlier: &mut dyn Stage) {
-        let Some(earlier) = earlier.downcast::<Self>() else { return };
+    fn adopt(&mut self, earlier: &mut dyn Stage) -> HeldPackets {
+        let Some(earlier) = earlier.downcast::<Self>() else { return HeldPackets::Keep };
         self.identification = earlier.identification;
         if let (Some(bucket), Some(earlier)) = (&mut self.bucket, &earlier.bucket) {
             bucket.take_over_tokens(earlier);
         }
+        HeldPackets::Keep
     }
 
     fn info() -> StageInfo {

@@ -368,14 +368,15 @@ impl Stage for Limit {
         Ok(())
     }
 
-    fn adopt(&mut self, earlier: &mut dyn Stage) {
-        let Some(earlier) = earlier.downcast::<Self>() else { return };
+    fn adopt(&mut self, earlier: &mut dyn Stage) -> HeldPackets {
+        let Some(earlier) = earlier.downcast::<Self>() else { return HeldPackets::Keep };
         self.marked = earlier.marked;
         // A token is a packet or a byte, so the tokens of a bucket of packets have no meaning for a bucket of bytes.
         let is_same_unit = self.bytes_per_second.is_some() == earlier.bytes_per_second.is_some();
         if let (Some(meter), Some(earlier), true) = (&mut self.meter, &earlier.meter, is_same_unit) {
             meter.take_over_tokens(earlier);
         }
+        HeldPackets::Keep
     }
 
     fn info() -> StageInfo {
@@ -385,9 +386,9 @@ impl Stage for Limit {
             .tables(const { &[TableInfo::of::<LimitTable>("limits")] })
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+    fn counters(&self, report: &mut dyn CounterReport) {
         for (name, packets) in ["green", "yellow", "red"].into_iter().zip(self.marked) {
-            report(name, packets);
+            report.add(name, packets);
         }
     }
 

@@ -17,7 +17,9 @@ use dataplane_core::header::MacAddr;
 use dataplane_core::header::ipv4::Ipv4;
 use dataplane_core::header::ipv6::Ipv6;
 use dataplane_core::mem::{Batch, Edge, HoldState, Meta, MetaFlags, Packet, Reason};
-use dataplane_core::pipeline::{Contract, Ctx, Facts, Generator, NextHop, Problem, Setup, Stage, StageInfo, TableInfo};
+use dataplane_core::pipeline::{
+    Contract, CounterReport, Ctx, Facts, Generator, HeldPackets, NextHop, Problem, Setup, Stage, StageInfo, TableInfo,
+};
 use dataplane_core::units::{Nanos, Period};
 use dataplane_tables::TableError;
 use dataplane_tables::bucket::TokenBucket;
@@ -329,11 +331,7 @@ impl Stage for Neighbor {
         }
     }
 
-    fn as_generator(&mut self) -> Option<&mut dyn Generator> {
-        if self.client().is_some() { Some(self) } else { None }
-    }
-
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+    fn counters(&self, report: &mut dyn CounterReport) {
         if let Some(client) = self.client() {
             client.counters(report);
         }
@@ -452,23 +450,18 @@ impl Stage for Neighbor {
         })
     }
 
-    fn adopt(&mut self, earlier: &mut dyn Stage) {
+    fn adopt(&mut self, earlier: &mut dyn Stage) -> HeldPackets {
         let earlier = earlier.downcast::<Self>().and_then(|earlier| earlier.live.as_ref());
-        if let (Some(live), Some(earlier)) = (&mut self.live, earlier) {
-            live.request_limit.take_over_tokens(&earlier.request_limit);
-        }
-    }
-
-    fn accepts_held(&self, earlier: &mut dyn Stage) -> bool {
-        let earlier = earlier.downcast::<Self>().and_then(|earlier| earlier.live.as_ref());
-        let Some((live, earlier)) = self.live.as_ref().zip(earlier) else { return true };
-        match (&live.known, &earlier.known) {
+        let Some((live, earlier)) = self.live.as_mut().zip(earlier) else { return HeldPackets::Keep };
+        live.request_limit.take_over_tokens(&earlier.request_limit);
+        let are_numbers_valid = match (&live.known, &earlier.known) {
             // Held packets have the numbers of next hops in these tables, so both stages must use the same tables.
             (NeighborSource::Kernel(now), NeighborSource::Kernel(before)) => Arc::ptr_eq(now.shared(), before.shared()),
             // Held packets have the numbers of next hops in the config, so each number must keep its next hop.
             (NeighborSource::Resolution(now), NeighborSource::Resolution(before)) => now.hops.starts_with(&before.hops),
             _ => false,
-        }
+        };
+        if are_numbers_valid { HeldPackets::Keep } else { HeldPackets::Drop }
     }
 
     fn info() -> StageInfo {
@@ -484,18 +477,15 @@ impl Stage for Neighbor {
     }
 
     fn contract(&self) -> Contract {
-        Contract::new()
+        let contract = Contract::new()
             .needs(Facts::HEADERS | Facts::EGRESS | Facts::NEXT_HOP)
             .holds(self.live.as_ref().map(|_| HOLD_TIME))
-            .ignores_checksums()
+            .ignores_checksums();
+        if self.client().is_some() { contract.generates::<Self>(ResolutionClient::FRAMES) } else { contract }
     }
 }
 
 impl Generator for Neighbor {
-    fn max_generated(&self) -> usize {
-        ResolutionClient::FRAMES
-    }
-
     fn generate(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         if let Some(Live { known: NeighborSource::Resolution(client), .. }) = &mut self.live {
             client.generate(batch);

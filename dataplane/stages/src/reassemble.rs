@@ -13,7 +13,9 @@ use crate::parse;
 use crate::responder::Responder;
 use assembly::{Assembly, Flaw, Key, Piece};
 use dataplane_core::mem::{Batch, Edge, MetaFlags, Packet, Reason};
-use dataplane_core::pipeline::{Contract, Ctx, Facts, Generator, Problem, Setup, Stage, StageInfo};
+use dataplane_core::pipeline::{
+    Contract, CounterReport, Ctx, Facts, Generator, HeldPackets, Problem, Setup, Stage, StageInfo,
+};
 use dataplane_core::units::{Bytes, Period};
 use index::Index;
 
@@ -174,10 +176,6 @@ impl Stage for Reassemble {
         }
     }
 
-    fn as_generator(&mut self) -> Option<&mut dyn Generator> {
-        Some(self)
-    }
-
     fn tick(&mut self, ctx: &Ctx) {
         let now = ctx.now.0.saturating_sub(ctx.start.0);
         let timeout = self.timeout.as_nanos();
@@ -242,22 +240,23 @@ impl Stage for Reassemble {
         Ok(())
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+    fn counters(&self, report: &mut dyn CounterReport) {
         let taken = std::iter::successors(self.index.oldest(), |at| self.index.after(*at));
         let open = taken.filter(|at| self.slots[*at].state == State::Open).count();
-        report("open", open as u64);
-        report("completed", self.counts.completed);
-        report("expired", self.counts.expired);
-        report("evicted", self.counts.evicted);
+        report.add("open", open as u64);
+        report.add("completed", self.counts.completed);
+        report.add("expired", self.counts.expired);
+        report.add("evicted", self.counts.evicted);
     }
 
-    fn adopt(&mut self, earlier: &mut dyn Stage) {
-        let Some(earlier) = earlier.downcast::<Self>() else { return };
+    fn adopt(&mut self, earlier: &mut dyn Stage) -> HeldPackets {
+        let Some(earlier) = earlier.downcast::<Self>() else { return HeldPackets::Keep };
         std::mem::swap(&mut self.counts, &mut earlier.counts);
         if self.keeps_ports && (self.datagrams, self.largest) == (earlier.datagrams, earlier.largest) {
             std::mem::swap(&mut self.slots, &mut earlier.slots);
             std::mem::swap(&mut self.index, &mut earlier.index);
         }
+        HeldPackets::Keep
     }
 
     fn info() -> StageInfo {
@@ -283,15 +282,14 @@ impl Stage for Reassemble {
     }
 
     fn contract(&self) -> Contract {
-        Contract::new().needs(Facts::HEADERS).sets_on_outputs(Facts::HEADERS | Facts::FLOW_HASH)
+        Contract::new()
+            .needs(Facts::HEADERS)
+            .sets_on_outputs(Facts::HEADERS | Facts::FLOW_HASH)
+            .generates::<Self>(EXPIRING)
     }
 }
 
 impl Generator for Reassemble {
-    fn max_generated(&self) -> usize {
-        EXPIRING
-    }
-
     fn generate(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         // All packets of a batch have one ingress port. Datagrams of other ports wait for the next call.
         let (mut next, mut port, mut made) = (self.index.oldest(), None, 0);

@@ -403,7 +403,7 @@ impl Stage for Route {
         }
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+    fn counters(&self, report: &mut dyn CounterReport) {
         if let Some(reader) = self.reader.as_ref().filter(|_| self.reports_counters) {
             reader.counters(report);
         }

@@ -81,10 +81,11 @@ impl Stage for Sample {
         Ok(())
     }
 
-    fn adopt(&mut self, earlier: &mut dyn Stage) {
+    fn adopt(&mut self, earlier: &mut dyn Stage) -> HeldPackets {
         if let Some(earlier) = earlier.downcast::<Self>().filter(|earlier| earlier.seed == self.seed) {
             (self.since, self.state) = (earlier.since % self.every.max(1), earlier.state);
         }
+        HeldPackets::Keep
     }
 
     fn info() -> StageInfo {

@@ -60,7 +60,7 @@ impl Batch {
     /// Appends a new packet with these bytes and default metadata.
     ///
     /// Returns `None` if no spare slot is left or the bytes do not fit into a slot. A stage that calls this method must
-    /// declare the number of new packets with `Contract::splits` or `Generator::max_generated`.
+    /// declare the number of new packets with `Contract::splits` or `Contract::generates`.
     pub fn generate(&mut self, bytes: &[u8]) -> Option<Packet<'_>> {
         let (at, layout) = (self.len(), self.memory.layout);
         if at == BATCH || bytes.len() > self.max_generated_len() {

@@ -1,5 +1,7 @@
 //! The properties that a stage declares about itself, and its optional capabilities.
 
+use std::any::Any;
+
 use crate::mem::{Batch, Packet, Reason, RecvFields};
 use crate::pipeline::{Cause, Ctx, DefaultTarget, Facts, TableInfo};
 use crate::units::Nanos;
@@ -96,8 +98,15 @@ impl StageInfo {
     }
 }
 
-/// The facts that a stage needs and sets, and its other effects on packets. A fact is a property that is known about a
-/// packet.
+/// Calls [`Generator::generate`] of a stage.
+pub(crate) type Generate = fn(&mut dyn Any, &Ctx, &mut Batch);
+/// Calls [`DropObserver::observe_drop`] of a stage.
+pub(crate) type ObserveDrop = fn(&mut dyn Any, &Ctx, &Packet<'_>, Cause<'_>);
+/// Calls [`ChecksumOffload::offload_checksums`] of a stage.
+pub(crate) type OffloadChecksums = fn(&mut dyn Any);
+
+/// The facts that a stage needs and sets, its other effects on packets, and its optional capabilities. A fact is a
+/// property that is known about a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Contract {
     /// The facts that must be known about every packet that the stage receives.
@@ -118,10 +127,14 @@ pub struct Contract {
     pub exit: DefaultTarget,
     /// The receive information that the stage reads.
     pub receives: RecvFields,
-    /// Whether the stage computes the checksums of every packet that leaves the stage.
-    pub computes_checksums: bool,
     /// Whether the stage neither reads nor changes checksums.
     pub ignores_checksums: bool,
+    /// The capability to leave checksums to devices. Only a stage that computes checksums has this capability.
+    pub(crate) checksum_offload: Option<OffloadChecksums>,
+    /// The capability to generate packets, with the largest number of packets of one call.
+    pub(crate) generator: Option<(usize, Generate)>,
+    /// The capability to observe the drops of other stages.
+    pub(crate) drop_observer: Option<ObserveDrop>,
 }
 
 impl Default for Contract {
@@ -144,8 +157,10 @@ impl Contract {
             holds: None,
             exit: DefaultTarget::Next,
             receives: RecvFields::empty(),
-            computes_checksums: false,
             ignores_checksums: false,
+            checksum_offload: None,
+            generator: None,
+            drop_observer: None,
         }
     }
 
@@ -213,12 +228,24 @@ impl Contract {
     }
 
     /// Declares that the stage computes the IPv4, TCP and UDP checksums of every packet that leaves the stage. If the
-    /// devices of all ports that send these packets compute checksums, the run calls [`Stage::offload_checksums`].
-    ///
-    /// [`Stage::offload_checksums`]: super::Stage::offload_checksums
+    /// devices of all ports that send these packets compute checksums, the run calls
+    /// [`ChecksumOffload::offload_checksums`]. `S` is the type of the stage.
     #[must_use]
-    pub const fn computes_checksums(self) -> Self {
-        Self { computes_checksums: true, ..self }
+    pub const fn computes_checksums<S: Any + ChecksumOffload>(self) -> Self {
+        Self { checksum_offload: Some(offload_checksums::<S>), ..self }
+    }
+
+    /// Declares that the stage generates packets: at most `max` packets in one call of [`Generator::generate`]. `S` is
+    /// the type of the stage.
+    #[must_use]
+    pub const fn generates<S: Any + Generator>(self, max: usize) -> Self {
+        Self { generator: Some((max, generate::<S>)), ..self }
+    }
+
+    /// Declares that the stage can observe the packets that other stages drop. `S` is the type of the stage.
+    #[must_use]
+    pub const fn observes_drops<S: Any + DropObserver>(self) -> Self {
+        Self { drop_observer: Some(observe_drop::<S>), ..self }
     }
 
     /// Declares that the stage neither reads nor changes checksums. The checksums of its packets may therefore be wrong
@@ -229,14 +256,35 @@ impl Contract {
     }
 }
 
-/// The capability of a stage to generate packets. [`Stage::as_generator`] returns the capability.
-///
-/// [`Stage::as_generator`]: super::Stage::as_generator
-pub trait Generator {
-    /// Returns the largest number of packets that one call of [`Generator::generate`] generates. The number does not
-    /// change during the run.
-    fn max_generated(&self) -> usize;
+fn offload_checksums<S: Any + ChecksumOffload>(stage: &mut dyn Any) {
+    stage.downcast_mut::<S>().into_iter().for_each(ChecksumOffload::offload_checksums);
+}
 
+// After a panic, a stage of another type replaces the stage. The two functions below then do nothing.
+
+fn generate<S: Any + Generator>(stage: &mut dyn Any, ctx: &Ctx, batch: &mut Batch) {
+    if let Some(stage) = stage.downcast_mut::<S>() {
+        stage.generate(ctx, batch);
+    }
+}
+
+fn observe_drop<S: Any + DropObserver>(stage: &mut dyn Any, ctx: &Ctx, packet: &Packet<'_>, cause: Cause<'_>) {
+    if let Some(stage) = stage.downcast_mut::<S>() {
+        stage.observe_drop(ctx, packet, cause);
+    }
+}
+
+/// The capability of a stage that computes checksums to leave checksums to the devices that send the packets.
+/// [`Contract::computes_checksums`] declares the capability.
+pub trait ChecksumOffload {
+    /// Leaves checksums to the devices. From now on, the stage computes checksums only for packets whose checksums no
+    /// device computes: see [`checksum_covers_payload`](crate::verbs::checksum_covers_payload). Called before the first
+    /// packet.
+    fn offload_checksums(&mut self);
+}
+
+/// The capability of a stage to generate packets. [`Contract::generates`] declares the capability.
+pub trait Generator {
     /// Generates packets with [`Batch::generate`]. The worker calls this method after every [`Stage::tick`], with an
     /// empty batch.
     ///
@@ -250,9 +298,7 @@ pub trait Generator {
 }
 
 /// The capability of a stage to observe the packets that other stages drop. In a config, other stages can then name
-/// this stage with the key `drops`. [`Stage::as_drop_observer`] returns the capability.
-///
-/// [`Stage::as_drop_observer`]: super::Stage::as_drop_observer
+/// this stage with the key `drops`. [`Contract::observes_drops`] declares the capability.
 pub trait DropObserver {
     /// Receives a packet that another stage dropped, and the cause, before the packet's buffer is freed.
     ///

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::mem::{BATCH, Batch, BatchMemory, Edge, HoldState, Packet, Pool, Reason, Region, Verdict};
-use crate::pipeline::held::Held;
+use crate::pipeline::contract::ObserveDrop;
+use crate::pipeline::held::{Held, HeldPackets};
 use crate::pipeline::quarantine::Substitute;
 use crate::pipeline::{Cause, Ctx, NodeSpec, OnPanic, Program, Quarantined, Stage, StageMarker, Target};
 
@@ -147,6 +148,7 @@ struct Node {
 struct DropWatch {
     /// Index of the observing stage.
     by: usize,
+    observe: ObserveDrop,
     /// Names of the drop reasons of the observed stage. The index is [`Reason::code`].
     reasons: Box<[String]>,
     /// Names of the outputs of the observed stage, by index.
@@ -154,9 +156,10 @@ struct DropWatch {
 }
 
 impl DropWatch {
-    fn new(by: usize, node: &NodeSpec) -> Self {
+    fn new(by: usize, observe: ObserveDrop, node: &NodeSpec) -> Self {
         Self {
             by,
+            observe,
             reasons: (0..Reason::CODES).map(|code| Reason::from_code(code as u8).name(&node.reasons)).collect(),
             outputs: node.outputs.iter().map(|(name, _)| name.clone()).collect(),
         }
@@ -225,13 +228,18 @@ impl Graph {
     /// graph. Only the worker that owns the pool of the memory can use the graph.
     pub fn in_memory(program: Program, ports: usize, memory: &BatchMemory) -> Self {
         let burst = BATCH / program.max_packets_per_received();
-        let node = |mut node: NodeSpec| Node {
+        let observers: Vec<_> = program.nodes.iter().map(|node| node.stage.contract().drop_observer).collect();
+        let watch = |node: &NodeSpec| {
+            let by = node.drop_observer?;
+            Some(DropWatch::new(by, observers[by]?, node))
+        };
+        let node = |node: NodeSpec| Node {
             copies: node.stage.contract().copies,
             max_split: node.stage.contract().splits,
-            max_generated: node.stage.as_generator().map_or(0, |stage| stage.max_generated()).min(burst),
+            max_generated: node.stage.contract().generator.map_or(0, |(max, _)| max.min(burst)),
             generation_due: false,
             held: node.stage.contract().holds.map(|longest| Held::new(longest, memory)),
-            watch: node.drop_observer.map(|by| DropWatch::new(by, &node)),
+            watch: watch(&node),
             name: node.name,
             stage: node.stage,
             inbox: Batch::in_memory(memory),
@@ -437,8 +445,8 @@ impl Graph {
         node.inbox.take_spares(node.max_generated, pool);
         *activity = Activity::Generation;
         marker.run(place, || {
-            if let Some(stage) = node.stage.as_generator() {
-                stage.generate(ctx, &mut node.inbox);
+            if let Some((_, generate)) = node.stage.contract().generator {
+                generate(&mut *node.stage, ctx, &mut node.inbox);
             }
         });
         marker.leave();
@@ -463,7 +471,7 @@ impl Graph {
     /// - Moves each continuing stage to this graph ([`Succession::moves`]).
     /// - Lets each replaced stage hand its state over to the new stage ([`Stage::adopt`]).
     /// - Moves the packets that these stages hold, unless a new stage refuses the packets
-    ///   ([`Stage::accepts_held`]). Drops and counts all other held packets of `earlier`.
+    ///   ([`Stage::adopt`]). Drops and counts all other held packets of `earlier`.
     /// - If the numbers of the ports change, gives the moved packets the new numbers, and drops the packets that a
     ///   removed port received. `ports` has the new number of each earlier port, or `None` for a removed port. The
     ///   argument `ports` is `None` if the numbers stay the same.
@@ -490,21 +498,20 @@ impl Graph {
             let (Some(before), Some(node)) = (before, self.nodes.get_mut(succession.later)) else { continue };
             // If a stage panics here, `earlier` is still the graph of the worker, so the error names a stage of
             // `earlier`.
-            let accepts_held = earlier.marker.run(succession.earlier, || {
+            let held_packets = earlier.marker.run(succession.earlier, || {
                 if succession.moves {
                     std::mem::swap(&mut node.stage, &mut before.stage);
                     node.counters.is_quarantined = before.counters.is_quarantined;
                     if let Some(substitute) = node.stage.downcast::<Substitute>() {
                         substitute.drops = node.on_panic != OnPanic::Bypass;
                     }
-                    true
+                    HeldPackets::Keep
                 } else {
-                    node.stage.adopt(&mut *before.stage);
-                    node.stage.accepts_held(&mut *before.stage)
+                    node.stage.adopt(&mut *before.stage)
                 }
             });
             let Node { held: before_held, counters: before_counters, .. } = before;
-            if let (true, Some(held), Some(before)) = (accepts_held, &mut node.held, before_held) {
+            if let (HeldPackets::Keep, Some(held), Some(before)) = (held_packets, &mut node.held, before_held) {
                 // The earlier graph has counted the held packets. The packets move, so the count moves too.
                 let (counts, earlier) = (&mut node.counters.packets, &mut before_counters.packets);
                 *counts += before.len() as u64;
@@ -714,9 +721,7 @@ impl BatchMove<'_> {
         let Some(watcher) = watcher else { return };
         show(inbox, index, |packet| {
             marker.run_observer(watch.by, || {
-                if let Some(observer) = watcher.stage.as_drop_observer() {
-                    observer.observe_drop(ctx, packet, Cause { stage: name, reason });
-                }
+                (watch.observe)(&mut *watcher.stage, ctx, packet, Cause { stage: name, reason });
             });
         });
     }

@@ -9,6 +9,15 @@ use crate::units::Nanos;
 /// ports, so no port has this number.
 const NO_PORT: u8 = u8::MAX;
 
+/// What happens to the packets that a replaced stage holds ([`Stage::adopt`](super::Stage::adopt)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldPackets {
+    /// The new stage continues to hold the packets, if its contract declares that the stage holds packets.
+    Keep,
+    /// The program drops the packets with the reason `stopped`.
+    Drop,
+}
+
 /// Held packets. `since` has the time when the stage first held each packet.
 struct HeldBatch {
     batch: Box<Batch>,

@@ -8,6 +8,7 @@
 
 mod context;
 mod contract;
+mod counters;
 mod facts;
 mod graph;
 mod headers;
@@ -24,10 +25,12 @@ mod table;
 mod task;
 
 pub use context::{Cause, Ctx, DefaultTarget};
-pub use contract::{Contract, DropObserver, Generator, StageInfo, StageState};
+pub use contract::{ChecksumOffload, Contract, DropObserver, Generator, StageInfo, StageState};
+pub use counters::CounterReport;
 pub use facts::Facts;
 pub use graph::{Graph, NoObserver, NodeCounters, Observer, PacketFate, Part, Succession};
 pub use headers::Headers;
+pub use held::HeldPackets;
 pub use hops::{NextHop, NextHops};
 pub use live::{Live, LiveReader};
 pub use problem::Problem;
@@ -80,18 +83,14 @@ pub trait Stage: Any + Send {
     /// not implement this method, the state of `earlier` is lost. [`StageInfo::keeps`] declares the state that this
     /// method keeps, and `dataplane plan` prints the declaration.
     ///
+    /// Returns whether this stage continues to hold the packets that `earlier` holds. [`HeldPackets::Drop`] is
+    /// necessary if, for example, the metadata of the packets refers to a table that this stage does not use.
+    ///
     /// This method runs on the worker between two batches. It must not allocate, free memory, lock, wait, or panic.
     /// Exchange large values with `std::mem::swap`.
-    fn adopt(&mut self, earlier: &mut dyn Stage) {
+    fn adopt(&mut self, earlier: &mut dyn Stage) -> HeldPackets {
         let _ = earlier;
-    }
-
-    /// Returns `true` if this stage can continue to hold the packets that the replaced stage holds. Returns `false` if,
-    /// for example, the metadata of the packets refers to a table that this stage does not use. The program then drops
-    /// the packets with the reason `stopped`. Called after [`Stage::adopt`], under the same conditions.
-    fn accepts_held(&self, earlier: &mut dyn Stage) -> bool {
-        let _ = earlier;
-        true
+        HeldPackets::Keep
     }
 
     /// Returns the outputs and drop reasons that all stages of this kind have.
@@ -102,42 +101,20 @@ pub trait Stage: Any + Send {
         StageInfo::new()
     }
 
-    /// Returns the facts that the stage needs and sets, and its other effects on packets. Called before and after
-    /// [`Stage::prepare`].
+    /// Returns the facts that the stage needs and sets, its other effects on packets, and its optional capabilities,
+    /// such as [`Generator`]. Called before and after [`Stage::prepare`].
     fn contract(&self) -> Contract {
         Contract::new()
     }
 
-    /// Leaves checksums to the devices that send the packets. From now on, the stage computes checksums only for
-    /// packets whose checksums no device computes: see
-    /// [`checksum_covers_payload`](crate::verbs::checksum_covers_payload). Called before the first packet, and only for
-    /// a stage with [`Contract::computes_checksums`].
-    fn offload_checksums(&mut self) {}
-
     /// Reports the counters that the stage itself keeps, such as the number of bytes. No two counters of a stage may
-    /// have the same name. If the stage has one counter for each entry of a table, [`Stage::entry_counters`] reports
-    /// these counters.
+    /// have the same name.
     ///
     /// This method runs on the worker between two batches, when a snapshot of the run is taken, and once after the run.
-    /// It must not allocate, lock, wait, or panic. The names must stay the same, in the same order, until
-    /// [`Stage::counters_version`] returns another number.
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+    /// It must not allocate, lock, wait, or panic. The names must stay the same, in the same order, until the stage
+    /// reports another version of the names ([`CounterReport::set_version`]).
+    fn counters(&self, report: &mut dyn CounterReport) {
         let _ = report;
-    }
-
-    /// Reports one counter for each entry of a table, such as the hits of each rule. For each entry, the second
-    /// argument is `true` if the name of the entry was chosen in the config, and `false` if the name is the text of the
-    /// entry. The config can exclude these counters from the metrics, because a table can be large. The names must
-    /// differ from each other and from the names of [`Stage::counters`]. Otherwise, the same rules apply as for
-    /// [`Stage::counters`].
-    fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {
-        let _ = report;
-    }
-
-    /// Returns a number that changes whenever the names of the counters change, for example because the stage uses
-    /// other rules.
-    fn counters_version(&self) -> u64 {
-        0
     }
 
     /// Describes the table entries that apply to a packet, which the stage is about to process. Returns `None` if there
@@ -158,25 +135,9 @@ pub trait Stage: Any + Send {
     fn finish(&mut self) -> crate::error::Result<()> {
         Ok(())
     }
-
-    /// Returns the stage as a generator, if it generates packets.
-    fn as_generator(&mut self) -> Option<&mut dyn Generator> {
-        None
-    }
-
-    /// Returns the stage as a drop observer, if it observes drops.
-    fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
-        None
-    }
 }
 
 impl dyn Stage {
-    /// Reports the values of [`Stage::entry_counters`] and [`Stage::counters`].
-    pub fn all_counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        self.entry_counters(&mut |name, _, value| report(name, value));
-        self.counters(report);
-    }
-
     /// Returns the stage as an `S`. Returns `None` if the stage has another type.
     pub fn downcast<S: Stage>(&mut self) -> Option<&mut S> {
         (self as &mut dyn Any).downcast_mut()

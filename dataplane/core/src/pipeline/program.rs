@@ -1,10 +1,8 @@
 //! A program: the stages of a graph and their targets, before packet memory exists. [`Program::check`] verifies that
 //! every stage gets the facts (known properties of packets) that it needs.
 
-use crate::mem::{BATCH, Batch, Packet, RecvFields};
-use crate::pipeline::{
-    Cause, Contract, Ctx, DefaultTarget, DropObserver, Facts, Generator, OnPanic, Problem, Stage, StageInfo,
-};
+use crate::mem::{BATCH, Batch, RecvFields};
+use crate::pipeline::{Contract, Ctx, DefaultTarget, Facts, OnPanic, Problem, Stage, StageInfo};
 
 /// The destination of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,18 +46,12 @@ pub struct NodeSpec {
 #[derive(Clone, Copy, Debug)]
 pub struct StandIn {
     contract: Contract,
-    max_generated: Option<usize>,
-    observes_drops: bool,
 }
 
 impl StandIn {
     /// Creates a placeholder for a prepared stage.
-    pub fn of(stage: &mut dyn Stage) -> Self {
-        Self {
-            contract: stage.contract(),
-            max_generated: stage.as_generator().map(|stage| stage.max_generated()),
-            observes_drops: stage.as_drop_observer().is_some(),
-        }
+    pub fn of(stage: &dyn Stage) -> Self {
+        Self { contract: stage.contract() }
     }
 }
 
@@ -69,26 +61,6 @@ impl Stage for StandIn {
     fn contract(&self) -> Contract {
         self.contract
     }
-
-    fn as_generator(&mut self) -> Option<&mut dyn Generator> {
-        if self.max_generated.is_some() { Some(self) } else { None }
-    }
-
-    fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
-        if self.observes_drops { Some(self) } else { None }
-    }
-}
-
-impl Generator for StandIn {
-    fn max_generated(&self) -> usize {
-        self.max_generated.unwrap_or_default()
-    }
-
-    fn generate(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
-}
-
-impl DropObserver for StandIn {
-    fn observe_drop(&mut self, _ctx: &Ctx, _packet: &Packet<'_>, _cause: Cause<'_>) {}
 }
 
 /// Stages in the order in which packets pass them. The first stage gets all received packets.
@@ -122,8 +94,8 @@ impl Program {
     }
 
     /// Returns whether a stage can observe the drops of other stages.
-    pub fn observes_drops(&mut self, node: usize) -> bool {
-        self.nodes.get_mut(node).is_some_and(|node| node.stage.as_drop_observer().is_some())
+    pub fn observes_drops(&self, node: usize) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.stage.contract().drop_observer.is_some())
     }
 
     /// Returns the stages.
@@ -132,8 +104,8 @@ impl Program {
     }
 
     /// Returns a placeholder for each stage.
-    pub fn stand_ins(&mut self) -> Vec<StandIn> {
-        self.nodes.iter_mut().map(|node| StandIn::of(&mut *node.stage)).collect()
+    pub fn stand_ins(&self) -> Vec<StandIn> {
+        self.nodes.iter().map(|node| StandIn::of(&*node.stage)).collect()
     }
 
     /// Returns the maximum number of packets that one received packet can become. Stages increase this number by
@@ -202,7 +174,7 @@ impl Program {
 
     /// Returns the names of the stages that compute checksums.
     pub fn stages_with_checksums(&self) -> Vec<&str> {
-        let computes = |node: &&NodeSpec| node.stage.contract().computes_checksums;
+        let computes = |node: &&NodeSpec| node.stage.contract().checksum_offload.is_some();
         self.nodes.iter().filter(computes).map(|node| node.name.as_str()).collect()
     }
 
@@ -217,7 +189,7 @@ impl Program {
         for (place, node) in self.nodes.iter().enumerate() {
             let contract = node.stage.contract();
             let state = match entering[place] {
-                _ if contract.computes_checksums => Computed,
+                _ if contract.checksum_offload.is_some() => Computed,
                 Some(lacking @ MayLack { .. }) => lacking,
                 _ if contract.ignores_checksums => Computed,
                 _ => MayLack { changed_by: Some(node.name.as_str()) },
@@ -260,9 +232,9 @@ impl Program {
             let all = node.targets().all(leads) && node.drop_observer.is_none();
             let contract = node.stage.contract();
             leads_to_device[place] = all && contract.ignores_checksums;
-            if all && reaches_device[place] && contract.computes_checksums {
+            if let (true, true, Some(offload)) = (all, reaches_device[place], contract.checksum_offload) {
                 left.push(node.name.clone());
-                self.nodes[place].stage.offload_checksums();
+                offload(&mut *self.nodes[place].stage);
             }
         }
         left.reverse();
@@ -333,7 +305,7 @@ impl NodeSpec {
 mod tests {
     use super::*;
     use crate::mem::Batch;
-    use crate::pipeline::{Contract, Ctx};
+    use crate::pipeline::{ChecksumOffload, Contract, Ctx};
 
     /// A stage with one output that sets the egress port only on packets of this output.
     struct SetsEgressOnOutput;
@@ -390,6 +362,10 @@ mod tests {
         }
     }
 
+    impl ChecksumOffload for Declares {
+        fn offload_checksums(&mut self) {}
+    }
+
     #[test]
     fn stage_that_changes_packets_after_the_checksums_is_named() {
         use ChecksumState::{Computed, MayLack};
@@ -402,7 +378,8 @@ mod tests {
             ])
         };
         let changes = Contract::new();
-        let (computes, ignores) = (Contract::new().computes_checksums(), Contract::new().ignores_checksums());
+        let (computes, ignores) =
+            (Contract::new().computes_checksums::<Declares>(), Contract::new().ignores_checksums());
         let lacking = Some(MayLack { changed_by: None });
         let [by_second, by_third] = ["second", "third"].map(|stage| Some(MayLack { changed_by: Some(stage) }));
         let computed = Some(Computed);

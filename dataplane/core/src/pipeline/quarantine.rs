@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::mem::{Batch, Reason};
-use crate::pipeline::{Contract, Ctx, Stage};
+use crate::pipeline::{Contract, CounterReport, Ctx, Stage};
 
 /// What happens if a stage panics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -130,22 +130,36 @@ pub(super) struct Substitute {
     contract: Contract,
     /// Whether the substitute drops all packets, or passes them on.
     pub(super) drops: bool,
-    /// The last counters of the stage: their names and values.
+    /// The last counters of the stage.
+    counters: LastCounters,
+}
+
+/// The last counters of a stage that panicked.
+#[derive(Default)]
+struct LastCounters {
+    /// The name and the value of each counter.
     counters: Vec<(String, u64)>,
-    /// The last values of [`Stage::entry_counters`]: the name, whether the config chose the name, and the value.
+    /// The counters of entries of tables: the name, whether the config chose the name, and the value.
     entries: Vec<(String, bool, u64)>,
+}
+
+impl CounterReport for LastCounters {
+    fn add(&mut self, name: &str, value: u64) {
+        self.counters.push((name.to_owned(), value));
+    }
+
+    fn add_entry(&mut self, name: &str, is_named: bool, value: u64) {
+        self.entries.push((name.to_owned(), is_named, value));
+    }
 }
 
 impl Substitute {
     /// Creates a substitute for a stage, with the counters of the stage.
     pub(super) fn new(stage: &dyn Stage, drops: bool) -> Self {
-        let (mut counters, mut entries) = (Vec::new(), Vec::new());
+        let mut counters = LastCounters::default();
         // The stage may panic again. The substitute then has the counters that the stage reported before the panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| {
-            stage.counters(&mut |name, value| counters.push((name.to_owned(), value)));
-            stage.entry_counters(&mut |name, is_named, value| entries.push((name.to_owned(), is_named, value)));
-        }));
-        Self { contract: stage.contract(), drops, counters, entries }
+        let _ = catch_unwind(AssertUnwindSafe(|| stage.counters(&mut counters)));
+        Self { contract: stage.contract(), drops, counters }
     }
 }
 
@@ -160,17 +174,12 @@ impl Stage for Substitute {
         self.contract
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        self.counters.iter().for_each(|(name, value)| report(name, *value));
-    }
-
-    fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {
-        self.entries.iter().for_each(|(name, is_named, value)| report(name, *is_named, *value));
-    }
-
-    fn counters_version(&self) -> u64 {
+    fn counters(&self, report: &mut dyn CounterReport) {
         // The stage may have reported only some of its counters, so the version must differ from the version of the
         // stage.
-        u64::MAX
+        report.set_version(u64::MAX);
+        let LastCounters { counters, entries } = &self.counters;
+        counters.iter().for_each(|(name, value)| report.add(name, *value));
+        entries.iter().for_each(|(name, is_named, value)| report.add_entry(name, *is_named, *value));
     }
 }

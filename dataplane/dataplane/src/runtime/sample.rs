@@ -26,7 +26,7 @@ use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::{ClockSource, StampCounts, Stamper};
 use dataplane_core::error::VerbError;
 use dataplane_core::lane::{Lane, LaneCounters};
-use dataplane_core::pipeline::{Graph, NodeCounters, Stage, Succession};
+use dataplane_core::pipeline::{CounterReport, Graph, NodeCounters, Stage, Succession};
 use dataplane_core::telemetry::{Costs, CounterKind, Latency};
 use dataplane_core::units::Ticks;
 
@@ -129,31 +129,17 @@ pub(crate) struct StageCounters {
 impl StageCounters {
     /// Copies the counters of a stage. Copies the names only if they have changed.
     pub(crate) fn fill(&mut self, stage: &dyn Stage) {
-        let version = stage.counters_version();
-        let Self { values, names, ends, .. } = self;
-        let is_named = self.version == Some(version);
-        values.clear();
-        if !is_named {
-            names.clear();
-            ends.clear();
+        self.values.clear();
+        let mut copy = ValueCopy { values: &mut self.values, needed: (0, 0), version: 0 };
+        stage.counters(&mut copy);
+        let (needed, version) = (copy.needed, copy.version);
+        if self.version != Some(version) {
+            self.names.clear();
+            self.ends.clear();
+            stage.counters(&mut NameCopy { names: &mut self.names, ends: &mut self.ends });
         }
-        let (mut count, mut length) = (0, 0);
-        let mut add = |name: &str, kind, value| {
-            (count, length) = (count + 1, length + name.len());
-            if values.len() < values.capacity() {
-                values.push(value);
-            }
-            if !is_named && ends.len() < ends.capacity() && names.len() + name.len() <= names.capacity() {
-                names.push_str(name);
-                ends.push((names.len(), kind));
-            }
-        };
-        stage.counters(&mut |name, value| add(name, CounterKind::Total, value));
-        stage.entry_counters(&mut |name, is_named, value| {
-            add(name, if is_named { CounterKind::NamedEntry } else { CounterKind::Entry }, value);
-        });
-        self.needed = (count, length);
-        self.version = (values.len() == count && ends.len() == count).then_some(version);
+        self.needed = needed;
+        self.version = (self.values.len() == needed.0 && self.ends.len() == needed.0).then_some(version);
     }
 
     /// Allocates the memory that the last call of [`StageCounters::fill`] lacked.
@@ -185,6 +171,53 @@ impl StageCounters {
             (self.names.get(std::mem::replace(&mut start, *end)..*end).unwrap_or_default(), *kind)
         };
         self.ends.iter().map(name).zip(&self.values).map(|((name, kind), value)| (name, kind, *value))
+    }
+}
+
+/// Copies the values of counters into memory that exists.
+struct ValueCopy<'a> {
+    values: &'a mut Vec<u64>,
+    /// The number of counters, and the total length of their names.
+    needed: (usize, usize),
+    version: u64,
+}
+
+impl CounterReport for ValueCopy<'_> {
+    fn add(&mut self, name: &str, value: u64) {
+        self.needed = (self.needed.0 + 1, self.needed.1 + name.len());
+        if self.values.len() < self.values.capacity() {
+            self.values.push(value);
+        }
+    }
+
+    fn set_version(&mut self, version: u64) {
+        self.version = version;
+    }
+}
+
+/// Copies the names and the kinds of counters into memory that exists.
+struct NameCopy<'a> {
+    names: &'a mut String,
+    ends: &'a mut Vec<(usize, CounterKind)>,
+}
+
+impl NameCopy<'_> {
+    fn add_kind(&mut self, name: &str, kind: CounterKind) {
+        let fits = self.names.len() + name.len() <= self.names.capacity();
+        if fits && self.ends.len() < self.ends.capacity() {
+            self.names.push_str(name);
+            self.ends.push((self.names.len(), kind));
+        }
+    }
+}
+
+impl CounterReport for NameCopy<'_> {
+    fn add(&mut self, name: &str, _value: u64) {
+        self.add_kind(name, CounterKind::Total);
+    }
+
+    fn add_entry(&mut self, name: &str, is_named: bool, _value: u64) {
+        self.add_kind(name, if is_named { CounterKind::NamedEntry } else { CounterKind::Entry });
     }
 }
 

@@ -165,7 +165,7 @@ impl Tracer {
     pub fn counters(&mut self, stage: &str) -> BTreeMap<String, u64> {
         let mut counters = BTreeMap::new();
         for (_, stage) in self.graph.stages().filter(|(name, _)| *name == stage) {
-            stage.all_counters(&mut |name, value| *counters.entry(name.to_owned()).or_default() += value);
+            stage.counters(&mut |name: &str, value: u64| *counters.entry(name.to_owned()).or_default() += value);
         }
         counters
     }

@@ -246,7 +246,7 @@ fn collect_outcome(mut worker: Worker, info: &WorkerInfo, panic: Option<String>)
         let finish = || {
             outcome.errors.extend(stage.finish().err());
             report.counters.clear();
-            stage.all_counters(&mut |name, value| *report.counters.entry(name.to_owned()).or_default() += value);
+            stage.counters(&mut |name: &str, value: u64| *report.counters.entry(name.to_owned()).or_default() += value);
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(finish)) {
             let message = format!("stage `{name}` panicked at its end: {}", panic_message(&*panic));

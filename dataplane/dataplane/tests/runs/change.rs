@@ -31,15 +31,16 @@ impl Stage for Numbers {
         self.seen += batch.len() as u64;
     }
 
-    fn adopt(&mut self, earlier: &mut dyn Stage) {
+    fn adopt(&mut self, earlier: &mut dyn Stage) -> HeldPackets {
         if let Some(earlier) = earlier.downcast::<Self>() {
             self.seen = earlier.seen;
         }
+        HeldPackets::Keep
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("seen", self.seen);
-        report("step", self.step);
+    fn counters(&self, report: &mut dyn CounterReport) {
+        report.add("seen", self.seen);
+        report.add("step", self.step);
     }
 
     fn info() -> StageInfo {
@@ -62,8 +63,8 @@ impl Stage for Forgets {
         self.seen += batch.len() as u64;
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("seen", self.seen);
+    fn counters(&self, report: &mut dyn CounterReport) {
+        report.add("seen", self.seen);
     }
 }
 
@@ -87,8 +88,8 @@ impl Stage for Holds {
         }
     }
 
-    fn accepts_held(&self, _earlier: &mut dyn Stage) -> bool {
-        !self.refuses
+    fn adopt(&mut self, _earlier: &mut dyn Stage) -> HeldPackets {
+        if self.refuses { HeldPackets::Drop } else { HeldPackets::Keep }
     }
 
     fn contract(&self) -> Contract {
@@ -113,8 +114,8 @@ impl Stage for Shares {
         Ok(())
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("users", self.users.lock().unwrap().len() as u64);
+    fn counters(&self, report: &mut dyn CounterReport) {
+        report.add("users", self.users.lock().unwrap().len() as u64);
     }
 }
 
@@ -977,10 +978,11 @@ fn revert_does_not_wait_for_a_worker_that_has_not_taken_the_reverted_pipeline() 
             setup.task("late", LateTask);
             Ok(())
         }
-        fn adopt(&mut self, _earlier: &mut dyn Stage) {
+        fn adopt(&mut self, _earlier: &mut dyn Stage) -> HeldPackets {
             if BLOCKS.swap(false, Ordering::Relaxed) {
                 LATCH.wait();
             }
+            HeldPackets::Keep
         }
     }
     struct LateTask;
@@ -1039,12 +1041,13 @@ fn panic_at_the_end_of_a_stage_leaves_later_changes_possible() {
     }
     impl Stage for Panics {
         fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
-        fn adopt(&mut self, _earlier: &mut dyn Stage) {
+        fn adopt(&mut self, _earlier: &mut dyn Stage) -> HeldPackets {
             let is_blocked = BLOCKS.swap(false, Ordering::Relaxed);
             PANICS.fetch_or(is_blocked, Ordering::Relaxed);
             if is_blocked {
                 LATCH.wait();
             }
+            HeldPackets::Keep
         }
     }
     impl Drop for Panics {

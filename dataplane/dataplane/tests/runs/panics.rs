@@ -44,8 +44,8 @@ impl Stage for Faulty {
         assert!(!is_due || !["tick", "held"].contains(&self.place.as_str()), "panic of the test");
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("batches", self.batches.into());
+    fn counters(&self, report: &mut dyn CounterReport) {
+        report.add("batches", self.batches.into());
         let is_due = self.is_on_worker_1 && self.place == "counters";
         assert!(!is_due, "panic of the test");
     }

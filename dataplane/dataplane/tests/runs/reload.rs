@@ -40,10 +40,10 @@ impl Stage for MixedBatchCounter {
         self.seen[1] += seen[1];
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("mixed", self.mixed);
-        report("even", self.seen[0]);
-        report("odd", self.seen[1]);
+    fn counters(&self, report: &mut dyn CounterReport) {
+        report.add("mixed", self.mixed);
+        report.add("even", self.seen[0]);
+        report.add("odd", self.seen[1]);
     }
 }
 

@@ -12,7 +12,7 @@ use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::vlan::{VlanTag, is_tag};
 use dataplane_core::header::{Header, MacAddr, ether_type};
 use dataplane_core::mem::{Batch, MetaFlags, Packet};
-use dataplane_core::pipeline::Setup;
+use dataplane_core::pipeline::{CounterReport, Setup};
 use dataplane_core::units::Period;
 
 /// The destination of probes: a locally administered multicast address, which other bridges flood.
@@ -189,8 +189,8 @@ impl LoopGuard {
     }
 
     /// Reports how often each port was shut.
-    pub(super) fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        self.ports.iter().for_each(|port| report(&port.counter, port.shut));
+    pub(super) fn counters(&self, report: &mut dyn CounterReport) {
+        self.ports.iter().for_each(|port| report.add(&port.counter, port.shut));
     }
 }
 

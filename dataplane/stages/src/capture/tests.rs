@@ -453,7 +453,9 @@ fn stop_of_the_run_ends_the_wait_for_a_free_buffer() {
         worker.join().unwrap();
     });
     let mut counters = Vec::new();
-    graph.stages().for_each(|(_, stage)| stage.counters(&mut |name, value| counters.push((name.to_owned(), value))));
+    graph
+        .stages()
+        .for_each(|(_, stage)| stage.counters(&mut |name: &str, value: u64| counters.push((name.to_owned(), value))));
     assert_eq!(counters, [("taken", 1), ("missed", 2), ("lost", 0)].map(|(name, value)| (name.to_owned(), value)));
     assert_eq!(graph.outbox(0).len(), 3);
 }

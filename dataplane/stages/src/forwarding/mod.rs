@@ -24,7 +24,7 @@ use rtrb::Producer;
 
 use crate::rings::FromWorkers;
 use dataplane_core::header::MacAddr;
-use dataplane_core::pipeline::NextHop;
+use dataplane_core::pipeline::{CounterReport, NextHop};
 use dataplane_tables::lpm::{View4, View6};
 
 pub use groups::{Path, RouteKind};
@@ -333,9 +333,9 @@ impl Reader {
     }
 
     /// Reports the counters of the tables. All stages share the counters, so only one stage of one worker reports them.
-    pub fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+    pub fn counters(&self, report: &mut dyn CounterReport) {
         for (count, name) in Count::ALL {
-            report(name, self.shared.count(count));
+            report.add(name, self.shared.count(count));
         }
     }
 }

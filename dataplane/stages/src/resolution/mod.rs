@@ -25,7 +25,9 @@ use dataplane_core::error::Result;
 use dataplane_core::header::MacAddr;
 use dataplane_core::header::ndp::is_link_local;
 use dataplane_core::mem::{Batch, MetaFlags};
-use dataplane_core::pipeline::{Ctx, NextHop, PortInfo, Problem, Setup, StopSignal, Task, new_port_numbers};
+use dataplane_core::pipeline::{
+    CounterReport, Ctx, NextHop, PortInfo, Problem, Setup, StopSignal, Task, new_port_numbers,
+};
 use dataplane_core::units::Period;
 use dataplane_tables::bucket::TokenBucket;
 use frames::Frame;
@@ -330,12 +332,12 @@ impl ResolutionClient {
     }
 
     /// Reports the counters. All stages share the counters, so only one stage of one worker reports them.
-    pub fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+    pub fn counters(&self, report: &mut dyn CounterReport) {
         if let Some(open) = self.resolution.open.get().filter(|_| self.reports_counters) {
             for (count, name) in Count::ALL {
-                report(name, open.counts[count as usize].load(Ordering::Relaxed));
+                report.add(name, open.counts[count as usize].load(Ordering::Relaxed));
             }
-            report("requests_lost", open.tables.count(forwarding::Count::LostRequests));
+            report.add("requests_lost", open.tables.count(forwarding::Count::LostRequests));
         }
     }
 }

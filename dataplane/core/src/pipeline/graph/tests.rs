@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::clock::Stamp;
 use crate::mem::{PageKind, Region, RegionSpec, SlotLayout, SlotState};
-use crate::pipeline::{Contract, DropObserver, Generator, NodeSpec, StageInfo};
+use crate::pipeline::{Contract, CounterReport, DropObserver, Generator, NodeSpec, StageInfo};
 use crate::units::Nanos;
 
 /// A stage that drops, consumes or passes on a packet, or sends the packet to an output, depending on the first byte of
@@ -42,8 +42,8 @@ struct Watcher(Arc<Mutex<Vec<String>>>);
 impl Stage for Watcher {
     fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
 
-    fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
-        Some(self)
+    fn contract(&self) -> Contract {
+        Contract::new().observes_drops::<Self>()
     }
 }
 
@@ -270,16 +270,12 @@ struct Source(Arc<std::sync::atomic::AtomicUsize>);
 impl Stage for Source {
     fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
 
-    fn as_generator(&mut self) -> Option<&mut dyn Generator> {
-        Some(self)
+    fn contract(&self) -> Contract {
+        Contract::new().generates::<Self>(8)
     }
 }
 
 impl Generator for Source {
-    fn max_generated(&self) -> usize {
-        8
-    }
-
     fn generate(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         for _ in 0..self.0.swap(0, std::sync::atomic::Ordering::Relaxed) {
             if batch.generate(b"made").is_none() {
@@ -320,31 +316,14 @@ fn generated_packets_reach_the_next_stage_and_are_counted() {
     assert_eq!(pool.available(), free);
 }
 
-/// A stage that panics when the graph asks it a second time for its observer of drops.
-struct PanicsOnRequest(usize);
-
-impl Stage for PanicsOnRequest {
-    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
-
-    fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
-        self.0 += 1;
-        assert!(self.0 < 2, "this is the second request");
-        Some(self)
-    }
-}
-
-impl DropObserver for PanicsOnRequest {
-    fn observe_drop(&mut self, _ctx: &Ctx, _packet: &Packet<'_>, _cause: Cause<'_>) {}
-}
-
 /// A stage that panics when it observes the drop of a packet that starts with `w`.
 struct Panicking;
 
 impl Stage for Panicking {
     fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
 
-    fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
-        Some(self)
+    fn contract(&self) -> Contract {
+        Contract::new().observes_drops::<Self>()
     }
 }
 
@@ -382,13 +361,9 @@ fn panic_of_an_observer_duplicates_no_slot() {
         let outputs = vec![("out".to_owned(), Target::Port(0))];
         vec![NodeSpec { outputs, ..node("copying", Copying, Target::Port(0), None) }]
     };
-    let watched = |watcher| vec![sort(Target::Port(0), Some(1)), watcher];
-    let watchers =
-        [node("watcher", Panicking, Target::Port(0), None), node("watcher", PanicsOnRequest(0), Target::Port(0), None)];
     let cases = (0..7).map(|most| (vec![sort(Target::Port(0), None)], most));
-    let cases = cases
-        .chain((0..14).map(|most| (copying(), most)))
-        .chain(watchers.map(|watcher| (watched(watcher), usize::MAX)));
+    let watched = vec![sort(Target::Port(0), Some(1)), node("watcher", Panicking, Target::Port(0), None)];
+    let cases = cases.chain((0..14).map(|most| (copying(), most))).chain([(watched, usize::MAX)]);
     for (nodes, most) in cases {
         let mut pool = pool();
         let mut graph = Graph::new(Program::new(nodes), 1, &pool);
@@ -425,25 +400,18 @@ impl Stage for Faulty {
         }
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("seen", 7);
-    }
-
-    fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {
-        report("rule", true, 5);
+    fn counters(&self, report: &mut dyn CounterReport) {
+        report.add("seen", 7);
+        report.add_entry("rule", true, 5);
         panic!("a faulty counter");
     }
 
-    fn as_generator(&mut self) -> Option<&mut dyn Generator> {
-        if self.generates { Some(self) } else { None }
+    fn contract(&self) -> Contract {
+        if self.generates { Contract::new().generates::<Self>(4) } else { Contract::new() }
     }
 }
 
 impl Generator for Faulty {
-    fn max_generated(&self) -> usize {
-        4
-    }
-
     fn generate(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         for _ in 0..2 {
             assert!(batch.generate(b"g").is_some());
@@ -484,12 +452,11 @@ fn graph_continues_without_a_stage_that_panicked() {
         let quarantined = graph.quarantine(&ctx, &mut pool).unwrap();
         let expected = Quarantined { stage: "faulty".to_owned(), on_panic, packets: 2, first: Some(b"x1".to_vec()) };
         assert_eq!(quarantined, expected);
-        // The quarantined stage keeps the counters that it reported before a panic. `counters` reports `seen`.
-        // `entry_counters` then reports `rule` and panics.
+        // The quarantined stage keeps the counters that it reported before the panic of `counters`.
         let mut counters = Vec::new();
         let (_, stage) = graph.stages().nth(1).unwrap();
-        stage.all_counters(&mut |name, value| counters.push((name.to_owned(), value)));
-        assert_eq!(counters, [("rule".to_owned(), 5), ("seen".to_owned(), 7)]);
+        stage.counters(&mut |name: &str, value: u64| counters.push((name.to_owned(), value)));
+        assert_eq!(counters, [("seen".to_owned(), 7), ("rule".to_owned(), 5)]);
         graph.walk(&ctx, &mut pool, &mut NoObserver);
         assert_eq!((graph.outbox(0).len(), pool.available()), (1, 63));
         fill(&mut graph, &mut pool, &["x5", "n6", "o7"]);

@@ -641,12 +641,12 @@ mod tests {
     impl Stage for Many {
         fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
 
-        fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        fn counters(&self, report: &mut dyn CounterReport) {
             let mut name = String::new();
             for number in 0..COUNTERS {
                 name.clear();
                 write!(name, "counter_{number:012}").unwrap();
-                report(&name, 1);
+                report.add(&name, 1);
             }
         }
     }

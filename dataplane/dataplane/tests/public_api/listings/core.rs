@@ -2207,8 +2207,8 @@ pub mod pipeline {
             pub holds: Option<Nanos>,
             pub exit: DefaultTarget,
             pub receives: RecvFields,
-            pub computes_checksums: bool,
             pub ignores_checksums: bool,
+            private: _,
         }
         impl Default for Contract {}
         impl Contract {
@@ -2232,16 +2232,29 @@ pub mod pipeline {
             #[must_use]
             pub const fn receives(self, receives: RecvFields) -> Self {}
             #[must_use]
-            pub const fn computes_checksums(self) -> Self {}
+            pub const fn computes_checksums<S: Any + ChecksumOffload>(self) -> Self {}
+            #[must_use]
+            pub const fn generates<S: Any + Generator>(self, max: usize) -> Self {}
+            #[must_use]
+            pub const fn observes_drops<S: Any + DropObserver>(self) -> Self {}
             #[must_use]
             pub const fn ignores_checksums(self) -> Self {}
         }
+        pub trait ChecksumOffload {
+            fn offload_checksums(&mut self);
+        }
         pub trait Generator {
-            fn max_generated(&self) -> usize;
             fn generate(&mut self, ctx: &Ctx, batch: &mut Batch);
         }
         pub trait DropObserver {
             fn observe_drop(&mut self, ctx: &Ctx, packet: &Packet<'_>, cause: Cause<'_>);
+        }
+    }
+    mod counters {
+        pub trait CounterReport {
+            fn add(&mut self, name: &str, value: u64);
+            fn add_entry(&mut self, name: &str, is_named: bool, value: u64) {}
+            fn set_version(&mut self, version: u64) {}
         }
     }
     mod facts {
@@ -2365,6 +2378,13 @@ pub mod pipeline {
         }
         impl Headers for Packet<'_> {}
     }
+    mod held {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum HeldPackets {
+            Keep,
+            Drop,
+        }
+    }
     mod hops {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct NextHop {
@@ -2445,19 +2465,17 @@ pub mod pipeline {
             private: _,
         }
         impl StandIn {
-            pub fn of(stage: &mut dyn Stage) -> Self {}
+            pub fn of(stage: &dyn Stage) -> Self {}
         }
         impl Stage for StandIn {}
-        impl Generator for StandIn {}
-        impl DropObserver for StandIn {}
         pub struct Program {
             private: _,
         }
         impl Program {
             pub fn new(mut nodes: Vec<NodeSpec>) -> Self {}
-            pub fn observes_drops(&mut self, node: usize) -> bool {}
+            pub fn observes_drops(&self, node: usize) -> bool {}
             pub fn nodes(&self) -> &[NodeSpec] {}
-            pub fn stand_ins(&mut self) -> Vec<StandIn> {}
+            pub fn stand_ins(&self) -> Vec<StandIn> {}
             pub fn max_packets_per_received(&self) -> usize {}
             pub fn check(&self, source: Facts) -> Vec<(usize, Problem)> {}
             pub fn check_bypasses(&self, source: Facts) -> Vec<(usize, usize, Problem)> {}
@@ -2845,12 +2863,16 @@ pub mod pipeline {
         pub fn panic_message(panic: &(dyn Any + Send)) -> &str {}
     }
     pub use context::{Cause, Ctx, DefaultTarget};
-    pub use contract::{Contract, DropObserver, Generator, StageInfo, StageState};
+    pub use contract::{
+        ChecksumOffload, Contract, DropObserver, Generator, StageInfo, StageState,
+    };
+    pub use counters::CounterReport;
     pub use facts::Facts;
     pub use graph::{
         Graph, NoObserver, NodeCounters, Observer, PacketFate, Part, Succession,
     };
     pub use headers::Headers;
+    pub use held::HeldPackets;
     pub use hops::{NextHop, NextHops};
     pub use live::{Live, LiveReader};
     pub use problem::Problem;
@@ -2871,24 +2893,17 @@ pub mod pipeline {
         fn process(&mut self, ctx: &Ctx, batch: &mut Batch);
         fn tick(&mut self, ctx: &Ctx) {}
         fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {}
-        fn adopt(&mut self, earlier: &mut dyn Stage) {}
-        fn accepts_held(&self, earlier: &mut dyn Stage) -> bool {}
+        fn adopt(&mut self, earlier: &mut dyn Stage) -> HeldPackets {}
         fn info() -> StageInfo
         where
             Self: Sized,
         {}
         fn contract(&self) -> Contract {}
-        fn offload_checksums(&mut self) {}
-        fn counters(&self, report: &mut dyn FnMut(&str, u64)) {}
-        fn entry_counters(&self, report: &mut dyn FnMut(&str, bool, u64)) {}
-        fn counters_version(&self) -> u64 {}
+        fn counters(&self, report: &mut dyn CounterReport) {}
         fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {}
         fn finish(&mut self) -> crate::error::Result<()> {}
-        fn as_generator(&mut self) -> Option<&mut dyn Generator> {}
-        fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {}
     }
     impl dyn Stage {
-        pub fn all_counters(&self, report: &mut dyn FnMut(&str, u64)) {}
         pub fn downcast<S: Stage>(&mut self) -> Option<&mut S> {}
     }
     impl Setup<'_> {
@@ -2901,9 +2916,10 @@ pub mod prelude {
         RecvFlags, RecvInfo,
     };
     pub use crate::pipeline::{
-        Cause, Contract, Ctx, DefaultTarget, DropObserver, Facts, Generator, Headers,
-        Problem,
+        Cause, ChecksumOffload, Contract, CounterReport, Ctx, DefaultTarget,
+        DropObserver, Facts,
     };
+    pub use crate::pipeline::{Generator, Headers, HeldPackets, Problem};
     pub use crate::pipeline::{
         Live, LiveReader, PortChange, Setup, Stage, StageInfo, StopSignal, Task,
     };

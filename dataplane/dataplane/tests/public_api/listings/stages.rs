@@ -37,6 +37,7 @@ pub mod checksum {
         private: _,
     }
     impl Stage for Checksum {}
+    impl ChecksumOffload for Checksum {}
 }
 pub mod count {
     #[derive(Debug, Deserialize, JsonSchema)]
@@ -268,7 +269,7 @@ pub mod forwarding {
         pub fn mac(&self, port: u8) -> Option<MacAddr> {}
         pub fn mtu(&self, port: u8) -> Option<u32> {}
         pub fn address(&self, port: u8, v6: bool) -> Option<IpAddr> {}
-        pub fn counters(&self, report: &mut dyn FnMut(&str, u64)) {}
+        pub fn counters(&self, report: &mut dyn CounterReport) {}
     }
 }
 pub mod fragment {
@@ -470,7 +471,7 @@ pub mod resolution {
     impl ResolutionClient {
         pub const FRAMES: usize = _;
         pub fn generate(&mut self, batch: &mut Batch) {}
-        pub fn counters(&self, report: &mut dyn FnMut(&str, u64)) {}
+        pub fn counters(&self, report: &mut dyn CounterReport) {}
     }
     #[derive(Debug, Default)]
     pub struct NeighborListener(_);
