@@ -4,12 +4,12 @@
 mod tests;
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::mem::BATCH;
+use dataplane::pipeline::Fingerprint;
 use dataplane::prelude::*;
 use dataplane::tables::MISS;
 use dataplane::tables::lpm::{Lpm4, Lpm6};
@@ -36,15 +36,12 @@ impl Stage for GeoBlock {
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let path = setup.path(&self.file);
         setup.declare_read_file(&path, "file")?;
-        let version = version(&path);
-        let list = setup.shared_by_workers(|_| {
-            let latest = Mutex::new(Prefixes::read(&path)?);
-            Ok(PrefixList { path, latest, live: Live::default() })
-        })?;
+        let version = Fingerprint::of(&path);
+        let prefixes = setup.shared_by_workers(|_| Ok(LiveTable::new(Prefixes::read(&path)?)))?;
+        self.prefixes = Some(prefixes.reader());
         if setup.worker_number() == 0 {
-            setup.task("geo-block", Follower { list: list.clone(), version });
+            setup.task("geo-block", Follower { path, version, prefixes });
         }
-        self.prefixes = Some(list.live.reader(list.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()));
         self.scratch = vec![[0; BATCH]; 2];
         Ok(())
     }
@@ -93,7 +90,7 @@ struct Prefixes {
 }
 
 impl Prefixes {
-    fn read(path: &Path) -> Result<Arc<Self>, Problem> {
+    fn read(path: &Path) -> Result<Self, Problem> {
         let text = fs::read_to_string(path).map_err(|why| Problem::at("file", format!("{}: {why}", path.display())))?;
         let no_memory = |error| Problem::host_problem("file", format!("{error}"));
         let (mut v4, mut v6) = (Lpm4::new().map_err(no_memory)?, Lpm6::new().map_err(no_memory)?);
@@ -108,54 +105,35 @@ impl Prefixes {
             };
             inserted.map_err(|error| wrong(error.to_string()))?;
         }
-        Ok(Arc::new(Self { v4, v6 }))
+        Ok(Self { v4, v6 })
     }
 }
 
-/// The list that the stages of all workers share.
-struct PrefixList {
-    path: PathBuf,
-    latest: Mutex<Arc<Prefixes>>,
-    live: Live<Arc<Prefixes>>,
-}
-
-/// Reads the list again when the file changes.
+/// Reads the file again when the file changes.
 struct Follower {
-    list: Arc<PrefixList>,
-    version: Option<(u64, i64, i64)>,
-}
-
-impl Follower {
-    fn read(&self) -> Result<String, Problem> {
-        let prefixes = Prefixes::read(&self.list.path)?;
-        let text = format!("{} prefixes", prefixes.v4.len() + prefixes.v6.len());
-        let mut latest = self.list.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        self.list.live.publish(|_| prefixes.clone());
-        *latest = prefixes;
-        Ok(text)
-    }
+    path: PathBuf,
+    version: Option<Fingerprint>,
+    prefixes: Arc<LiveTable<Prefixes>>,
 }
 
 impl Task for Follower {
     fn run(&mut self, stop: &StopSignal) -> dataplane::Result<()> {
         while !stop.wait(POLL_INTERVAL) {
-            let now = version(&self.list.path);
-            if now != self.version {
-                self.version = now;
-                match self.read() {
-                    Ok(text) => tracing::info!("geo-block: {text}"),
+            let version = Fingerprint::of(&self.path);
+            if version != self.version {
+                self.version = version;
+                match Prefixes::read(&self.path) {
+                    Ok(prefixes) => {
+                        tracing::info!("geo-block: {} prefixes", prefixes.v4.len() + prefixes.v6.len());
+                        self.prefixes.publish(prefixes);
+                    }
                     Err(problem) => tracing::warn!("geo-block: {problem}"),
                 }
             }
-            self.list.live.settle();
+            self.prefixes.settle();
         }
         Ok(())
     }
-}
-
-/// Returns the inode number and the modification time of a file, or `None` if the file cannot be accessed.
-fn version(path: &Path) -> Option<(u64, i64, i64)> {
-    fs::metadata(path).map(|file| (file.ino(), file.mtime(), file.mtime_nsec())).ok()
 }
 
 fn main() -> dataplane::Result<()> {

@@ -118,6 +118,46 @@ impl<T> Live<T> {
     }
 }
 
+/// A large value that all workers read, such as a table, and that a control thread replaces.
+///
+/// All readers share each published value. A new reader starts with the latest value. To give each reader its own
+/// value, use [`Live`].
+#[derive(Debug)]
+pub struct LiveTable<T> {
+    latest: Mutex<Arc<T>>,
+    live: Live<Arc<T>>,
+}
+
+impl<T> LiveTable<T> {
+    /// Creates a table with its first value.
+    pub fn new(first: T) -> Self {
+        Self { latest: Mutex::new(Arc::new(first)), live: Live::default() }
+    }
+
+    /// Adds a reader, which starts with the latest value.
+    pub fn reader(&self) -> LiveReader<Arc<T>> {
+        let latest = self.latest();
+        self.live.reader(latest.clone())
+    }
+
+    /// Publishes a new value for all readers. See [`Live::publish`].
+    pub fn publish(&self, value: T) {
+        let mut latest = self.latest();
+        *latest = Arc::new(value);
+        self.live.publish(|_| latest.clone());
+    }
+
+    /// Drops the values that no reader uses any more. Returns `true` if every reader uses the latest value. See
+    /// [`Live::settle`].
+    pub fn settle(&self) -> bool {
+        self.live.settle()
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Arc<T>> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Returns the state in `slot`, or `None` if the reader was dropped. Drops the values of a dropped reader.
 fn present<T>(slot: &mut Option<ReaderState<T>>) -> Option<&mut ReaderState<T>> {
     slot.take_if(|reader| reader.old.is_abandoned());
@@ -181,6 +221,19 @@ impl<T> DerefMut for LiveReader<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn readers_of_a_table_share_the_latest_value() {
+        let table = LiveTable::new(1);
+        let mut first = table.reader();
+        table.publish(2);
+        let second = table.reader();
+        assert_eq!((**first, **second), (1, 2), "a new reader starts with the latest value");
+        assert!(!table.settle());
+        first.refresh();
+        assert!(Arc::ptr_eq(&first, &second));
+        assert!(table.settle());
+    }
 
     #[test]
     fn reader_skips_a_value_that_it_did_not_take_and_hands_back_its_previous_value() {

@@ -32,7 +32,7 @@ pub use graph::{Graph, NoObserver, NodeCounters, Observer, PacketFate, Part, Suc
 pub use headers::Headers;
 pub use held::HeldPackets;
 pub use hops::{NextHop, NextHops};
-pub use live::{Live, LiveReader};
+pub use live::{Live, LiveReader, LiveTable};
 pub use problem::Problem;
 pub use program::{ChecksumState, NodeSpec, Program, StandIn, Target};
 pub use quarantine::{OnPanic, Quarantined, StageMarker};

@@ -2415,6 +2415,16 @@ pub mod pipeline {
             pub fn publish(&self, mut make: impl FnMut(usize) -> T) {}
             pub fn settle(&self) -> bool {}
         }
+        #[derive(Debug)]
+        pub struct LiveTable<T> {
+            private: _,
+        }
+        impl<T> LiveTable<T> {
+            pub fn new(first: T) -> Self {}
+            pub fn reader(&self) -> LiveReader<Arc<T>> {}
+            pub fn publish(&self, value: T) {}
+            pub fn settle(&self) -> bool {}
+        }
         impl<T> LiveReader<T> {
             pub fn refresh(&mut self) {}
             pub fn refresh_with(&mut self, carry: impl FnOnce(&T, &mut T)) {}
@@ -2874,7 +2884,7 @@ pub mod pipeline {
     pub use headers::Headers;
     pub use held::HeldPackets;
     pub use hops::{NextHop, NextHops};
-    pub use live::{Live, LiveReader};
+    pub use live::{Live, LiveReader, LiveTable};
     pub use problem::Problem;
     pub use program::{ChecksumState, NodeSpec, Program, StandIn, Target};
     pub use quarantine::{OnPanic, Quarantined, StageMarker};
@@ -2921,7 +2931,8 @@ pub mod prelude {
     };
     pub use crate::pipeline::{Generator, Headers, HeldPackets, Problem};
     pub use crate::pipeline::{
-        Live, LiveReader, PortChange, Setup, Stage, StageInfo, StopSignal, Task,
+        Live, LiveReader, LiveTable, PortChange, Setup, Stage, StageInfo, StopSignal,
+        Task,
     };
     pub use crate::pipeline::{Table, TableInfo, TablePage, TableQuery};
 }
