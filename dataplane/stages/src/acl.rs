@@ -29,8 +29,8 @@ use rules::{Action, RuleSpec, Rules};
 /// matches all IP packets. Denied packets are dropped with the reason `denied`. The key `default` sets the action for
 /// packets that no rule matches, and for packets that are neither IPv4 nor IPv6. Every rule has a hit counter. The name
 /// of the counter is the rule's `name`, or the text of the rule, such as `deny tcp dst 10.0.0.0/8 dst_port 22`. If
-/// several rules without a name have the same text, the name of the second counter ends with `#2`, of the third with
-/// `#3`, and so on.
+/// several rules without a name have the same text, the name of the second counter ends with `#2`, the name of the
+/// third counter ends with `#3`, and so on.
 ///
 /// A rule that names ports or TCP flags matches only packets that contain these fields. In a fragmented datagram, only
 /// the first fragment can contain these fields. `fragments = "deny"` drops all fragments without a complete TCP, UDP or

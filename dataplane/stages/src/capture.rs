@@ -40,10 +40,10 @@ use sink::{Sink, Tap};
 /// or its control group has.
 ///
 /// If writing fails, for example because the disk is full, the capture logs the error at once and stops writing. The
-/// run continues: packets still go to the next stage, and count as `missed`. If the capture rotates files, it writes
-/// again after a delay, to a new file (see below). At the end of the run, the program reports the error, and its exit
-/// status is 1. The counter `taken` counts packets that a worker has copied into a buffer. Of these packets, the
-/// counter `lost` counts the packets that may be missing from the file because of the failure.
+/// run continues: packets still go to the next stage, and count as `missed`. A capture that rotates files starts a new
+/// file after a delay (see below). At the end of the run, the program reports the error, and its exit status is 1. The
+/// counter `taken` counts packets that a worker has copied into a buffer. Of these packets, the counter `lost` counts
+/// the packets that may be missing from the file because of the failure.
 ///
 /// With `rotate_bytes` or `rotate_time`, the capture writes a sequence of complete files. Each name has a number and
 /// the UTC time of the first packet, as with Wireshark's `dumpcap`: `out_00001_20231114221320.pcapng`. `keep` limits
@@ -90,7 +90,7 @@ use sink::{Sink, Tap};
 #[serde(deny_unknown_fields)]
 pub struct Capture {
     /// The file to write: a regular file, or a device such as `/dev/null`. A relative path starts from the folder of
-    /// the config. The capture replaces an existing file when it writes the first packet. If there is no packet, the
+    /// the config. When the first packet arrives, the capture replaces an existing file. If no packet arrives, the
     /// capture replaces the file at the end of the run. The capture fails if another part of the run, or another run,
     /// reads or writes the same file, even through another path. No default.
     file: PathBuf,

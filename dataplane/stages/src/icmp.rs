@@ -35,8 +35,8 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 ///
 /// The stage answers requests on all ports, or only on the port in the key `port`. With `addresses`, the stage answers
 /// requests for each of these addresses on each of these ports. Without `addresses`, the stage answers requests for the
-/// addresses that the config gives to these ports: echo requests for each address are answered on each port, but
-/// neighbor solicitations for an address are answered only on the port that has the address.
+/// addresses that the config gives to these ports. The stage answers echo requests for each address on each port. The
+/// stage answers neighbor solicitations for an address only on the port that has the address.
 ///
 /// If a `neighbor` stage has `source = "resolve"`, the `icmp` stage consumes neighbor advertisements and passes their
 /// content to the `neighbor` stage.

@@ -33,10 +33,10 @@ use dataplane_tables::exact::Exact;
 /// by `unresolved`, unchanged. Packets whose egress port does not exist are dropped.
 ///
 /// With `source = "kernel"`, the stage uses the kernel's neighbours and follows their changes. If a neighbour is
-/// unknown, the stage asks the kernel to resolve the neighbour, and holds the packets meanwhile. Each worker holds up
-/// to 16 packets for one neighbour and 256 packets in total, for up to four seconds. If the kernel reports that the
-/// neighbour does not answer, the packets to this neighbour leave by `unreachable`. If the kernel reports no result
-/// within four seconds, the held packets leave by `unresolved`.
+/// unknown, the stage asks the kernel to resolve the neighbour, and holds the packets until the kernel reports the
+/// result. Each worker holds up to 16 packets for one neighbour and 256 packets in total, for up to four seconds. If
+/// the kernel reports that the neighbour does not answer, the packets to this neighbour leave by `unreachable`. If the
+/// kernel reports no result within four seconds, the held packets leave by `unresolved`.
 ///
 /// With `source = "resolve"`, the stage resolves neighbours by ARP (RFC 826) and neighbour solicitations (RFC 4861),
 /// without the kernel. The stage sends requests from the addresses that the ports have in the config. The limits for
@@ -92,8 +92,8 @@ pub struct Neighbor {
     #[serde(default)]
     pub source: Source,
     /// Only with `source = "resolve"`: the maximum number of neighbours of each port, 16 to 16,384. A missing key means
-    /// 4,096. In a config with n ports, each port has at most 16,384 / n neighbours, even if `most` is larger. A
-    /// neighbour counts even if it has not answered. If a port has reached its maximum, the stage makes room for a new
+    /// 4,096. In a config with n ports, each port has at most 16,384 / n neighbours, even if `most` is larger.
+    /// Neighbours that have not answered count too. If a port has reached its maximum, the stage makes room for a new
     /// neighbour. One sixteenth of the maximum is reserved for neighbours that have never answered. If this part is
     /// full, the stage removes the oldest of these neighbours. Otherwise, the stage removes the oldest neighbour that
     /// has answered before and is now stale or no longer answers.

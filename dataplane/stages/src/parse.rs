@@ -18,10 +18,10 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// TCP, UDP, ICMP and ICMPv6. IPv4 and IPv6 packets go to the next stage.
 ///
 /// The stage also computes a flow hash of the addresses, the protocol and the ports of TCP and UDP. Both directions of
-/// a flow have the same hash. For a fragment, the hash excludes the ports, even for the first fragment, so that all
-/// fragments of a datagram have the same hash. The hash of a flow is the same on every machine and in every run. A
-/// sender can therefore create many flows with equal hashes. If no stage of the pipeline needs the hash, the hash is
-/// always 0.
+/// a flow have the same hash. The hash of a fragment excludes the ports, even if the fragment is the first fragment.
+/// All fragments of a datagram therefore have the same hash. The hash of a flow is the same on every machine and in
+/// every run. A sender can therefore create many flows with equal hashes. If no stage of the pipeline needs the hash,
+/// the hash is always 0.
 ///
 /// ```toml
 /// [[pipeline.stage]]

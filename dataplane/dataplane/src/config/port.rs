@@ -394,7 +394,7 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<Vec<FlowRuleConfig>>,
     /// Raw-packet offloads of the device. Not for `xdp` links. With `"auto"`, the program requests the offloads that
-    /// the stages can use, if the device supports them. `dataplane check` prints these offloads. With `"checksum"`, the
+    /// the stages can use and that the device supports. `dataplane check` prints these offloads. With `"checksum"`, the
     /// device computes the IPv4, TCP and UDP checksums of sent packets. With `"vlan_strip"`, the device removes the
     /// outer VLAN tag of received frames. A `vlan` stage with `op = "restore"` can add the tag again. With `"fcs"`, the
     /// device leaves the 4-byte frame check sequence at the end of received frames, for captures. With `"delay_drop"`,
