@@ -240,7 +240,7 @@ fn take_with_faults(
 ) -> bool {
     faults.release_delayed();
     let arrive = |faults: &mut Faults<Vec<u8>>, frame: &[u8]| {
-        if !shared.device.has_quirk(SoftQuirk::DropsImproperFrames) || !is_improper(frame) {
+        if !shared.device.has_quirk(SoftQuirk::BehindSwitch) || shared.device.switch.passes(frame) {
             faults.arrive(frame.to_vec());
         }
     };
@@ -254,15 +254,4 @@ fn take_with_faults(
         deliver(faults, &held);
     }
     true
-}
-
-/// Returns whether a frame has a wrong Ethernet length field, a group address as source, or equal addresses.
-fn is_improper(frame: &[u8]) -> bool {
-    /// The minimum length of the data of an Ethernet frame.
-    const MIN_DATA: usize = 46;
-    let Some((header, data)) = frame.split_first_chunk::<14>() else { return true };
-    // Values from 0x600 are an EtherType. Short data is followed by padding.
-    let length = usize::from(u16::from_be_bytes([header[12], header[13]]));
-    let is_wrong = length < 0x600 && length != data.len() && !(length < MIN_DATA && data.len() == MIN_DATA);
-    is_wrong || header[6] & 1 != 0 || header[..6] == header[6..12]
 }

@@ -21,6 +21,7 @@ use crate::quirk::SoftQuirk;
 use crate::shared::Shared;
 use crate::spec::SoftSpec;
 use crate::status::Status;
+use crate::switch::LearningSwitch;
 use dataplane_core::clock::{ClockSource, Timebase};
 use dataplane_core::error::{Error, Result, VerbError};
 use dataplane_core::units::{Gid, Nanos, QpNum, Ticks};
@@ -148,6 +149,7 @@ impl SoftDevice {
             faults: spec.faults,
             refused_change: spec.refused_change,
             quirks: spec.quirks.clone(),
+            switch: LearningSwitch::default(),
             clock: spec.clock.clone(),
             port: spec.port.clone(),
             mtu: spec.mtu,

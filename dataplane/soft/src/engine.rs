@@ -206,7 +206,7 @@ impl CopyingQp {
             copies_out: wire.copies_out(),
             keys: KeyCache::new(device.keys.clone(), pd),
             wire,
-            faults: (!faults.no_queue_faults() || device.has_quirk(SoftQuirk::DropsImproperFrames))
+            faults: (!faults.no_queue_faults() || device.has_quirk(SoftQuirk::BehindSwitch))
                 .then(|| Faults::new(faults, spec.queue.0, clock.clone())),
             receiving: Receiving::new(raw, fields, max_frame),
             sending,
@@ -651,19 +651,17 @@ impl CopyingQp {
             let failed = faults.send_fails();
             shared.counts.faults.set(faults.injected);
             failed.map_or(Ok(()), |status| Err(Failure::from(status)))?;
+            if shared.device.has_quirk(SoftQuirk::BehindSwitch) && self.gather(wr, inline).is_ok() {
+                shared.device.switch.learn_sent(wr.tso.map_or(&self.scratch, |(header, _)| header));
+            }
         }
         if wr.opcode != WrOpcode::Send && wr.tso.is_none() {
             return Err(WcStatus::LocQpOpErr.into());
         }
-        self.scratch.clear();
         if wr.tso.is_none() && bytes_of(wr.sges) > self.max_frame as u64 {
             return Err(WcStatus::LocLenErr.into());
         }
-        match inline {
-            Some(bytes) => self.scratch.extend_from_slice(bytes),
-            None if wr.flags.contains(SendFlags::INLINE) => copy_inline(wr.sges, &mut self.scratch),
-            None => self.keys.gather(wr.sges, &mut self.scratch)?,
-        }
+        self.gather(wr, inline)?;
         if wr.tso.is_none() && self.scratch.len() < LEAST_FRAME {
             return Err(WcStatus::LocLenErr.into());
         }
@@ -684,6 +682,18 @@ impl CopyingQp {
             shared.counts.tx_bytes.add(self.scratch.len() as u64);
         }
         Ok(sent)
+    }
+
+    /// Replaces the gathered bytes with the bytes of a request.
+    #[inline]
+    fn gather(&mut self, wr: &Outgoing<'_>, inline: Option<&[u8]>) -> Result<(), WcStatus> {
+        self.scratch.clear();
+        match inline {
+            Some(bytes) => self.scratch.extend_from_slice(bytes),
+            None if wr.flags.contains(SendFlags::INLINE) => copy_inline(wr.sges, &mut self.scratch),
+            None => self.keys.gather(wr.sges, &mut self.scratch)?,
+        }
+        Ok(())
     }
 
     /// Sends the gathered bytes as the segments of a TCP stream. Returns whether the wire has sent or queued the last

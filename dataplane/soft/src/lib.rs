@@ -70,6 +70,7 @@ mod rss;
 mod shared;
 mod spec;
 mod status;
+mod switch;
 mod thread_cell;
 mod window;
 mod zero_copy;

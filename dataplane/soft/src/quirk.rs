@@ -19,9 +19,10 @@ pub enum SoftQuirk {
     /// Flow rules cannot match the source MAC address, IPv6 headers or tunnels, and support no tags, drops or counters,
     /// as on mlx4.
     PlainFlowRules,
-    /// Queue pairs for raw packets do not receive frames with a wrong Ethernet length field, with a group address as
-    /// source, or with equal addresses. The port of a ConnectX NIC drops the first, and a switch drops the others.
-    DropsImproperFrames,
+    /// Frames for queue pairs for raw packets come through a switch. The switch learns the port of each source address,
+    /// and drops a frame with a group address as source or to an address on the port of the sender. The device drops
+    /// frames with a wrong Ethernet length field, as a ConnectX NIC does.
+    BehindSwitch,
     /// The device refuses every flow rule with `EOPNOTSUPP`, although it creates queue pairs for raw packets, as bnxt_re
     /// does.
     RefusesFlowRules,

@@ -10,6 +10,7 @@ use crate::port::PortSpec;
 use crate::profile::{Profile, SoftLimits};
 use crate::quirk::SoftQuirk;
 use crate::status::Status;
+use crate::switch::LearningSwitch;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::VerbError;
 use dataplane_core::units::Gid;
@@ -30,6 +31,8 @@ pub(super) struct Shared {
     pub(super) refused_change: Option<(QpState, QpState)>,
     /// The unusual properties of the device.
     pub(super) quirks: Vec<SoftQuirk>,
+    /// The switch between the device and its peer, with [`SoftQuirk::BehindSwitch`].
+    pub(super) switch: LearningSwitch,
     pub(super) clock: HostClock,
     pub(super) port: PortSpec,
     /// The largest payload of a frame or datagram, in bytes.

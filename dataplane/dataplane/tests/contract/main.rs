@@ -284,10 +284,11 @@ fn soft_no_flow_rules(name: &'static str) -> TestBed<SoftDevice> {
     })
 }
 
-/// Returns a test bed with two software devices that have properties of real NICs (mlx5, irdma, hns and efa).
+/// Returns a test bed with two software devices that have properties of real NICs (mlx5, irdma, hns and efa). The switch
+/// between the devices regards the address of the receiver as an address of the sender, as after a move of the cables.
 fn soft_other_driver(name: &'static str) -> TestBed<SoftDevice> {
     use soft::SoftQuirk as Q;
-    soft_with(name, Profile::Spec, |spec| {
+    let bed = soft_with(name, Profile::Spec, |spec| {
         spec.quirks = vec![
             Q::OnDemandPaging,
             Q::NoPathFields,
@@ -295,10 +296,12 @@ fn soft_other_driver(name: &'static str) -> TestBed<SoftDevice> {
             Q::RefusesUdOperations,
             Q::RefusesUnsignalled,
             Q::ResetIsFinal,
-            Q::DropsImproperFrames,
+            Q::BehindSwitch,
         ];
         spec.limits.max_sge = 2;
-    })
+    });
+    cases::confuse_switch(&bed).unwrap_or_else(|_| panic!("the devices exchange no frame"));
+    bed
 }
 
 /// Returns a test bed with two connected software devices. `change` changes the description of each device.

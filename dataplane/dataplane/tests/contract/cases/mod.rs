@@ -17,6 +17,8 @@ mod shared;
 mod states;
 mod statuses;
 
+pub(crate) use raw::confuse_switch;
+
 use crate::bed::Outcome;
 use crate::{Case, Trial};
 

@@ -11,7 +11,7 @@ use etherparse::{PacketBuilder, VlanId};
 
 use crate::Trial;
 use crate::bed::{
-    COMPLETION_TIMEOUT, Connection, Endpoint, EndpointSpec, Outcome, Pair, PairCq, Stop, TestBed, connect,
+    COMPLETION_TIMEOUT, Connection, Endpoint, EndpointSpec, MEMORY, Outcome, Pair, PairCq, Stop, TestBed, connect,
 };
 
 /// The addresses of the sender and the receiver.
@@ -71,7 +71,38 @@ fn spec() -> EndpointSpec {
 }
 
 fn pair<D: RawDevice>(bed: &TestBed<D>) -> Outcome<Pair<D>> {
-    Pair::connected(bed, spec(), Connection::default(), Connection::default())
+    let mut pair = Pair::connected(bed, spec(), Connection::default(), Connection::default())?;
+    announce(&mut pair.b)?;
+    Ok(pair)
+}
+
+/// Sends a frame with the address of the receiver as source. A switch then sends the frames to this address to the port
+/// of the receiver, even if the table of the switch has another port.
+pub(super) fn announce<D: RawDevice>(receiver: &mut Endpoint<D>) -> Outcome {
+    send_from(receiver, &MACS[1])
+}
+
+/// Sends a frame to the sender of the cases, with an EtherType for experiments.
+fn send_from<D: RawDevice>(end: &mut Endpoint<D>, source: &[u8; 6]) -> Outcome {
+    let frame = [&MACS[0][..], source, &[0x88, 0xb5], &[0; 46]].concat();
+    let part = MEMORY - frame.len()..MEMORY;
+    end.buffer.write(part.start, &frame);
+    end.send(0, part)?;
+    let begin = Instant::now();
+    while end.sent.is_empty() && begin.elapsed() < COMPLETION_TIMEOUT {
+        end.poll_queues()?;
+    }
+    end.sent.clear();
+    Ok(())
+}
+
+/// Sends a frame with the address of the receiver from the sender. A switch then regards the address as an address of
+/// the sender.
+pub(crate) fn confuse_switch<D: RawDevice>(bed: &TestBed<D>) -> Outcome {
+    let mut pair = Pair::connected(bed, spec(), Connection::default(), Connection::default())?;
+    send_from(&mut pair.a, &MACS[1])?;
+    // The software device takes the frame during a poll.
+    pair.b.poll_queues()
 }
 
 /// Sends the frames in order. The flow rules of the receiver must accept the last of `frames`. Waits for the last
@@ -137,7 +168,8 @@ fn selects<D: RawDevice>(t: &mut Trial<'_, D>, traffic: FlowTraffic, other: Vec<
 pub(crate) fn flow_ethernet<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let wanted = EthernetMatch { src: MaskedValue::exact(MACS[0]), ..EthernetMatch::default() };
     let mut other = udp(1, PORTS.0);
-    other[6..12].copy_from_slice(&MACS[1]);
+    // Not the address of the receiver: a switch would then send the frames for the receiver to the port of the sender.
+    other[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 3]);
     selects(t, outer(HeaderMatch { ethernet: Some(wanted), ..HeaderMatch::default() }), other, udp(1, PORTS.0))
 }
 
@@ -289,6 +321,7 @@ fn rss<D: RawDevice>(t: &mut Trial<'_, D>, frame: impl Fn(u16) -> Vec<u8>) -> Ou
         }
     }
     connect(&mut sender, &queues[0], Connection::default(), QpState::Rts)?;
+    announce(&mut queues[0])?;
     // Seven flows, with two frames each.
     for number in 0..14_u16 {
         let frame = frame(number % 7);

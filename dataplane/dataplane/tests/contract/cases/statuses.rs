@@ -7,7 +7,7 @@ use dataplane::verbs::{
     WcStatus,
 };
 
-use super::raw::MACS;
+use super::raw::{MACS, announce};
 use super::{bad_lkey, bad_rkey};
 use crate::Trial;
 use crate::bed::{Connection, EndpointSpec, Outcome, Pair, PairCq, QKEY, Stop, connect, post_result, remote};
@@ -489,6 +489,7 @@ pub(crate) fn raw_no_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
         return Err(Stop::Skip("raw packets from a device to itself".to_owned(), libc::EOPNOTSUPP));
     }
     let mut pair = t.pair(QpType::RawPacket)?;
+    announce(&mut pair.b)?;
     let frame = |payload: u8| [&MACS[1][..], &MACS[0], &[0x88, 0xb5], &[payload; 46]].concat();
     pair.a.buffer.write(0, &frame(1));
     pair.a.buffer.write(60, &frame(2));

@@ -725,7 +725,7 @@ mod quirk {
         ResetIsFinal,
         RefusesUnsignalled,
         PlainFlowRules,
-        DropsImproperFrames,
+        BehindSwitch,
         RefusesFlowRules,
     }
 }
