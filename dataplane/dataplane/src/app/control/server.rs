@@ -36,9 +36,13 @@ const LARGE: usize = 64 << 10;
 /// The maximum number of large requests at a time.
 const MAX_LARGE: usize = 4;
 /// A limit in bytes, for all clients together. If the memory of all answers that are not sent completely exceeds the
-/// limit, further requests wait. If even the unsent bytes of these answers exceed the limit, the server closes the
-/// connection of the client with the most unsent bytes.
+/// limit, further requests wait, and the server closes connections of clients that read slowly ([`READ_TIME`]). If even
+/// the unsent bytes of these answers exceed the limit, the server closes the connection of the client with the most
+/// unsent bytes.
 const MAX_OUTPUT: usize = if cfg!(test) { 1 << 20 } else { 64 << 20 };
+/// The time in which a client should read its answer. If requests wait because the memory of all answers exceeds
+/// [`MAX_OUTPUT`], the server closes the connection of a client that is slower.
+const READ_TIME: Duration = Duration::from_secs(1);
 /// The minimum interval between two requests to the workers, for all clients together.
 const INTERVAL: Duration = Duration::from_millis(50);
 /// The minimum interval between the two snapshots from which rates are computed.
@@ -316,18 +320,32 @@ impl Server {
             }
         }
         let now = Instant::now();
-        if output > MAX_OUTPUT
-            && let Some(first) = self.clients.iter().position(Client::is_waiting)
-        {
-            // In the next turn, begin with a client that waits.
-            self.clients.rotate_left(first);
+        if output > MAX_OUTPUT {
+            // In the next turn, begin with the request that waits longest.
+            self.clients.sort_by_key(|client| client.last_heard);
+            // While the server answers no requests, the clients that wait keep their time.
+            let waiting = self.clients.iter_mut().filter(|client| client.is_waiting());
+            waiting.for_each(|client| client.deadline = Some(now + TIMEOUT));
         }
         self.clients.retain_mut(|client| client.write_output() && (client.job.is_some() || client.is_in_time(now)));
-        let mut output: usize = self.clients.iter().map(|client| client.output.unsent().len()).sum();
-        while output > MAX_OUTPUT
+        self.close_slow_clients(now);
+    }
+
+    /// Closes connections of clients that do not read their answers, while the answers need too much memory.
+    fn close_slow_clients(&mut self, now: Instant) {
+        let mut unsent: usize = self.clients.iter().map(|client| client.output.unsent().len()).sum();
+        while unsent > MAX_OUTPUT
             && let Some(longest) = (0..self.clients.len()).max_by_key(|at| self.clients[*at].output.unsent().len())
         {
-            output -= self.clients.swap_remove(longest).output.unsent().len();
+            unsent -= self.clients.swap_remove(longest).output.unsent().len();
+        }
+        let is_needed = self.clients.iter().any(Client::is_waiting)
+            || self.feed.as_ref().is_some_and(|feed| feed.wanted().is_some());
+        let mut memory: usize = self.clients.iter().map(|client| client.output.memory()).sum();
+        while is_needed && memory > MAX_OUTPUT {
+            let slow = (0..self.clients.len()).filter(|at| self.clients[*at].reads_slowly(now));
+            let Some(largest) = slow.max_by_key(|at| self.clients[*at].output.memory()) else { break };
+            memory -= self.clients.swap_remove(largest).output.memory();
         }
     }
 
@@ -419,6 +437,12 @@ impl Client {
 
     fn is_in_time(&self, now: Instant) -> bool {
         self.deadline.is_none_or(|deadline| now < deadline)
+    }
+
+    /// Returns `true` if the client has not read its whole answer within [`READ_TIME`].
+    fn reads_slowly(&self, now: Instant) -> bool {
+        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
+        !self.output.is_empty() && left.is_some_and(|left| left + READ_TIME <= TIMEOUT)
     }
 
     /// Returns `true` if the client waits for an answer.
@@ -689,13 +713,11 @@ mod tests {
         assert!(is_kept(TIMEOUT, true));
     }
 
-    #[test]
-    fn clients_that_ask_simultaneously_share_the_room_for_answers() {
+    /// Starts a run whose statistics are long, and a server with a control socket at `path`.
+    fn run_with_long_answers(path: &Path) -> (Run, Server) {
         let mut registry = dataplane_stages::registry();
         registry.add::<Many>("many");
         let registry = Arc::new(registry);
-        let folder = Folder::new();
-        let path = folder.file("control.sock");
         let text = Config::new()
             .runtime(&format!("control = '{}'\nidle = 'sleep'", path.display()))
             .port("in", "kind = 'generator', rate = 1000")
@@ -704,9 +726,62 @@ mod tests {
         let source = Source::new("test.toml", text.to_string(), &[]);
         let mut diagnostics = Diagnostics::new(&source);
         let assembly = assemble(&source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap().unwrap();
-        let mut server =
-            Server::start(&assembly.plan.runtime, Path::new("test.toml"), None, &registry).unwrap().unwrap();
-        let run = Run::start(assembly, Options::default()).unwrap();
+        let server = Server::start(&assembly.plan.runtime, Path::new("test.toml"), None, &registry).unwrap().unwrap();
+        (Run::start(assembly, Options::default()).unwrap(), server)
+    }
+
+    /// Returns a client that has sent a request.
+    fn client(path: &Path, request: &str) -> BufReader<UnixStream> {
+        let mut stream = UnixStream::connect(path).unwrap();
+        writeln!(stream, "{{\"version\":1,\"id\":1,\"request\":\"{request}\"}}").unwrap();
+        stream.set_nonblocking(true).unwrap();
+        BufReader::new(stream)
+    }
+
+    #[test]
+    fn clients_that_do_not_read_their_answers_do_not_stop_the_server() {
+        let folder = Folder::new();
+        let path = folder.file("control.sock");
+        let (run, mut server) = run_with_long_answers(&path);
+        let _slow = [(); 3].map(|()| client(&path, "stats"));
+        let is_blocked = |server: &Server| {
+            let answers = server.clients.iter().map(|client| client.output.memory());
+            answers.sum::<usize>() > MAX_OUTPUT
+        };
+        wait_until("too much memory", || {
+            server.turn(&run);
+            is_blocked(&server)
+        });
+        let unsent: usize = server.clients.iter().map(|client| client.output.unsent().len()).sum();
+        assert!(unsent <= MAX_OUTPUT, "the server closes connections even if no request waits");
+        let mut waiting = client(&path, "hello");
+        server.turn(&run);
+        // The time in which the server answers no requests does not count.
+        let before = Instant::now();
+        if let Some(client) = server.clients.iter_mut().find(|client| client.is_waiting()) {
+            client.deadline = Some(before);
+            server.turn(&run);
+        }
+        // The answers wait for longer than `READ_TIME`.
+        for client in server.clients.iter_mut().filter(|client| !client.output.is_empty()) {
+            client.deadline = Some(before + TIMEOUT - READ_TIME);
+        }
+        server.turn(&run);
+        server.turn(&run);
+        let mut answer = String::new();
+        waiting.read_line(&mut answer).unwrap();
+        assert!(answer.contains("\"max_request\""), "{answer}");
+        // The server closes only as many connections as needed.
+        assert_eq!(server.clients.len(), 3);
+        run.stop();
+        run.join().unwrap();
+    }
+
+    #[test]
+    fn clients_that_ask_simultaneously_share_the_room_for_answers() {
+        let folder = Folder::new();
+        let path = folder.file("control.sock");
+        let (run, mut server) = run_with_long_answers(&path);
         let mut clients: Vec<_> = (0..10).map(|_| BufReader::new(UnixStream::connect(&path).unwrap())).collect();
         for round in 0..2 {
             for client in &mut clients {
