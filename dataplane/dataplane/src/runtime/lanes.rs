@@ -28,13 +28,15 @@ pub(super) struct OpenLanes {
 
 /// Allocates the packet memory of a worker, and opens its lane on each port. `place` is the index of the worker and
 /// the count of all workers. `keeps_recv_info` is whether each packet buffer has room for the results of receive
-/// offloads ([`RecvInfo`](dataplane_core::mem::RecvInfo)). Must be called on the worker's thread.
+/// offloads ([`RecvInfo`](dataplane_core::mem::RecvInfo)). `joins` is whether a change adds the worker to a run: the
+/// lanes then post no receives before the worker uses the lanes. Must be called on the worker's thread.
 pub(super) fn open(
     plan: &Plan,
     ports: &[Arc<dyn PortDevice>],
     node: Option<NumaNode>,
     place: (usize, usize),
     keeps_recv_info: bool,
+    joins: bool,
 ) -> Result<OpenLanes> {
     let runtime = &plan.runtime;
     let room = runtime.buffer_size.saturating_sub(runtime.headroom) as usize;
@@ -49,9 +51,12 @@ pub(super) fn open(
     if keeps_recv_info {
         pool = pool.with_recv_info();
     }
+    // With posted receives, an AF_XDP socket takes the frames of its queue from the kernel. The change may still fail.
+    let mut detached = joins.then(|| Pool::detached(&pool.batch_memory()));
     let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
     for (port, device) in plan.ports.iter().zip(ports) {
-        lanes.push(device.open_lane(&mut pool, lane_spec(plan, port, place))?);
+        let pool = detached.as_mut().unwrap_or(&mut pool);
+        lanes.push(device.open_lane(pool, lane_spec(plan, port, place))?);
     }
     Ok(OpenLanes { lanes, pool, pages })
 }
@@ -150,7 +155,7 @@ impl PortLanes {
             pin_current_thread(core)?;
         }
         let node = core.and_then(|core| topology.core(core)).map(|core| core.node);
-        let mut open = open(&plan, &ports, node, (0, 1), keeps_recv_info(&plan))?;
+        let mut open = open(&plan, &ports, node, (0, 1), keeps_recv_info(&plan), false)?;
         if !await_peers(&plan, &ports, 0, &mut open, || stop.is_set() || is_stopped())? {
             return Err(Error::Topology("stopped before all ports were connected".to_owned()));
         }
@@ -204,5 +209,37 @@ impl PortLanes {
         let missing = (pool.layout().count() as usize).saturating_sub(pool.available());
         drop(lanes);
         (ports.iter().flat_map(|port| port.finish()).collect(), missing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Diagnostics, Source};
+    use crate::runtime::assemble;
+    use dataplane_core::topology::Topology;
+    use dataplane_testing::config::Config;
+
+    #[test]
+    fn worker_that_joins_a_run_posts_no_receives_before_it_runs() {
+        let text = Config::new().port("in", "kind = 'loopback'").stage("drop", "");
+        let source = Source::new("test.toml", text.to_string(), &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let registry = Arc::new(dataplane_stages::registry());
+        let assembly = assemble(&source, &registry, Topology::uniform(2), &mut diagnostics).unwrap().unwrap();
+        let (plan, clock) = (&assembly.plan, HostClock::new());
+        let stop = assembly.resources.services.stop.clone();
+        let devices = devices::open(plan, &assembly.ports, |_| true, &clock, &stop).unwrap();
+        let devices: Vec<_> = devices.into_iter().map(|(_, device)| device).collect();
+        for (joins, is_posted) in [(false, true), (true, false)] {
+            let mut opened = open(plan, &devices, None, (0, 1), false, joins).unwrap();
+            let OpenLanes { lanes, pool, .. } = &mut opened;
+            let buffers = pool.layout().count() as usize;
+            assert_eq!(pool.available() < buffers, is_posted);
+            lanes[0].refill(pool).unwrap();
+            assert!(pool.available() < buffers);
+            lanes[0].reset_and_reclaim(pool);
+            assert_eq!(pool.available(), buffers);
+        }
     }
 }
