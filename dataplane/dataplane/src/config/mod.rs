@@ -47,6 +47,7 @@ pub use dataplane_core::parse_errors::{nearest, suggest};
 pub use dataplane_soft::config::{FrameStamps, HOST, LinkConfig, LinkParameters, SOFT};
 pub use diagnostics::{Diagnostics, Level, Mistake, Record};
 pub use load::{Loaded, load};
+pub(crate) use plan::LockedMemory;
 pub use plan::{Catalog, NodePlan, OffloadRequest, Plan, PortPlan, StageOffload, StageShape, Target};
 pub use planner::plan;
 pub use port::{Clock, ClockEvent, ClockEventKind, Faults, Port, Qp, Rss, RssField};

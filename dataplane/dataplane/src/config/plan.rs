@@ -132,6 +132,15 @@ impl fmt::Display for StageOffload {
     }
 }
 
+/// Locked packet memory, in bytes. The kernel compares each of the two numbers with the limit (`RLIMIT_MEMLOCK`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LockedMemory {
+    /// The memory that RDMA devices pin (`mm->pinned_vm` of the kernel).
+    pub(crate) rdma: u64,
+    /// The memory of AF_XDP sockets (`user->locked_vm` of the kernel).
+    pub(crate) xdp: u64,
+}
+
 /// A config that passed all checks that need no device.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
@@ -170,6 +179,21 @@ impl Plan {
     /// Returns the packet memory of all workers, in bytes.
     pub(crate) fn packet_memory(&self) -> u64 {
         u64::from(self.buffers) * u64::from(self.runtime.buffer_size) * self.cores.len() as u64
+    }
+
+    /// Returns the packet memory that a number of workers lock for some ports. Each worker registers its packet memory
+    /// once for each port.
+    pub(crate) fn locked_memory<'a>(
+        &self,
+        ports: impl IntoIterator<Item = &'a PortPlan>,
+        workers: usize,
+    ) -> LockedMemory {
+        let bytes = u64::from(self.buffers) * u64::from(self.runtime.buffer_size) * workers as u64;
+        let mut locked = LockedMemory::default();
+        for port in ports.into_iter().filter(|port| port.config.locks_memory()) {
+            *(if port.config.is_rdma() { &mut locked.rdma } else { &mut locked.xdp }) += bytes;
+        }
+        locked
     }
 
     fn target(&self, target: Target) -> &str {

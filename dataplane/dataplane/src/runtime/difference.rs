@@ -80,7 +80,7 @@ pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
         operations.push(restart(OperationKind::ChangeRuntime, &key, Vec::new(), why));
     }
     for why in queue_refusals(before, after) {
-        operations.push(restart(OperationKind::RestartWorkers, "workers", Vec::new(), &why));
+        operations.push(workers_operation(&why));
     }
     if before.runtime.buffers == after.runtime.buffers && after.min_buffers > before.buffers {
         let (least, now) = (after.min_buffers, before.buffers);
@@ -174,6 +174,11 @@ fn queue_refusals(before: &Plan, after: &Plan) -> Vec<String> {
     };
     let kept = before.ports.iter().filter(|port| find(after, &port.config.name).is_some());
     kept.filter_map(|port| Some(format!("port {}: {}", port.config.name, reason(port)?))).collect()
+}
+
+/// Returns the operation for workers that the running program cannot add.
+pub(crate) fn workers_operation(why: &str) -> Operation {
+    restart(OperationKind::RestartWorkers, "workers", Vec::new(), why)
 }
 
 /// Returns the operation for a worker whose packet memory is not near its new core.

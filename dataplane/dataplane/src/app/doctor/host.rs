@@ -94,7 +94,11 @@ fn locked_memory(plan: Option<&Plan>, limit: Memlock) -> Option<Finding> {
         Some(_) => return None,
         None => Severity::Unseen,
     };
-    let shortage = limit.shortage(plan.map_or(SOME_PAGES * MEGABYTE_PAGE, Plan::packet_memory))?;
+    let needed = plan.map_or(SOME_PAGES * MEGABYTE_PAGE, |plan| {
+        let locked = plan.locked_memory(&plan.ports, plan.cores.len());
+        locked.rdma.max(locked.xdp)
+    });
+    let shortage = limit.shortage(needed)?;
     let what = format!("the limit on locked memory is {} bytes, but {} are needed", shortage.limit, shortage.needed);
     let effect = "registering memory with a verbs device or an AF_XDP socket fails";
     Some(Finding::new(
@@ -150,6 +154,7 @@ fn siblings(topology: &Topology, cores: &[CoreId]) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::app::doctor::tests::plan;
 
     #[test]
     fn small_neighbour_table_of_the_kernel_is_reported() {
@@ -173,5 +178,25 @@ mod tests {
         assert_eq!(locked_memory(None, limit(8 << 20, true)), None);
         let found = locked_memory(None, limit(8 << 20, false)).unwrap();
         assert!(found.severity == Severity::Unseen && found.fix.contains("ulimit -l unlimited"), "{found:?}");
+    }
+
+    #[test]
+    fn each_port_locks_the_packet_memory() {
+        let port = |name| {
+            format!(
+                "[[port]]\nname = '{name}'\ndevice = 'host'\nmtu = 1500\nlink = {{ kind = 'xdp', interface = '{name}' }}\n"
+            )
+        };
+        let plan = |ports: &str| {
+            plan(&format!(
+                "[runtime]\nworkers = 1\nbuffers = 16384\n{ports}[pipeline]\ninput = ['a']\n[[pipeline.stage]]\n\
+                 use = 'drop'\n"
+            ))
+        };
+        let (one, two) = (plan(&port("a")), plan(&(port("a") + &port("b"))));
+        // The limit allows the packet memory of one port, but not of two ports.
+        let limit = Memlock { limit: one.packet_memory() * 3 / 2, locked: 0, privileged: false };
+        assert_eq!(locked_memory(Some(&one), limit), None);
+        assert_eq!(locked_memory(Some(&two), limit).map(|found| found.severity), Some(Severity::Fails));
     }
 }

@@ -181,7 +181,7 @@ fn host_settings_that_affect_the_port_are_found() {
 }
 
 /// Returns the plan of a config.
-fn plan(text: &str) -> Plan {
+pub(super) fn plan(text: &str) -> Plan {
     let source = Source::new("test.toml", text, &[]);
     let mut diagnostics = crate::config::Diagnostics::new(&source);
     let registry = dataplane_stages::registry();

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use super::refusal::{busy, failed, mistakes, wrong_config};
 use super::state::{POLL_INTERVAL, PipelineVersion, Retiring, RunState, lock};
-use crate::config::{Diagnostics, Offload, OffloadRequest, Plan, PortPlan, Qp, Source, StageOffload};
+use crate::config::{Diagnostics, LockedMemory, Offload, OffloadRequest, Plan, PortPlan, Qp, Source, StageOffload};
 use crate::runtime::assemble::{ContinuingStages, RunningPipeline, assemble_change};
 use crate::runtime::{Assembly, difference, offload};
 use dataplane_control::Refusal;
 use dataplane_control::change::{ConfigMistake, Operation};
 use dataplane_core::file::Identity;
-use dataplane_core::mem::Memlock;
+use dataplane_core::mem::{Memlock, Shortage};
 use dataplane_core::pipeline::{CapabilitySet, ChecksumState, Objects, Registry};
 
 /// The end of the message for a change that needs a restart because the sandbox has removed privileges.
@@ -249,7 +249,8 @@ impl RunState {
 }
 
 /// For each added port that needs a privilege that the program has given up, returns an operation that needs a restart.
-/// `written` has the files that the program may write, and `held` has the capabilities of the program.
+/// Returns such an operation also for added workers that need more locked memory than the limit allows. `written` has the
+/// files that the program may write, and `held` has the capabilities of the program.
 fn missing_privileges(
     before: &Plan,
     after: &Plan,
@@ -257,20 +258,31 @@ fn missing_privileges(
     held: CapabilitySet,
     memlock: Memlock,
 ) -> Vec<Operation> {
-    // An added port locks the memory of the workers after the change. The packet buffers of a worker stay the same,
-    // because another number or size of buffers needs a restart.
-    let memory = after.packet_memory();
-    let mut to_lock = 0;
-    let operation = |port: &PortPlan| {
+    let (running, workers) = (before.cores.len(), after.cores.len());
+    // The kernel counts the memory of AF_XDP sockets separately, and programs cannot read this counter.
+    let locked = before.locked_memory(&before.ports, running).xdp;
+    let memlock_xdp = Memlock { locked, ..memlock };
+    let kept = after.ports.iter().filter(|port| before.port(&port.config.name).is_some());
+    let mut to_lock = after.locked_memory(kept, workers.saturating_sub(running));
+    let shortage = memlock_xdp.shortage(to_lock.xdp).filter(|_| to_lock.xdp > 0);
+    let of_workers = shortage.map(|shortage| {
+        let why = format!("each added worker locks packet memory for each xdp port, {}", no_memory(shortage));
+        difference::workers_operation(&format!("{why}; restart the program{WITHOUT_SANDBOX}"))
+    });
+    let of_port = |port: &PortPlan| {
         let output = port.config.link.as_ref().and_then(|link| link.output());
         let output = output.filter(|path| !written.contains(*path));
         let of_file = output.map(|file| format!("the program has given up the right to write {}", file.display()));
-        to_lock += if port.config.locks_memory() { memory } else { 0 };
-        let why = of_file.or_else(|| missing_privilege(port, held, memlock, to_lock))?;
+        // An added port locks the memory of the workers after the change. The packet buffers of a worker stay the same,
+        // because another number or size of buffers needs a restart.
+        let added = after.locked_memory([port], workers);
+        to_lock = LockedMemory { rdma: to_lock.rdma + added.rdma, xdp: to_lock.xdp + added.xdp };
+        let (memlock, bytes) = if port.config.is_rdma() { (memlock, to_lock.rdma) } else { (memlock_xdp, to_lock.xdp) };
+        let why = of_file.or_else(|| missing_privilege(port, held, memlock, bytes))?;
         let why = format!("{why}; restart the program{WITHOUT_SANDBOX}");
         Some(difference::port_operation(false, &port.config.name, &why))
     };
-    difference::added_ports(before, after).filter_map(operation).collect()
+    of_workers.into_iter().chain(difference::added_ports(before, after).filter_map(of_port)).collect()
 }
 
 /// If an added port needs a privilege that the program has given up, returns a message with this privilege. `held` has
@@ -283,10 +295,14 @@ fn missing_privilege(port: &PortPlan, held: CapabilitySet, memlock: Memlock, to_
         return Some("the program has given up a capability that the port needs".to_owned());
     }
     let shortage = port.config.locks_memory().then(|| memlock.shortage(to_lock)).flatten()?;
-    Some(format!(
-        "the port locks packet memory, the program has given up CAP_IPC_LOCK, and the limit on locked memory is {} bytes",
-        shortage.limit
-    ))
+    Some(format!("the port locks packet memory, {}", no_memory(shortage)))
+}
+
+/// Returns the reason why the program cannot lock enough memory.
+fn no_memory(Shortage { needed, limit }: Shortage) -> String {
+    format!(
+        "the program does not have CAP_IPC_LOCK, {needed} bytes are needed, and the limit on locked memory is {limit} bytes"
+    )
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {
@@ -318,27 +334,60 @@ mod tests {
 
     #[test]
     fn added_port_locks_the_packet_memory_of_all_workers_after_the_change() {
-        let plan = |workers: usize, port: &str| {
-            let text = format!(
-                "[runtime]\nworkers = {workers}\nbuffers = 16384\n[[port]]\nname = 'a'\ndevice = 'soft'\n\
-                 link = {{ kind = 'generator' }}\n{port}[pipeline]\ninput = ['a']\n[[pipeline.stage]]\nuse = 'tx'\n\
-                 port = 'a'\n"
-            );
-            let source = Source::new("x.toml", &text, &[]);
-            let mut diagnostics = Diagnostics::new(&source);
-            let loaded = config::load(&source, &mut diagnostics);
-            let plan = config::plan(&loaded, &dataplane_stages::registry(), &Topology::uniform(4), &mut diagnostics);
-            plan.unwrap_or_else(|| panic!("{}", diagnostics.render(false)))
-        };
         let port = "[[port]]\nname = 'b'\ndevice = 'mlx5_0'\nqp = 'rc'\nconnection = { listen = '127.0.0.1:1' }\n";
         // The limit allows the memory of one worker, but not of two workers.
-        let limit = plan(1, "").packet_memory() * 3 / 2;
+        let limit = plan_of(1, "").packet_memory() * 3 / 2;
         let memlock = Memlock { limit, locked: 0, privileged: false };
         for (before, after, is_missing) in [(1, 1, false), (1, 2, true), (2, 1, false), (2, 2, true)] {
-            let (before, after) = (plan(before, ""), plan(after, port));
-            let missing = missing_privileges(&before, &after, &BTreeSet::new(), CapabilitySet::all(), memlock);
-            let names: Vec<&str> = missing.iter().map(|operation| operation.name.as_str()).collect();
-            assert_eq!(names, if is_missing { vec!["b"] } else { vec![] }, "{missing:?}");
+            let missing = names_of_missing(&plan_of(before, ""), &plan_of(after, port), memlock);
+            assert_eq!(missing, if is_missing { vec!["b"] } else { vec![] });
         }
+    }
+
+    #[test]
+    fn memory_of_af_xdp_sockets_counts_for_each_worker_and_each_port() {
+        let port = |name: &str| {
+            format!(
+                "[[port]]\nname = '{name}'\ndevice = 'host'\nmtu = 1500\nlink = {{ kind = 'xdp', interface = '{name}' }}\n"
+            )
+        };
+        let (one, two) = (port("b"), port("b") + &port("c"));
+        let limit = |times: u64| Memlock {
+            limit: plan_of(1, "").packet_memory() * times / 2,
+            // The kernel counts the memory of AF_XDP sockets separately.
+            locked: 1 << 40,
+            privileged: false,
+        };
+        for (before, after, times, expected) in [
+            ((1, &one), (1, &one), 3, &[][..]),
+            ((1, &one), (2, &one), 3, &["workers"]),
+            ((1, &one), (2, &one), 5, &[]),
+            ((1, &one), (1, &two), 3, &["c"]),
+            ((1, &one), (1, &two), 5, &[]),
+            ((1, &one), (2, &two), 7, &["c"]),
+            ((1, &one), (2, &two), 9, &[]),
+            ((2, &one), (1, &one), 3, &[]),
+        ] {
+            let (before, after) = (plan_of(before.0, before.1), plan_of(after.0, after.1));
+            assert_eq!(names_of_missing(&before, &after, limit(times)), expected);
+        }
+    }
+
+    fn names_of_missing(before: &Plan, after: &Plan, memlock: Memlock) -> Vec<String> {
+        let missing = missing_privileges(before, after, &BTreeSet::new(), CapabilitySet::all(), memlock);
+        missing.into_iter().map(|operation| operation.name).collect()
+    }
+
+    fn plan_of(workers: usize, port: &str) -> Plan {
+        let text = format!(
+            "[runtime]\nworkers = {workers}\nbuffers = 16384\n[[port]]\nname = 'a'\ndevice = 'soft'\n\
+                 link = {{ kind = 'generator' }}\n{port}[pipeline]\ninput = ['a']\n[[pipeline.stage]]\nuse = 'tx'\n\
+                 port = 'a'\n"
+        );
+        let source = Source::new("x.toml", &text, &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let loaded = config::load(&source, &mut diagnostics);
+        let plan = config::plan(&loaded, &dataplane_stages::registry(), &Topology::uniform(4), &mut diagnostics);
+        plan.unwrap_or_else(|| panic!("{}", diagnostics.render(false)))
     }
 }
