@@ -9,7 +9,8 @@
 //! rxe, the kernel's software RoCE driver). A further bed (`soft::unchecked`) has software devices with two properties
 //! of real NICs: the devices do not check every key, and refuse the change from RTS to SQD. On the bed `soft::iwarp`,
 //! the suite must skip every case with a queue pair. On the bed `soft::other_driver`, the devices have properties of several
-//! real NICs, and the suite must not fail because of these properties. On the bed `soft::no_flow_rules`, the suite must
+//! real NICs, and the suite must not fail because of these properties. On the bed `soft::long_cable`, packets arrive later
+//! than the completions of their sends. On the bed `soft::no_flow_rules`, the suite must
 //! skip every case that sends raw packets.
 //!
 //! With `--include-ignored`, the suite also runs on real rxe devices: `rxe0` and `rxe1`, which are connected to each
@@ -32,7 +33,8 @@ use std::process::ExitCode;
 
 use bed::{Connection, EndpointSpec, Outcome, Pair, PairCq, Profile, Stop, TestBed};
 use dataplane::clock::HostClock;
-use dataplane::soft::{self, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+use dataplane::soft::{self, FaultSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+use dataplane::units::Nanos;
 use dataplane::verbs::{Capability, QpState, QpType, RawDevice};
 use libtest_mimic::{Arguments, Completion, Failed};
 
@@ -215,6 +217,8 @@ fn main() -> ExitCode {
     tests.extend(tests_of("soft::other_driver", soft_other_driver, skips::SOFT_OTHER_DRIVER));
     tests.extend(tests_of("soft::no_flow_rules", soft_no_flow_rules, skips::SOFT_NO_FLOW_RULES));
     tests.extend(tests_of("soft::iwarp", soft_iwarp, skips::SOFT_IWARP));
+    let is_lost = |(name, _): &Test| name.ends_with("_no_receive");
+    tests.extend(tests_of("soft::long_cable", soft_long_cable, skips::SOFT).filter(is_lost));
     // Compare endpoints on two devices with endpoints on one device: the results must be equal.
     // The program with the seed 3307 once had different results on the software device and on rxe.
     for (name, profile, programs) in [
@@ -302,6 +306,13 @@ fn soft_other_driver(name: &'static str) -> TestBed<SoftDevice> {
     });
     cases::confuse_switch(&bed).unwrap_or_else(|_| panic!("the devices exchange no frame"));
     bed
+}
+
+/// Returns a test bed with two software devices. Each packet arrives some time after the completion of its send.
+fn soft_long_cable(name: &'static str) -> TestBed<SoftDevice> {
+    soft_with(name, Profile::Spec, |spec| {
+        spec.faults = FaultSpec { delay: 1.0, delay_by: Nanos(5_000_000), ..FaultSpec::default() };
+    })
 }
 
 /// Returns a test bed with two connected software devices. `change` changes the description of each device.

@@ -1,5 +1,8 @@
 //! Cases for failed requests: the completion statuses and events on both sides.
 
+use std::thread;
+use std::time::Duration;
+
 use dataplane::lane::message::MessageDomain;
 use dataplane::units::{QpNum, Rkey};
 use dataplane::verbs::{
@@ -151,6 +154,9 @@ fn check_remote_error<D: RawDevice>(
     }
     Ok(())
 }
+
+/// The time in which a frame arrives, on devices without RC queue pairs.
+const ARRIVAL_TIME: Duration = Duration::from_millis(100);
 
 const ACCESS_REFUSED: &str = "a send 1 REM_ACCESS_ERR
     b receive 9 WR_FLUSH_ERR
@@ -495,6 +501,13 @@ pub(crate) fn raw_no_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     pair.a.buffer.write(60, &frame(2));
     pair.a.send(1, 0..60)?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1)])?;
+    // The completion does not mean that the frame has arrived.
+    match t.bed.require_type(QpType::Rc) {
+        Ok(()) => t.round_trips()?,
+        Err(_) => thread::sleep(ARRIVAL_TIME),
+    }
+    // The software device takes the frame during a poll.
+    pair.poll_queues()?;
     pair.b.recv(1, 0..100)?;
     pair.a.send(2, 60..120)?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
