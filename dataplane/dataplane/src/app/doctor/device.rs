@@ -53,9 +53,10 @@ pub(super) fn unlisted(_: &str) -> Option<(String, String)> {
     ))
 }
 
-/// Returns a finding if the switch in the NIC filters the frames for a raw-packet port. This is the case if the device
+/// Returns a finding if the switch in the NIC may filter the frames for a raw-packet port. This is the case if the device
 /// is a virtual function or a subfunction, and its interface is not promiscuous. DPDK's mlx5 driver therefore sets such
-/// interfaces to promiscuous mode.
+/// interfaces to promiscuous mode. A physical function that is not promiscuous gets no frames to unknown addresses if one
+/// of its virtual functions is promiscuous and trusted (`esw_fdb_set_vport_promisc_rule` in the kernel's mlx5 driver).
 fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
     /// `IFF_PROMISC` of `netdevice(7)`.
     const PROMISCUOUS: u32 = 0x100;
@@ -63,9 +64,15 @@ fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
     let folder = format!("class/infiniband/{device}/device");
     let files = roots.sys_names(&folder);
     let has = |name: &str| files.iter().any(|file| file == name);
-    let (kind, trust) = match (has("physfn"), has("sfnum")) {
-        (true, _) => ("virtual function", " and, on its host, `ip link set dev PF vf N trust on`"),
-        (_, true) => ("subfunction", ""),
+    let has_functions = roots.sys(&format!("{folder}/sriov_numvfs")).is_some_and(|number| number != "0");
+    let unknown = "the NIC delivers only frames to the MAC address of the interface, broadcast frames and joined multicast \
+                   groups";
+    let taken = "if a virtual function is promiscuous and trusted, the NIC delivers frames to unknown addresses only to this \
+                 virtual function";
+    let (kind, effect, trust) = match (has("physfn"), has("sfnum")) {
+        (true, _) => ("a virtual function", unknown, " and, on its host, `ip link set dev PF vf N trust on`"),
+        (_, true) => ("a subfunction", unknown, ""),
+        _ if has_functions => ("a physical function with virtual functions", taken, ""),
         _ => return None,
     };
     if !port.input || port.config.qp != Qp::RawPacket {
@@ -82,8 +89,8 @@ fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
     let interface = interfaces.iter().find(|interface| !is_promiscuous(interface))?;
     Some(Finding::new(
         Severity::Unseen,
-        format!("`{device}` is a {kind}, and its interface `{interface}` is not promiscuous"),
-        "the NIC delivers only frames to the MAC address of the interface, broadcast frames and joined multicast groups",
+        format!("`{device}` is {kind}, and its interface `{interface}` is not promiscuous"),
+        effect,
         format!("if the port needs other frames: `ip link set dev {interface} promisc on`{trust}"),
     ))
 }

@@ -279,7 +279,7 @@ fn missing_rdma_device_is_found() {
 }
 
 /// A virtual function or subfunction gets only the frames that its network interface has requested from the switch in
-/// the NIC.
+/// the NIC. A promiscuous virtual function may take frames from the physical function.
 #[test]
 fn virtual_function_without_promiscuous_mode_is_found() {
     const CONFIG: &str = "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\n\
@@ -288,6 +288,7 @@ fn virtual_function_without_promiscuous_mode_is_found() {
     for (file, commands) in [
         ("physfn/vendor", ["ip link set dev eth9 promisc on", "ip link set dev PF vf N trust on"]),
         ("sfnum", ["ip link set dev eth9 promisc on", ""]),
+        ("sriov_numvfs", ["ip link set dev eth9 promisc on", ""]),
     ] {
         let of_device = |file: &str| format!("sys/class/infiniband/rdma7/device/{file}");
         let host = || Host::new().with_file(&of_device(file), "7").with_file(&of_device("net/eth9/mtu"), "1500");
@@ -301,6 +302,11 @@ fn virtual_function_without_promiscuous_mode_is_found() {
         let datagrams = CONFIG.replace("rdma7\"", "rdma7\"\nqp = \"ud\"\nconnection = { to = \"127.0.0.1:18515\" }");
         assert_eq!(found(&usual, &datagrams), []);
     }
+    let unused = Host::new()
+        .with_file("sys/class/infiniband/rdma7/device/sriov_numvfs", "0")
+        .with_file("sys/class/infiniband/rdma7/device/net/eth9/mtu", "1500")
+        .with_file("sys/class/net/eth9/flags", "0x1003");
+    assert_eq!(found(&unused, CONFIG), []);
 }
 
 /// Without a counter of the driver, a report with `lost 0` does not mean that no packet was lost.
