@@ -57,6 +57,8 @@ impl Shared {
 /// The writer thread of one capture, which the stages of all workers share.
 pub(super) struct Sink {
     shared: Arc<Shared>,
+    /// The name of the capture in log messages.
+    interface: String,
     snaplen: u16,
     buffers: usize,
     /// The number of stages that have joined and not left.
@@ -119,8 +121,9 @@ impl Sink {
         });
         let writer = Arc::default();
         let (users, snaplen, buffers) = (AtomicUsize::new(0), spec.snaplen, spec.buffers);
+        let interface = spec.interface.clone();
         let task = WriterTask { shared: shared.clone(), spec, writer: Arc::clone(&writer) };
-        Ok((Self { shared, snaplen, buffers, users, writer }, task))
+        Ok((Self { shared, interface, snaplen, buffers, users, writer }, task))
     }
 
     /// Adds the stage of one more worker. The stage does not wait for buffers once `run` is set.
@@ -128,10 +131,18 @@ impl Sink {
         let (inlet, outlet) = ring(self.buffers, self.snaplen);
         let mut joined = self.shared.joined.lock().unwrap_or_else(PoisonError::into_inner);
         // If the writer has ended, drop its side of the rings. Otherwise a lossless capture would wait indefinitely.
-        if !self.shared.stop.load(Ordering::Acquire) {
+        let is_closed = self.shared.stop.load(Ordering::Acquire);
+        if !is_closed {
             joined.push(outlet);
         }
         drop(joined);
+        if is_closed {
+            tracing::warn!(
+                "capture {}: the file is closed, because a removed worker ended late; all packets count as missed; help: \
+                 apply a config without the stage, and then a config with the stage",
+                self.interface
+            );
+        }
         self.users.fetch_add(1, Ordering::Relaxed);
         Tap { sink: self, inlet, run, is_used: false, has_left: false }
     }
@@ -353,6 +364,8 @@ mod tests {
     use dataplane_core::clock::ClockSource;
     use dataplane_core::file::Readers;
     use dataplane_testing::Folder;
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
 
     use super::*;
 
@@ -407,6 +420,31 @@ mod tests {
         assert_eq!(backoff(wait, Duration::from_secs(60)), RETRY[0]);
     }
 
+    /// Counts log messages.
+    struct Counter(Arc<AtomicUsize>);
+
+    impl Subscriber for Counter {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
     /// A stuck worker that a change has removed may close the capture after a revert needs the capture again.
     #[test]
     fn stage_that_joins_a_closed_capture_does_not_wait() {
@@ -416,7 +454,9 @@ mod tests {
         let sink = Arc::new(sink);
         let early = sink.clone().join(RunStop::default());
         early.leave().1.unwrap();
-        let mut late = sink.join(RunStop::default());
+        let messages = Arc::new(AtomicUsize::new(0));
+        let mut late = tracing::subscriber::with_default(Counter(messages.clone()), || sink.join(RunStop::default()));
+        assert_eq!(messages.load(Ordering::Relaxed), 1);
         let frame = |bytes: &[u8; 60], buffer| Frame::new(buffer, 1, ClockSource::Virtual, bytes, &[]);
         // More packets than buffers.
         let (taken, missed) = late.offer([[7; 60]; 9].iter(), true, frame);
