@@ -161,15 +161,22 @@ const _: () = {
 pub(super) trait VerbReturn {
     /// The type of the value on success.
     type Value;
+    /// Prepares the call of a verb with this return type. Only a verb that returns a pointer needs preparation.
+    #[inline]
+    fn prepare() {}
     /// Returns the value, or an error that names `verb`.
     fn value(self, verb: &'static str) -> Result<Self::Value, VerbError>;
 }
 
 /// The verb returns an object, or null with `errno` set. Some drivers return null without an error number if the device
 /// does not support the object: `hns_roce_u_create_ah` on HIP08, and `pvrdma_create_ah`. The error is then
-/// `EOPNOTSUPP`, if the caller has called [`clear_errno`] before the verb.
+/// `EOPNOTSUPP`, if the caller has called [`VerbReturn::prepare`] before the verb.
 impl<T> VerbReturn for *mut T {
     type Value = NonNull<T>;
+
+    fn prepare() {
+        clear_errno();
+    }
 
     fn value(self, verb: &'static str) -> Result<NonNull<T>, VerbError> {
         NonNull::new(self).ok_or_else(|| match last_os_error(verb) {
@@ -617,6 +624,7 @@ macro_rules! operations {
             // SAFETY: the caller upholds the safety contract. `verbs.h` declares the member with these arguments.
             unsafe {
                 let verb = operation!($context, $member).ok_or(unsupported(stringify!($verb)))?;
+                <$returned as VerbReturn>::prepare();
                 verb($($argument),*).value(stringify!($verb))
             }
         }

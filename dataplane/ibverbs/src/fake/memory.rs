@@ -18,8 +18,14 @@ unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, type_: c_uint) -> *mut ibv_mw {
     // SAFETY: the protection domain belongs to a fake.
     unsafe {
         let context = (*pd).context;
-        let handle = state(context).number("mw");
-        Box::into_raw(Box::new(ibv_mw { context, pd, rkey: handle << 8, handle, type_ }))
+        let mut state = state(context);
+        match state.refused("ibv_alloc_mw") {
+            0 => {
+                let handle = state.number("mw");
+                Box::into_raw(Box::new(ibv_mw { context, pd, rkey: handle << 8, handle, type_ }))
+            }
+            errno => fail(errno),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::mem::zeroed;
 use std::process::{Command, Stdio};
 
-use super::super::fake::{Call, Completion, Fake, NO_ERRNO, Op, Poll};
+use super::super::fake::{Call, Completion, Fake, NO_ERRNO, Op, Poll, with_windows};
 use super::*;
 use dataplane_testing::{Folder, skip};
 
@@ -297,6 +297,14 @@ fn null_without_an_error_number_means_unsupported() {
     // SAFETY: the protection domain is valid, and the fake device does not read the attributes.
     let handle = unsafe { ibv_create_ah(fake.pd().as_ptr(), &mut ibv_ah_attr::default()) };
     assert_eq!(handle, Err(VerbError::new("ibv_create_ah", libc::EOPNOTSUPP)));
+    // A verb of the context operations.
+    let fake = Fake::new(with_windows);
+    fake.refuse("ibv_alloc_mw", NO_ERRNO);
+    // SAFETY: the pointer refers to the `errno` of this thread.
+    unsafe { *libc::__errno_location() = libc::ENOENT };
+    // SAFETY: the protection domain is valid.
+    let window = unsafe { ibv_alloc_mw(fake.pd().as_ptr(), IBV_MW_TYPE_1) };
+    assert_eq!(window, Err(VerbError::new("ibv_alloc_mw", libc::EOPNOTSUPP)));
 }
 
 /// A poll returns the result of the driver unchanged, including invalid values and the errors of broken queues.
