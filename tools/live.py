@@ -39,12 +39,14 @@ def command(*words, check=True, timeout=TIMEOUT, **options):
     return done
 
 
-def until(activity, condition):
-    """Waits for a condition. `activity` describes the wait in the error message, such as "waiting for a ping"."""
-    deadline = time.monotonic() + TIMEOUT
+def until(activity, condition, deadline=None):
+    """Waits for a condition. `activity` describes the wait in the error message, such as "waiting for a ping". `deadline` is a time of
+    `time.monotonic`."""
+    began = time.monotonic()
+    deadline = deadline or began + TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
-            raise Failed(f"timed out after {TIMEOUT} s: {activity}")
+            raise Failed(f"timed out after {time.monotonic() - began:.0f} s: {activity}")
         time.sleep(0.02)
 
 
