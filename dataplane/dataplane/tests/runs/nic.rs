@@ -4,14 +4,16 @@ use std::time::Instant;
 
 use dataplane::config::{Diagnostics, Source};
 use dataplane::pipeline::Registry;
-use dataplane::runtime::assemble;
+use dataplane::prelude::*;
+use dataplane::runtime::{Options, Run, assemble};
+use dataplane::telemetry::Ledger;
 use dataplane::topology::Topology;
 use dataplane_testing::config::Config;
 use dataplane_testing::strategies;
 use etherparse::{PacketBuilder, VlanId};
 use proptest::prelude::*;
 
-use crate::common::{Folder, assert_good, counter, frames_of};
+use crate::common::{Folder, assembled_with, assert_good, counter, frames_of, stage};
 
 fn udp(source: u16, target: u16) -> Vec<u8> {
     let packet = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 9], 64).udp(source, target);
@@ -155,11 +157,34 @@ const PIPELINES: [&str; 5] = [
     "parse; checksum; ttl; tx port = 'out'",
 ];
 
-fn pipeline(stages: &str, keys: &str) -> String {
-    let config = Config::new().workers(1).port_with("in", "kind = 'pcap', input = 'in.pcap'", keys).port_with(
+/// A stage that counts the packets with an RSS hash.
+#[derive(serde::Deserialize)]
+struct HashReader {
+    #[serde(skip)]
+    hashes: u64,
+}
+
+impl Stage for HashReader {
+    fn process(&mut self, _: &Ctx, batch: &mut Batch) {
+        let has_hash = |packet: &Packet<'_>| packet.recv_info().flags.contains(RecvFlags::HASH);
+        self.hashes += batch.iter_mut().filter(|packet| has_hash(packet)).count() as u64;
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        report("hashes", self.hashes);
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::new().receives(RecvFields::HASH)
+    }
+}
+
+/// Returns the config of a pipeline from the port `in` to the port `out`, which have these additional keys.
+fn pipeline(stages: &str, input: &str, output: &str) -> String {
+    let config = Config::new().workers(1).port_with("in", "kind = 'pcap', input = 'in.pcap'", input).port_with(
         "out",
         "kind = 'pcap', output = 'out.pcap'",
-        keys,
+        output,
     );
     let add = |config: Config, stage: &str| {
         let (kind, parameters) = stage.split_once(' ').unwrap_or((stage, ""));
@@ -168,35 +193,76 @@ fn pipeline(stages: &str, keys: &str) -> String {
     stages.split("; ").fold(config, add).to_string()
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+/// Whether a `vlan` stage restores the frame exactly after the device has removed its VLAN tag. The stage does not know the
+/// type of the removed tag, and a device does not report a tag whose control information is 0.
+fn is_restorable(frame: &[u8]) -> bool {
+    let is_tagged = [[0x81, 0], [0x88, 0xa8], [0x91, 0]].contains(&[frame[12], frame[13]]);
+    !is_tagged || (frame[12..14] == [0x81, 0] && frame.len() >= 18 && frame[14..16] != [0, 0])
+}
 
-    /// A run writes the same frames and drops the same packets without offloads, with all offloads that the stages can
-    /// use, and with some of these offloads.
+/// Runs a pipeline on `in.pcap`. Returns the sent frames without their last `cut` bytes, the ledger, and the number of
+/// packets with an RSS hash.
+fn result(folder: &Folder, text: &str, cut: usize) -> (Vec<Vec<u8>>, Ledger, u64) {
+    let mut registry = Registry::new();
+    dataplane::stages::register(&mut registry);
+    registry.add::<HashReader>("hash_reader");
+    let assembly = assembled_with(&Source::new(folder.file("test.toml"), text, &[]), &registry).unwrap();
+    let report = Run::start(assembly, Options::default()).unwrap().join().unwrap();
+    assert_good(&report);
+    let mut frames = frames_of(&folder.file("out.pcap"));
+    frames.iter_mut().for_each(|frame| frame.truncate(frame.len() - cut));
+    let hashes = stage(&report, "hash_reader").counters["hashes"];
+    (frames, report.ledger, hashes)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// A run writes the same frames and has the same ledger without offloads, with all offloads that the stages can use, and
+    /// with some of these offloads. The offload `vlan_strip` changes nothing if a stage restores the tags. The offload `fcs`
+    /// only appends the frame check sequence.
     #[test]
-    fn offloads_change_neither_frames_nor_drop_counts(
+    fn offloads_change_neither_frames_nor_the_ledger(
         frames in prop::collection::vec((strategies::any_frame(), strategies::valid_frame(), any::<Option<(usize, u8)>>()), 1..30),
         stages in prop::sample::select(PIPELINES.to_vec()),
-        refused in prop::sample::subsequence(vec!["'rx_checksum'", "'tx_checksum'"], 0..2),
+        more in prop::sample::select(vec!["", "vlan_strip", "fcs"]),
+        refused in prop::sample::subsequence(vec!["'rx_checksum'", "'tx_checksum'", "'rss_hash'"], 0..3),
     ) {
         let folder = Folder::new();
         let frames = frames.into_iter().flat_map(|(any, mut valid, change)| {
+            // The frame check sequence could complete a truncated packet.
+            if more == "fcs" {
+                return [None, Some(valid)];
+            }
             if let Some((at, by)) = change {
                 let at = at % valid.len();
                 valid[at] ^= by;
             }
-            [any, valid]
+            [Some(any), Some(valid)]
         });
-        let frames: Vec<Vec<u8>> = frames.filter(|frame| frame.len() >= 14).collect();
+        let frames: Vec<Vec<u8>> = frames.flatten()
+            .filter(|frame| frame.len() >= 14 && (more != "vlan_strip" || is_restorable(frame)))
+            .collect();
         folder.capture("in.pcap", &frames);
-        let auto = format!("offload = ['auto']\nrefuse = [{}]", refused.join(", "));
-        let results = ["offload = []", "offload = ['auto']", &auto].map(|keys| {
-            let report = folder.run(&pipeline(stages, keys));
-            assert_good(&report);
-            (frames_of(&folder.file("out.pcap")), report.ledger.drops, report.packets.tx)
-        });
-        prop_assert_eq!(&results[0], &results[1]);
-        prop_assert_eq!(&results[0], &results[2]);
+        let restore = if more == "vlan_strip" { "vlan op = 'restore'; " } else { "" };
+        let stages = format!("hash_reader; {restore}{stages}");
+        let run = |offloads: &str, refused: &str, cut: usize| {
+            let output = if offloads.is_empty() { "[]" } else { "['auto']" };
+            let refuse = format!("refuse = [{refused}]");
+            let input = format!("offload = [{offloads}]\n{refuse}");
+            result(&folder, &pipeline(&stages, &input, &format!("offload = {output}\n{refuse}")), cut)
+        };
+        let (offloads, cut) = match more {
+            "" => ("'auto'".to_owned(), 0),
+            _ => (format!("'auto', '{more}'"), if more == "fcs" { 4 } else { 0 }),
+        };
+        let plain = run("", "'rss_hash'", 0);
+        let offloaded = run(&offloads, "", cut);
+        let partly = run(&offloads, &refused.join(", "), cut);
+        prop_assert_eq!((plain.2, partly.2), (0, if refused.contains(&"'rss_hash'") { 0 } else { offloaded.2 }));
+        prop_assert!(offloaded.2 > 0 || more != "fcs" || frames.iter().all(|frame| frame[12..14] != [8, 0]));
+        prop_assert_eq!((&plain.0, &plain.1), (&offloaded.0, &offloaded.1));
+        prop_assert_eq!((&plain.0, &plain.1), (&partly.0, &partly.1));
     }
 }
 
@@ -205,7 +271,7 @@ fn device_computes_checksums_only_if_no_later_stage_changes_the_ip_packet() {
     let computed = |stages: &str| {
         let folder = Folder::new();
         folder.capture("in.pcap", [udp(1, 53)]);
-        let assembly = folder.assemble(&pipeline(stages, "offload = ['auto']")).unwrap();
+        let assembly = folder.assemble(&pipeline(stages, "offload = ['auto']", "offload = ['auto']")).unwrap();
         let requests = &assembly.plan.ports;
         requests
             .iter()
