@@ -259,7 +259,7 @@ impl Stage for Bridge {
                 vlans[usize::from(vlan >> 6)] |= 1 << (vlan & 63);
             }
         }
-        self.place = setup.worker();
+        self.place = setup.worker_and_count();
         self.storm = match &self.storm_control {
             Some(limits) => Some(StormMeter::new(limits, self.joined.iter().map(|port| port.number), self.place)?),
             None => None,

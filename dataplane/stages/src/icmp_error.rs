@@ -255,7 +255,7 @@ impl Stage for IcmpError {
         if let Some((key, _)) = limits.into_iter().find(|(_, limit)| *limit == 0) {
             return Err(Problem::at(key, "0 allows no error").help("use a `drop` stage instead"));
         }
-        self.bucket = Some(TokenBucket::new(rate_share(self.per_second, setup.worker()), self.burst, 0));
+        self.bucket = Some(TokenBucket::new(rate_share(self.per_second, setup.worker_and_count()), self.burst, 0));
         self.host_limit = Some(HostLimit::new(self.per_host, (self.burst / HOST_SHARE).max(1)));
         match self.source {
             Origin::Kernel if !self.addresses.is_empty() => {

@@ -339,7 +339,7 @@ impl Stage for Limit {
                 return Err(problem.help(format!("set `{key}` to {least} or more")));
             }
         }
-        let worker = setup.worker();
+        let worker = setup.worker_and_count();
         let share = |rate| rate_share(rate, worker);
         self.meter = Some(match self.mode {
             Mode::Rate => Meter::Rate(TokenBucket::new(share(rate), burst, 0)),

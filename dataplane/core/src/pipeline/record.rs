@@ -30,9 +30,10 @@ pub struct StageRecord {
     /// The types of the objects from [`Setup::shared_by_stages`](super::Setup::shared_by_stages) that the stage uses.
     /// Several stages share each of these objects.
     pub stage_shared_types: BTreeSet<TypeId>,
-    /// The number of workers, if the stage has read this number to divide a value among the workers ([`Setup::worker`]).
+    /// The number of workers, if the stage has read this number to divide a value among the workers
+    /// ([`Setup::worker_and_count`]).
     ///
-    /// [`Setup::worker`]: super::Setup::worker
+    /// [`Setup::worker_and_count`]: super::Setup::worker_and_count
     pub workers: Option<usize>,
     /// The memory that the stage declared for each worker, in bytes, and the number of workers
     /// ([`Setup::declare_worker_memory`](super::Setup::declare_worker_memory)).

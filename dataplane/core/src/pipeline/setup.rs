@@ -209,8 +209,8 @@ impl<'a> Setup<'a> {
     ///
     /// # Errors
     /// Fails if the stages need more memory than the host has available. The problem points to `key`, and its help text
-    /// is `less`.
-    pub fn declare_memory(&mut self, bytes: u64, key: &str, less: &str) -> Result<(), Problem> {
+    /// is `help`.
+    pub fn declare_memory(&mut self, bytes: u64, key: &str, help: &str) -> Result<(), Problem> {
         let before: u64 = self.memory.stages.values().sum::<u64>() - self.memory.allocated;
         *self.memory.stages.entry(self.stage.clone()).or_default() += bytes;
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
@@ -222,7 +222,7 @@ impl<'a> Setup<'a> {
                 };
                 let (bytes, available) = (mib(bytes), available >> 20);
                 let message = format!("this needs {bytes} MiB of memory{others}, but the host has {available} MiB");
-                Err(Problem::at(key, message).help(less))
+                Err(Problem::at(key, message).help(help))
             }
             _ => Ok(()),
         }
@@ -233,22 +233,22 @@ impl<'a> Setup<'a> {
     ///
     /// # Errors
     /// Returns the errors of [`Setup::declare_memory`].
-    pub fn declare_worker_memory(&mut self, bytes: u64, key: &str, less: &str) -> Result<(), Problem> {
+    pub fn declare_worker_memory(&mut self, bytes: u64, key: &str, help: &str) -> Result<(), Problem> {
         let (worker, workers) = (self.worker, self.workers);
         let (declared, count) = &mut self.record().worker_memory;
         *count = workers;
         *declared += if worker == 0 { bytes } else { 0 };
         match self.worker {
             // The first worker is prepared first, and reserves the memory of all workers.
-            0 => self.declare_memory(bytes * self.workers as u64, key, less),
+            0 => self.declare_memory(bytes * self.workers as u64, key, help),
             // A change has added this worker, and the stages of the other workers continue.
-            _ if self.joins => self.declare_memory(bytes, key, less),
+            _ if self.joins => self.declare_memory(bytes, key, help),
             _ => Ok(()),
         }
     }
 
     /// Marks the stage as an instance for an added worker. The instances of the stage on the other workers continue.
-    pub fn joining(mut self) -> Self {
+    pub fn for_added_worker(mut self) -> Self {
         self.joins = true;
         self
     }
@@ -399,7 +399,7 @@ impl<'a> Setup<'a> {
     /// Returns the index (from 0) of the worker that runs this instance of the stage, and the number of workers. A stage
     /// needs the number of workers to divide a value among the workers, such as a rate. If a change of the running
     /// pipeline changes the number of workers, each stage that has called this method is prepared again.
-    pub fn worker(&mut self) -> (usize, usize) {
+    pub fn worker_and_count(&mut self) -> (usize, usize) {
         let workers = self.workers;
         self.record().workers = Some(workers);
         (self.worker, workers)
@@ -910,7 +910,7 @@ mod tests {
     fn memory_of_a_continuing_stage_follows_the_number_of_workers() {
         let declare = |resources: &mut Resources, worker: usize, workers: usize, joins: bool| {
             let setup = Setup::new(resources, "capture", worker, workers);
-            let mut setup = if joins { setup.joining() } else { setup };
+            let mut setup = if joins { setup.for_added_worker() } else { setup };
             setup.declare_worker_memory(10, "buffers", "reduce `buffers`").unwrap();
             setup.declare_worker_memory(2, "rings", "reduce `buffers`").unwrap();
             if worker == 0 {

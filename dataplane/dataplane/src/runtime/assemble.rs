@@ -558,7 +558,7 @@ fn prepare(
         }
         let setup = Setup::new(resources, &name, worker.0, worker.1);
         let joins = kept.as_ref().is_some_and(|kept| kept.joins(&name));
-        let problems = if joins { setup.joining() } else { setup }.prepare(&mut *stage);
+        let problems = if joins { setup.for_added_worker() } else { setup }.prepare(&mut *stage);
         if problems.is_empty() {
             stages.push(stage);
         }

@@ -2625,15 +2625,15 @@ pub mod pipeline {
                 &mut self,
                 bytes: u64,
                 key: &str,
-                less: &str,
+                help: &str,
             ) -> Result<(), Problem> {}
             pub fn declare_worker_memory(
                 &mut self,
                 bytes: u64,
                 key: &str,
-                less: &str,
+                help: &str,
             ) -> Result<(), Problem> {}
-            pub fn joining(mut self) -> Self {}
+            pub fn for_added_worker(mut self) -> Self {}
             pub fn next_hops(&mut self) -> &mut NextHops {}
             pub fn shared_by_workers<T: Send + Sync + 'static>(
                 &mut self,
@@ -2668,7 +2668,7 @@ pub mod pipeline {
                 check: impl FnOnce() -> Result<(), Problem> + Send + 'static,
             ) {}
             pub fn stage(&self) -> &str {}
-            pub fn worker(&mut self) -> (usize, usize) {}
+            pub fn worker_and_count(&mut self) -> (usize, usize) {}
             pub fn worker_number(&self) -> usize {}
         }
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
