@@ -68,7 +68,7 @@ pub struct RateLimit {
 fn device_rate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BitRate, D::Error> {
     let rate = BitRate::deserialize(deserializer)?;
     let is_valid = rate.0 % 1000 == 0 && (1..=u64::from(u32::MAX)).contains(&(rate.0 / 1000));
-    let expected = "whole kbit/s from \"1kbps\" to \"4294967295kbps\"";
+    let expected = "a multiple of 1000 bit/s from \"1kbps\" to \"4294967295kbps\"";
     let error = || serde::de::Error::invalid_value(Unexpected::Unsigned(rate.0), &expected);
     if is_valid { Ok(rate) } else { Err(error()) }
 }

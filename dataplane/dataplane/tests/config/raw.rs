@@ -96,7 +96,12 @@ fn raw_packet_keys_are_refused_on_xdp_links_and_ud_queue_pairs() {
     }
     let text = config("device = 'host'\nlink = { kind = 'xdp', interface = 'lo' }", 1, keys);
     let found: Vec<String> = records(&text).into_iter().map(|(_, _, message, _)| message).collect();
-    let of_xdp = |key: &str| format!("`{key}` is not available on `xdp` links, because they do not copy frames");
+    let of_xdp = |key: &str| {
+        format!(
+            "`{key}` is not available on `xdp` links, because the kernel accesses the packet buffers without the software \
+             device"
+        )
+    };
     assert_eq!(found, ["flow", "offload", "rate_limit"].map(of_xdp));
     let text =
         config("device = 'rxe0'\nqp = 'ud'\nconnection = { to = '192.0.2.1:5' }", 1, "rate_limit = { rate = '1kbps' }");
@@ -120,7 +125,7 @@ fn invalid_values_are_reported_at_their_location() {
             "delay_drop needs several queues, but `wan` has one queue for its one worker",
             "remove \"delay_drop\" from `offload`, or use more workers in [runtime]",
         ),
-        ("flow = [{ count = '' }]", "the name of the counter is empty", "write count = \"dns\""),
+        ("flow = [{ count = '' }]", "the name of the counter is empty", "write a name, for example count = \"dns\""),
         (
             "flow = [{ action = 'drop', dont_trap = true }]",
             "`dont_trap` has no effect on frames that are dropped",
@@ -136,12 +141,12 @@ fn invalid_values_are_reported_at_their_location() {
         (
             "flow = [{ match = { ethernet = { type = 1 }, ipv4 = {} } }]",
             "`ipv4` already sets `ethernet.type`",
-            "remove the key",
+            "remove `ethernet.type`",
         ),
         (
             "flow = [{ match = { ipv6 = { next_header = 6 }, tcp = {} } }]",
             "`tcp` already sets `ipv6.next_header`",
-            "remove the key",
+            "remove `ipv6.next_header`",
         ),
         (
             "flow = [{ match = { inner = { ipv4 = {} } } }]",
@@ -184,7 +189,11 @@ fn invalid_values_are_reported_at_their_location() {
             "expected a whole number from 0 to 4094, found 4095",
             "",
         ),
-        ("rate_limit = { rate = 1500 }", "expected whole kbit/s from \"1kbps\" to \"4294967295kbps\", found 1500", ""),
+        (
+            "rate_limit = { rate = 1500 }",
+            "expected a multiple of 1000 bit/s from \"1kbps\" to \"4294967295kbps\", found 1500",
+            "",
+        ),
         ("rate_limit = { kbps = 500 }", "unknown key `kbps`", "the key is now `rate`, as in rate = \"5Gbps\""),
         ("flow = [{ priority = 21845 }]", "expected a whole number from 0 to 21844, found 21845", ""),
     ] {

@@ -21,7 +21,10 @@ pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &
                 _ => "remove the key",
             };
             let kind = link.kind();
-            let message = format!("`{key}` is not available on `{kind}` links, because they do not copy frames");
+            let message = format!(
+                "`{key}` is not available on `{kind}` links, because the kernel accesses the packet buffers without the \
+                 software device"
+            );
             checker.error(key, message, help);
         } else if port.qp != Qp::RawPacket {
             let message =
@@ -83,7 +86,7 @@ impl RawChecker<'_, '_> {
             self.error(
                 &format!("{path}.count"),
                 "the name of the counter is empty".to_owned(),
-                "write count = \"dns\"",
+                "write a name, for example count = \"dns\"",
             );
         }
         let Some(headers) = &flow.headers else { return };
@@ -150,7 +153,8 @@ impl RawChecker<'_, '_> {
             ("ipv6.next_header", next_header, transport),
         ] {
             if let (true, Some(implied_by)) = (given, implied_by) {
-                self.error(&format!("{path}.{key}"), format!("`{implied_by}` already sets `{key}`"), "remove the key");
+                let message = format!("`{implied_by}` already sets `{key}`");
+                self.error(&format!("{path}.{key}"), message, &format!("remove `{key}`"));
             }
         }
     }
