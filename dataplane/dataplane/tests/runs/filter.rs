@@ -130,7 +130,7 @@ fn invalid_expression_is_reported_with_the_libpcap_message() {
         ("port 70000", "70000"),
         ("-w /tmp/x", "syntax error"),
         ("inbound", "the instruction reads packet metadata that only the kernel has, such as the direction"),
-        ("ip6 protochain 17", "the jump leaves the compiled filter; help: use `proto`"),
+        ("ip6 protochain 17", "the instruction jumps backwards or beyond the end of the filter; help: use `proto`"),
     ] {
         let error = Harness::from_toml::<Filter>(&format!("expression = \"{expression}\"")).err().unwrap();
         assert!(error.contains(expected) && error.contains("; help: "), "{error}");

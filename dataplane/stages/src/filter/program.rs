@@ -263,7 +263,7 @@ impl Program {
                 _ => true,
             };
             if !stays {
-                return wrong("the jump leaves the compiled filter");
+                return wrong("the instruction jumps backwards or beyond the end of the filter");
             }
             match op {
                 // Linux reserves these offsets for packet metadata (`SKF_AD_OFF`, `SKF_NET_OFF`, `SKF_LL_OFF`).

@@ -56,12 +56,15 @@ fn invalid_filter_is_refused() {
         ("0", "0 instructions: a program has 1 to 4096"),
         ("4097", "the program has 4097 instructions, more than the maximum of 4096"),
         ("1 6 256 0 0", "instruction 0: a number is too large"),
-        ("2 21 1 0 0 6 0 0 0", "instruction 0 (0x15, 0): the jump leaves the compiled filter"),
-        ("2 5 0 0 1 6 0 0 0", "the jump leaves"),
+        (
+            "2 21 1 0 0 6 0 0 0",
+            "instruction 0 (0x15, 0): the instruction jumps backwards or beyond the end of the filter",
+        ),
+        ("2 5 0 0 1 6 0 0 0", "jumps backwards or beyond the end"),
         ("2 96 0 0 3 22 0 0 0", "instruction 0 reads word 3 of the scratch memory, which may have no value yet"),
         // Only the true branch stores the value.
         ("5 48 0 0 0 21 0 1 1 2 0 0 3 97 0 0 3 22 0 0 0", "instruction 3 reads word 3 of the scratch memory"),
-        ("2 5 0 0 4294967295 6 0 0 0", "the jump leaves"),
+        ("2 5 0 0 4294967295 6 0 0 0", "jumps backwards or beyond the end"),
         ("2 52 0 0 0 6 0 0 0", "instruction 0 (0x34, 0): division by zero"),
         ("2 148 0 0 0 6 0 0 0", "division by zero"),
         ("2 100 0 0 32 6 0 0 0", "shift by 32 bits or more"),
