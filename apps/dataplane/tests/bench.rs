@@ -104,7 +104,7 @@ fn comparison_of_results_has_a_status_for_ci() {
     store("other.json", "rate --rate 2kpps --for 100ms");
     let (status, out, err) = run(&mut bench(&folder, "compare a.json a.json"));
     assert_eq!(status, 0, "{out}{err}");
-    assert!(out.contains("B is compared with A: no difference shown"), "{out}");
+    assert!(out.contains("Verdict about B, compared with A: no difference shown"), "{out}");
     // The result of a device that loses a third of the packets.
     let mut worse: Value = serde_json::from_str(&fs::read_to_string(folder.file("a.json")).unwrap()).unwrap();
     let series = &mut worse["streams"][0]["series"];

@@ -150,7 +150,9 @@ fn read(path: &Path) -> Result<(PathBuf, String, Vec<Placed>)> {
         Some(table)
     };
     if rest.parse::<toml::Table>().ok() != remains(&text) {
-        return Err(Error::Config(format!("{shown}: help: write each stream as a section with the header [[stream]]")));
+        return Err(Error::Config(format!(
+            "{shown}: a stream is not a section [[stream]]; help: write each stream as a section with the header [[stream]]"
+        )));
     }
     let streams =
         file.stream.into_iter().map(|stream| (format!("{shown}:{}", line(stream.span().start)), stream.into_inner()));
@@ -306,8 +308,8 @@ pub fn shares(streams: &[Stream], lines: &[Option<u64>]) -> Result<Vec<f64>> {
     Ok(rates.iter().map(|rate| rate.unwrap_or(0.0) / whole).collect())
 }
 
-/// Returns the rate of each stream in packets per second, or `None` for the highest possible rate. `total` is the rate
-/// of each port that sends. Without `total`, each stream has its own rate.
+/// Returns the rate of each stream in packets per second, or `None` for the highest possible rate. `total` is the total
+/// rate of the streams of each sending port. Without `total`, each stream has its own rate.
 ///
 /// # Errors
 /// Returns [`Error::Config`] if a rate is missing, or exceeds the line.
@@ -335,8 +337,8 @@ pub fn rates(streams: &[Stream], total: Option<Rate>, lines: &[Option<u64>]) -> 
     };
     if let Some(Stream { place, .. }) = streams.iter().find(|stream| stream.first.is_some()) {
         return Err(Error::Config(format!(
-            "{place}: both sides of a conversation have the times of the capture, so the rate is fixed; help: use `bench rate` \
-             or `bench soak` without --rate, and set `speed` of the stream"
+            "{place}: the stream replays both sides of a conversation with the times of the capture, so its rate is fixed; \
+             help: use `bench rate` or `bench soak` without --rate, and set `speed` of the stream"
         )));
     }
     if total == Rate::Max {

@@ -94,7 +94,7 @@ fn different_hosts(a: &Environment, b: &Environment) -> Vec<String> {
 
 impl fmt::Display for CompareReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "A: {}\nB: {}\nB is compared with A: {}\n", self.a, self.b, self.verdict)?;
+        writeln!(f, "A: {}\nB: {}\nVerdict about B, compared with A: {}\n", self.a, self.b, self.verdict)?;
         self.metrics.iter().try_for_each(|metric| metric.fmt(f))?;
         self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))
     }
