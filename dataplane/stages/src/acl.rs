@@ -332,7 +332,7 @@ impl Stage for Acl {
 
     fn info() -> StageInfo {
         StageInfo::new()
-            .keeps("the hits of each rule that has the same name in the new stage")
+            .keeps("the hits of each rule whose name the new rules also contain")
             .drops(&[Reason::Denied])
             .gauges(&["rules"])
             .tables(const { &[TableInfo::of::<RuleTable>("acl")] })

@@ -37,8 +37,8 @@ fn plan_lists_the_operations_for_a_program_and_for_two_files() {
     let running = start(&folder);
     folder.0.write("new.toml", changed());
     let operation = "replace stage edge (rules): hitless: the program prepares the new stage before the workers switch to \
-                     their new graphs; the stage keeps its counters and the hits of each rule that has the \
-                     same name in the new stage\n";
+                     their new graphs; the stage keeps its counters and the hits of each rule whose name \
+                     the new rules also contain\n";
     let (live, _) = ended(&folder, "plan @/new.toml", 0);
     let (offline, _) = ended(&folder, "plan @/x.toml @/new.toml", 0);
     assert!(

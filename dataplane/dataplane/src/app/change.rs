@@ -149,7 +149,10 @@ pub(super) fn config_row(client: &mut Client, example: &str) -> Result<ConfigRow
     let row = page.as_ref().and_then(|page| page.rows.first());
     let row = row.ok_or_else(|| CommandError::Failed("the program returned no config".to_owned()))?;
     serde_json::from_str(row.get()).map_err(|error| {
-        CommandError::Failed(format!("cannot parse the answer: {error}; help: the program may have another version"))
+        CommandError::Failed(format!(
+            "cannot parse the answer: {error}; help: the program may have another version, so use the `dataplane` of the \
+             same version"
+        ))
     })
 }
 
@@ -226,7 +229,9 @@ pub(super) fn refused(refusal: &Refusal, json: bool) -> CommandError {
 
 fn parse<T: serde::de::DeserializeOwned>(answer: &Answer) -> Result<T, CommandError> {
     answer.parse().map_err(|error| {
-        CommandError::Failed(format!("{error}; help: the program may have another version, so use --json"))
+        CommandError::Failed(format!(
+            "{error}; help: the program may have another version, so use the `dataplane` of the same version"
+        ))
     })
 }
 

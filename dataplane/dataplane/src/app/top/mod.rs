@@ -170,7 +170,8 @@ impl Sampler {
                     None => return,
                 },
             };
-            // The screen takes every sample. No later sample would have the latency and the costs of a lost sample.
+            // Wait until the screen takes the sample. A lost sample would be a loss of data, because each sample has
+            // only the latency and the costs since the previous sample.
             if sender.send(sample).is_err() {
                 return;
             }
@@ -199,7 +200,7 @@ impl Sampler {
             return None;
         }
         loop {
-            sender.send(Sample::Lost(format!("{why}: waiting for it to start again (q quits)"))).ok()?;
+            sender.send(Sample::Lost(format!("{why}: waiting for the program to answer again (q quits)"))).ok()?;
             thread::sleep(RECONNECT_INTERVAL);
             let client = match &self.socket {
                 Some(path) => Client::connect(path),

@@ -182,7 +182,10 @@ impl Sample {
                 Some(errors) => _ = self.links.insert(port.clone(), errors),
                 None if interface.is_none() => self.lacks(
                     format!("errors of port {port}"),
-                    format!("the device `{device}` has no network interface, so /sys has no error counters for it"),
+                    format!(
+                        "the kernel has no error counters for the device `{device}`, because the device has no network \
+                         interface"
+                    ),
                 ),
                 None => {}
             }
