@@ -1,7 +1,7 @@
 //! The judgement of a stream: which packets arrived, in which order, and when.
 //!
-//! The memory of a judge is fixed. A judge remembers the last `window` sequence numbers. With at most `window` packets
-//! between the newest packet and a packet that arrives, the judgement is exact.
+//! The memory of a judge is fixed. A judge remembers the last `window` sequence numbers. The judgement is exact if each
+//! packet arrives less than `window` sequence numbers behind the highest sequence number so far.
 
 use hdrhistogram::Histogram;
 
@@ -69,8 +69,8 @@ pub struct Counts {
     pub duplicated: u64,
     /// Packets that arrived after a packet with a higher sequence number (RFC 4737, section 3.3).
     pub reordered: u64,
-    /// The longest reordering extent: the number of packets between a reordered packet and the earliest packet that
-    /// arrived too early (RFC 4737, section 4.2.1).
+    /// The longest reordering extent: the number of arrivals from the earliest packet with a higher sequence number to
+    /// the reordered packet, without the reordered packet (RFC 4737, section 4.2.1).
     pub max_extent: u64,
     /// The sum of all reordering extents.
     pub extents: u64,

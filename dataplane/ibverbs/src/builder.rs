@@ -121,7 +121,8 @@ unsafe fn set_data(qp: *mut ibv_qp_ex, sges: &[Sge], inline: bool) -> Option<()>
     }
 }
 
-/// Builds one request. Returns `None` if the driver lacks a required function, or in the cases of [`set_data`].
+/// Builds one request. Returns `None` if the driver lacks a required function, or if an inline request has more than 64
+/// elements.
 ///
 /// # Safety
 /// The call must be between `ibv_wr_start` and `ibv_wr_complete`. The conditions of [`set_data`] apply.

@@ -6,9 +6,10 @@
 //! - a member of the `verbs_context` of the driver
 //! - a member of a context, CQ, QP or WQ that the driver created
 //!
-//! In the C headers, the last two kinds are inline functions, for which bindgen produces no bindings. Drivers set the
-//! pointer of an unsupported function to null or to a small number. This module therefore checks each function pointer
-//! before the call. The pointers that are used for every completion are checked once, by [`check_readers`].
+//! In the C headers, the functions that call a member are inline functions, for which bindgen produces no bindings.
+//! Drivers set the pointer of an unsupported function to null or to a small number. This module therefore checks each
+//! function pointer before the call. The pointers that are used for every completion are checked once, by
+//! [`check_readers`].
 //!
 //! Return values follow the man pages. Some verbs return a pointer, or null with `errno` set. Other verbs return 0, an
 //! error number, or -1 with `errno` set. C enumerations are read as integers, so an unknown value is allowed.

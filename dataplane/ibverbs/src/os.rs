@@ -40,8 +40,9 @@ pub(super) fn wait_readable(fd: c_int, deadline: Option<Instant>) -> bool {
             unsafe { libc::ppoll(&mut poll, 1, time.as_ref().map_or(ptr::null(), ptr::from_ref), ptr::null()) };
         match answer {
             0 => return false,
-            // A signal interrupted the call, or the kernel had no memory. Wait for the remaining time.
+            // The call failed, and no time is left.
             -1 if left.is_some_and(|left| left.is_zero()) => return false,
+            // A signal interrupted the call, or the kernel had no memory. Wait for the remaining time.
             -1 => {}
             _ => return true,
         }

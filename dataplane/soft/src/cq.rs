@@ -22,7 +22,7 @@ use dataplane_core::verbs::{Claim, Completion, CompletionQueue, Completions, CqF
 #[derive(Debug)]
 pub(super) struct CqShared {
     pub(super) number: u32,
-    /// The program's value: `CqSpec::context`.
+    /// A value of the program (`CqSpec::context`), which completion events of the queue return.
     context: u64,
     depth: AtomicU32,
     /// The completion fields that the creator of the queue requested and was granted.

@@ -290,8 +290,9 @@ const HOLD_TIME: Nanos = Nanos(4_000_000_000);
 
 /// Limit of requests for unknown neighbours, for each worker: requests per second, and burst size.
 const REQUEST_LIMIT: (u64, u64) = (1000, 256);
-/// The minimum time between two requests that the held packets of one queue cause, in nanoseconds. The thread that
-/// resolves neighbours creates the entry of a requested neighbour within this time, and an entry ends the requests.
+/// The minimum time between two requests that the held packets of one queue cause, in nanoseconds. Within this time, the
+/// thread that resolves neighbours creates an entry for the requested neighbour. The stage sends no further requests for
+/// a neighbour with an entry.
 const REPEAT_INTERVAL: u64 = 100_000_000;
 
 impl Stage for Neighbor {

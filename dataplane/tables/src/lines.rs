@@ -51,7 +51,8 @@ impl Lines {
 pub(super) struct Allocator {
     /// Free groups, by size.
     free: [BTreeSet<usize>; SIZES],
-    /// Number of lines that are in use or in a free group. All lines with higher numbers were never used.
+    /// Count of the lines that are in use or in a free group. These are the lines 0 to `made` - 1. All other lines were
+    /// never used.
     made: usize,
     /// Largest number of lines.
     most: usize,

@@ -31,8 +31,8 @@ pub(super) fn print_json(value: &impl Serialize) -> Result<()> {
 pub(super) fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // The reader of standard output needs no more text.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Error::Wire(format!("standard output: {error}"))),
+        // A broken pipe is no error: the reader of standard output needs no more text.
         _ => Ok(()),
     }
 }

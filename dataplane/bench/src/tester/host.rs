@@ -17,10 +17,11 @@ use crate::sender::Sender;
 /// are the counters of an AF_XDP socket. `kernel_rx_no_buffer` counts events, not frames, so the list does not have it.
 const OVERRUNS: [&str; 5] =
     ["rx_out_of_buffer", "rx_missed", "kernel_rx_dropped", "kernel_rx_ring_full", INTERFACE_MISSED];
-/// The name in the result for the kernel's counter `rx_missed_errors` of an interface: the NIC had no buffer for the
-/// frame.
+/// The result uses this name for the counter `rx_missed_errors` that the kernel has for an interface. The counter counts
+/// frames for which the NIC had no buffer.
 const INTERFACE_MISSED: &str = "interface_rx_missed_errors";
-/// The name in the result for the kernel's counter `carrier_down_count` of an interface: the link went down.
+/// The result uses this name for the counter `carrier_down_count` that the kernel has for an interface. The counter
+/// counts how often the link went down.
 pub(super) const CARRIER_DOWN: &str = "interface_carrier_down_count";
 
 /// Returns the counters of each port.

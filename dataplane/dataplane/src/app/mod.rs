@@ -1,6 +1,6 @@
 //! The command line that every app has: `run`, `stats`, `top`, `show`, `capture`, `trace`, `black-box`, `why`, `log`, `plan`,
-//! `apply`, `confirm`, `rollback`, `history`, `reload`, `save`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`,
-//! `doctor`, `capacity`, `schema`, `completions`.
+//! `apply`, `confirm`, `rollback`, `history`, `reload`, `set`, `save`, `check`, `graph`, `explain`, `stages`, `devices`,
+//! `topology`, `doctor`, `capacity`, `schema`, `completions`, and the hidden commands `manual` and `reference`.
 //!
 //! An app consists of its own stages and a `main` of one line. Every app includes the built-in stages:
 //!

@@ -19,7 +19,7 @@ use dataplane_control::observe::{
 };
 use dataplane_control::{ErrorCode, Refusal};
 
-/// The maximum number of packet bytes in an answer. A further packet is in the next answer.
+/// The number of packet bytes after which an answer ends. The next packets are in the next answer.
 const MAX_BYTES: usize = 512 << 10;
 /// The maximum number of packets in an answer.
 const MAX_PACKETS: usize = 4096;
@@ -44,7 +44,8 @@ enum ObservationKind {
 
 /// The packets of one worker.
 struct ObservedWorker<T> {
-    /// The properties of the worker for which the observer was created.
+    /// The properties that the worker had when the observer was created. If the worker has other properties now, the
+    /// worker needs a new observer.
     info: Arc<WorkerInfo>,
     outlet: T,
 }
@@ -167,7 +168,8 @@ impl Observation {
                 observer
             }
         };
-        // The other workers may continue after a worker has ended, for example at the end of its input.
+        // A worker may have ended before the other workers, for example at the end of its input. An ended worker needs
+        // no observer, and this is no error.
         let has_left = self.state.control.thread(worker).has_left.load(Ordering::Relaxed);
         let is_attached = has_left || sampler.observer(worker, Some(observer));
         if is_attached { Ok(()) } else { Err(no_answer(worker)) }
@@ -175,7 +177,8 @@ impl Observation {
 
     /// Attaches new observers to added workers, and to workers whose pipeline has changed.
     fn follow_changes(&mut self) {
-        // A change may have added workers. Keep the packets of removed workers that still wait for the client.
+        // A change may have added or removed workers. The loop leaves the entries of removed workers, because the client
+        // may not have read all packets of these entries.
         let workers = lock(&self.state.sampler).workers();
         for worker in 0..workers {
             let before = match &self.kind {
@@ -196,7 +199,7 @@ impl Observation {
 
     /// Returns the packets that were captured since the last call, in the order of their times.
     pub(crate) fn captured(&mut self) -> Captured {
-        // Send waiting observers.
+        // Send the observers that still wait to their workers.
         lock(&self.state.sampler).pump();
         let ObservationKind::Capture { left, workers, .. } = &mut self.kind else { return Captured::default() };
         let take = |number, worker: &mut ObservedWorker<CaptureOutlet>| {
@@ -219,7 +222,7 @@ impl Observation {
 
     /// Returns the packets that were traced since the last call.
     pub(crate) fn traced(&mut self) -> Traced {
-        // Send waiting observers.
+        // Send the observers that still wait to their workers.
         lock(&self.state.sampler).pump();
         let ObservationKind::Trace { left, workers, .. } = &mut self.kind else { return Traced::default() };
         let take = |number, worker: &mut ObservedWorker<Consumer<(u64, TracedPacket)>>| {
@@ -372,9 +375,9 @@ fn trace_path(trace: Trace) -> TracePath {
         End::Sent(port) => (Fate::Sent, Some(port)),
         End::Dropped(reason) => (Fate::Dropped, Some(reason)),
         End::Consumed => (Fate::Consumed, None),
-        // A live packet fits into its buffer.
+        // `TooLong` does not occur: a live packet fits into its buffer.
         End::Held | End::TooLong(_) => (Fate::Held, None),
-        // A live trace forgets the packets of a stage that panics.
+        // Does not occur: a live trace forgets the packets of a stage that panics.
         End::Panicked { stage, .. } => (Fate::Other, Some(stage)),
     };
     let hops = trace.hops.into_iter();

@@ -349,7 +349,8 @@ impl<D: Device> Endpoint<D> {
         words += &format!(" {}", opcode.name().trim_start_matches("IBV_WC_"));
         if opcode.is_receive() {
             words += &format!(" {} bytes", completion.byte_len().unwrap_or(u32::MAX));
-            // The GRH flag of connected receives is undefined. See the start of differences.rs.
+            // For receives on a connected queue pair (RC, UC), the GRH flag is undefined. See the start of
+            // differences.rs.
             let logged = if connected { flags - WcFlags::GRH } else { flags };
             if !logged.is_empty() {
                 let names: Vec<&str> = logged.iter_names().map(|(name, _)| name).collect();

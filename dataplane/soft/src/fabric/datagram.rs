@@ -8,7 +8,8 @@ use dataplane_core::units::Gid;
 use dataplane_core::verbs::CompletionValues;
 use dataplane_core::verbs::{Path, PollFields, SendFlags, WcFlags, WcOpcode, WcStatus};
 
-/// The length of the global routing header (GRH), which precedes every received datagram.
+/// The length of the global route header (GRH). In a receive buffer, every datagram starts after this number of bytes,
+/// even if the datagram has no GRH.
 pub(super) const GRH: usize = 40;
 /// The number of bytes that RoCEv2 adds to a payload inside the IP packet: UDP header 8, base transport header 12,
 /// datagram extended transport header 8, ICRC 4.

@@ -410,7 +410,8 @@ impl State {
                 },
             )?;
         }
-        // An event may have changed the wide prefixes of `self.rib` since the routes were written.
+        // Compare with `written_wide` and not with `self.rib.wide()`, which an event may have changed since the routes
+        // were written.
         let all = other_ports || rib.wide() != self.written_wide;
         self.written_wide = rib.wide().to_vec();
         rib.start_replay();

@@ -86,7 +86,8 @@ pub(super) struct Received {
     /// MAC address in the message. `None` means the known MAC address.
     pub(super) mac: Option<MacAddr>,
     pub(super) kind: NeighborMessageKind,
-    /// Whether the message overrides the known MAC address.
+    /// Whether the message has the override flag (RFC 4861). ARP messages and solicitations count as messages with the
+    /// flag.
     pub(super) overrides: bool,
 }
 
@@ -203,9 +204,8 @@ impl StateMachine {
     }
 
     /// Handles a message of a neighbour. A message with a different MAC address never replaces the known MAC address.
-    /// If the message overrides the known address, it starts a verification of the known MAC address. This differs from
-    /// RFC 4861 (sections 7.2.3 and 7.2.5), which accepts the different MAC address immediately in the states stale,
-    /// delay and probe.
+    /// If such a message has the override flag, the state machine verifies the known MAC address. RFC 4861 (sections
+    /// 7.2.3 and 7.2.5) instead accepts the different MAC address immediately in the states stale, delay and probe.
     pub(super) fn receive(&mut self, heard: &Received, now: Millis, actions: &mut Vec<Action>) {
         let Received { hop, kind, overrides, .. } = *heard;
         let known = self.entries.get(&hop).map(|entry| entry.state);

@@ -77,7 +77,8 @@ pub struct NeighborInfo {
     pub mac: Option<MacAddr>,
     /// The kind of the message.
     pub kind: NeighborMessageKind,
-    /// Whether the message overrides the known MAC address.
+    /// Whether the message has the override flag (RFC 4861). ARP messages and solicitations count as messages with the
+    /// flag.
     pub overrides: bool,
 }
 

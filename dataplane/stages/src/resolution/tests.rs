@@ -213,7 +213,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         (0..3u8).prop_map(Event::Wanted),
         (0..3u8, at, kind, any::<bool>()).prop_map(|(hop, at, kind, over)| {
-            // A request always has the MAC address of its sender, and always overrides the known MAC address.
+            // A request always has the MAC address of its sender, and always counts as a message with the override flag.
             let asks = kind == NeighborMessageKind::Request;
             Event::Received(hop, if asks { at.or(Some(0)) } else { at }, kind, over || asks)
         }),

@@ -605,7 +605,7 @@ fn held_packets_get_the_new_numbers_of_their_ports() {
         assert!(entry.push_bytes(packet.as_bytes(), Stamp::NONE, &mut pool));
         before.walk(&ctx, &mut pool, &mut NoObserver);
     }
-    // Port 1 is removed, and the other two ports swap their numbers.
+    // Port 1 is removed, port 0 becomes port 1, and port 2 becomes port 0.
     let mut after = graph(2, &pool);
     let numbers = [Some(1), None, Some(0)];
     let successions = [Succession { earlier: 0, later: 0, moves: true }];

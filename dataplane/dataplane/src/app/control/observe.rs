@@ -26,7 +26,8 @@ fn filter(bytecode: Option<&str>) -> Result<Option<PacketFilter>, Refusal> {
     Ok(Some(Arc::new(move |frame: &[u8]| filter.matches(frame))))
 }
 
-/// Returns the refusal of a request for packets without a capture or trace.
+/// Returns the refusal of a request for captured packets or traces on a connection that has started neither a capture
+/// nor a trace.
 pub(super) fn nothing_started() -> Refusal {
     let help = "send the request `capture` or `trace` first, on the same connection";
     Refusal::new(ErrorCode::Failed, "this connection has no capture or trace", help)

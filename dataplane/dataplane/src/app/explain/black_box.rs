@@ -22,7 +22,7 @@ use dataplane_core::units::Nanos;
 
 /// The maximum time that the replay of one packet may take. A stage that blocked a worker may block the replay too.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// The maximum number of packets in the text output from the batch of the stage that panicked.
+/// The text output shows at most this number of packets of the batch of the stage that panicked.
 const MAX_SHOWN: usize = 16;
 
 /// The result, for JSON output.

@@ -1,5 +1,5 @@
-//! The thread that exchanges connection parameters with the peer of a port, over TCP or with another port of the same
-//! config.
+//! The thread that exchanges connection parameters with the peer of a port. If the peer is another port of the same
+//! config, the exchange stays in the process. Otherwise, the exchange uses TCP.
 
 use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};

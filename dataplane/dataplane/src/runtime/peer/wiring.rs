@@ -39,7 +39,7 @@ pub(crate) struct PeerWiring<D: Device> {
     connector: Connector,
     kind: QpType,
     queue: u16,
-    /// The room of a receive buffer for the prefix and the message, in bytes.
+    /// The room of a receive buffer, in bytes, for the message and the global route header in front of the message.
     room: u32,
     rendezvous: Arc<Rendezvous>,
     /// Incremented when the addresses of the device's port change.
