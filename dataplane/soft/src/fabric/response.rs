@@ -256,6 +256,9 @@ impl Qp {
     fn refuse(&mut self, psn: u32, refusal: Refusal, ctx: &mut FabricContext<'_>) {
         let Refusal { nak, receive } = refusal;
         if let Nak::NotReady(_) = nak {
+            // The requester sends the later packets again after this request. The standard therefore has no sequence
+            // error for these packets. rxe reports a sequence error, which uses a retry of the requester.
+            self.responder.nak_sent = !self.is_rxe();
             return self.responder.pending.push_back(PendingResponse::Nak(psn, nak));
         }
         let reported = receive.is_some();

@@ -97,6 +97,24 @@ fn send_is_retried_until_the_peer_posts_a_receive() {
 }
 
 #[test]
+fn sends_after_a_send_without_a_receive_use_no_retry_for_lost_packets() {
+    let mut ends = Ends::default();
+    (ends.attributes.retry_count, ends.attributes.rnr_retry) = (1, 7);
+    let (mut a, mut b) = ends.connected();
+    let sge = [a.sge(0, 10)];
+    a.post_list(&[1, 2, 3].map(|wr_id| (wr_id, SendOp::Send, &sge[..]))).unwrap();
+    for _ in 0..20 {
+        assert_eq!(a.sent(), []);
+        a.clock.advance(Nanos(10_000));
+    }
+    let into = [b.sge(0, 10)];
+    (1..=3).for_each(|wr_id| b.post_recv(wr_id, &into).unwrap());
+    a.clock.advance(Nanos(10_000));
+    assert_eq!(statuses(&a.sent()), [Success; 3]);
+    assert_eq!(a.device.counters().tx_retries, 0);
+}
+
+#[test]
 fn silent_peer_fails_the_connection() {
     type Silence = fn(&mut End, &mut End);
     let reasons: [(&str, Silence); 4] = [
