@@ -14,6 +14,7 @@
 //! | [`tester`] | trials on open ports |
 //! | [`search`] | the search for the highest rate (MLRsearch) |
 //! | [`setup`] | streams and ports from a config or the command line |
+//! | [`verbs`] | benchmarks of RDMA operations between two queue pairs |
 //! | [`report`] | the results as text and JSON |
 //! | [`stored`] | results in files |
 //! | [`compare`] | the comparison of two results |
@@ -39,3 +40,4 @@ pub mod stream;
 mod template;
 pub mod tester;
 pub mod values;
+pub mod verbs;

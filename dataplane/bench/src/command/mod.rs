@@ -15,6 +15,7 @@ mod rfc2544;
 mod soak;
 mod threads;
 mod trials;
+mod verbs;
 
 use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 use dataplane::{Error, Result};
@@ -31,6 +32,7 @@ use crate::compare::CompareReport;
 use crate::report::{
     CalibrationReport, FlowsReport, LatencyStepsReport, RateReport, Rfc2544Report, SearchReport, SoakLine,
 };
+use crate::verbs::{VerbsArgs, VerbsReport};
 
 /// Send streams of packets through a device under test, and judge the packets that return
 #[derive(Debug, Parser)]
@@ -60,6 +62,8 @@ enum Method {
     Soak(SoakArgs),
     /// Find the number of flows and the rate of new flows that a stateful device carries
     Flows(FlowsArgs),
+    /// Measure bandwidth, message rate and latency of RDMA operations, with a peer that is this program or perftest
+    Verbs(VerbsArgs),
     /// Compare two results: better, worse, or no difference shown
     Compare(CompareArgs),
     /// Print a stored result as an HTML page
@@ -90,6 +94,8 @@ enum SchemaOf {
     Soak,
     /// The result of `flows`
     Flows,
+    /// The result of `verbs`
+    Verbs,
     /// The result of `compare`
     Compare,
 }
@@ -114,6 +120,7 @@ pub fn run(matches: &clap::ArgMatches) -> Result<()> {
         Method::Latency(args) => latency::latency(&args),
         Method::Soak(args) => soak::soak(&args),
         Method::Flows(args) => flows::flows(&args),
+        Method::Verbs(args) => verbs::verbs(&args),
         Method::Compare(args) => compare::compare(&args),
         Method::Html(args) => compare::html(&args),
         Method::Schema(args) => {
@@ -124,6 +131,7 @@ pub fn run(matches: &clap::ArgMatches) -> Result<()> {
                 SchemaOf::Latency => schemars::schema_for!(LatencyStepsReport),
                 SchemaOf::Soak => schemars::schema_for!(SoakLine),
                 SchemaOf::Flows => schemars::schema_for!(FlowsReport),
+                SchemaOf::Verbs => schemars::schema_for!(VerbsReport),
                 SchemaOf::Compare => schemars::schema_for!(CompareReport),
                 SchemaOf::Calibrate => schemars::schema_for!(CalibrationReport),
             };

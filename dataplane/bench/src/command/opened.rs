@@ -144,7 +144,7 @@ impl Opened {
 }
 
 /// Returns a flag that SIGINT and SIGTERM set. The second signal ends the process.
-fn stop_flag() -> Result<Arc<AtomicBool>> {
+pub(super) fn stop_flag() -> Result<Arc<AtomicBool>> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {

@@ -1,0 +1,93 @@
+//! The loops of the bandwidth tests.
+
+use std::time::Duration;
+
+use dataplane::Result;
+use dataplane::clock::HostClock;
+use dataplane::verbs::Device;
+
+use super::endpoint::{Endpoint, Queue};
+use super::plan::Plan;
+use super::receives::{Receives, check_length};
+use super::samples::BandwidthTimes;
+use super::watch::Watch;
+
+/// The time without a message after which a receiver ends the test, if the sender has finished and the transport can lose
+/// messages.
+const LOST: Duration = Duration::from_secs(1);
+/// The maximum number of completions of one poll.
+const BURST: usize = 16;
+
+/// Posts all messages of one size, and waits for their completions. After an error, `times` has the messages that have
+/// completed.
+pub(super) fn post_all<D: Device>(
+    end: &mut Endpoint<'_, D>,
+    plan: &Plan,
+    size: u32,
+    clock: &HostClock,
+    watch: &mut Watch<'_>,
+    times: &mut BandwidthTimes,
+) -> Result<()> {
+    let (messages, depth, every) = (plan.iterations, plan.tx_depth as usize, plan.cq_mod as usize);
+    let places = end.places(size);
+    let (mut posted, mut completed, mut place) = (0, 0, 0);
+    while completed < messages {
+        while posted < messages && posted - completed < depth {
+            let is_signaled = posted % every == every - 1 || posted == messages - 1;
+            times.post(clock.nanos().0);
+            end.post_send(posted as u64, size, place, is_signaled)?;
+            posted += 1;
+            place = if place + 1 == places { 0 } else { place + 1 };
+        }
+        if end.poll(Queue::Send, BURST)? == 0 {
+            watch.empty(end.sleeps())?;
+            continue;
+        }
+        watch.progress();
+        watch.check_stop()?;
+        let now = clock.nanos().0;
+        for completion in end.completions() {
+            completed = completion.wr_id as usize + 1;
+            times.complete(completed, now);
+        }
+    }
+    Ok(())
+}
+
+/// Receives all messages of one size. If the transport can lose messages, returns also when the sender has finished and
+/// no more messages arrive. `times` has the time of the first message, and the number of received messages.
+pub(super) fn receive_all<D: Device>(
+    end: &mut Endpoint<'_, D>,
+    plan: &Plan,
+    size: u32,
+    receives: &mut Receives,
+    clock: &HostClock,
+    watch: &mut Watch<'_>,
+    times: &mut BandwidthTimes,
+) -> Result<()> {
+    let messages = plan.iterations;
+    let mut received = 0;
+    while received < messages {
+        let polled = end.poll(Queue::Receive, BURST)?;
+        if polled == 0 {
+            watch.empty(end.sleeps())?;
+            if plan.loses_messages() && watch.idle_time() >= LOST && watch.peer_has_finished() {
+                return Ok(());
+            }
+            continue;
+        }
+        watch.progress();
+        watch.check_stop()?;
+        let now = clock.nanos().0;
+        if received == 0 {
+            times.post(now);
+        }
+        check_length(end, size)?;
+        for _ in 0..polled {
+            received += 1;
+            receives.replace(end, messages - received)?;
+        }
+        times.complete(received, now);
+    }
+    Ok(())
+}

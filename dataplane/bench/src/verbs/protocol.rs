@@ -1,0 +1,256 @@
+//! The messages of the exchange, in the format of perftest (version 5.70 and later).
+//!
+//! ```text
+//! 16 bytes      version as text, then zeros
+//! 4 bytes       size of the area that a peer writes in turn ("cycle buffer"), big-endian
+//! 4 bytes       size of a cache line, big-endian
+//! 2 bytes       code of the path MTU as a digit, then a NUL
+//! 108 bytes     destination with a GID, as hexadecimal text, then a NUL
+//! 59 bytes      destination without a GID
+//! 8 bytes each  result: message size, iterations, peak, average, message rate; big-endian
+//! ```
+//!
+//! perftest sends zeros after its version. This program sends its test there, so that two of these programs detect
+//! different options.
+
+use std::fmt::Write;
+
+use dataplane::units::Gid;
+
+use super::plan::{Test, Transport};
+
+/// The version of perftest whose exchange this program uses.
+pub(super) const VERSION: &str = "6.06";
+/// The oldest version of perftest with this exchange.
+pub(super) const OLDEST: f64 = 5.7;
+/// The number of bytes of the version message.
+pub(super) const VERSION_BYTES: usize = 16;
+/// The number of bytes of a destination with a GID, and without a GID.
+const DESTINATION_BYTES: [usize; 2] = [108, 59];
+/// The bytes after the version that mark this program.
+const MARK: [u8; 2] = *b"dp";
+const MARK_AT: usize = VERSION.len() + 1;
+
+/// The options that both sides must share. Two of these programs compare their identities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) test: Test,
+    pub(super) transport: Transport,
+    /// The size of the messages, or 0 for all sizes.
+    pub(super) size: u32,
+    /// The number of messages of each size, below 2^24.
+    pub(super) iterations: u32,
+}
+
+impl Identity {
+    /// Returns the name and the two values of the first option that differs.
+    pub(super) fn difference(&self, peer: &Self) -> Option<(&'static str, String, String)> {
+        let size = |size: u32| if size == 0 { "all".to_owned() } else { size.to_string() };
+        let options = [
+            ("TEST", self.test.to_string(), peer.test.to_string()),
+            ("--type", self.transport.to_string(), peer.transport.to_string()),
+            ("--size", size(self.size), size(peer.size)),
+            ("--iterations", self.iterations.to_string(), peer.iterations.to_string()),
+        ];
+        options.into_iter().find(|(_, own, peer)| own != peer)
+    }
+}
+
+/// The version of a peer.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct PeerVersion {
+    pub(super) text: String,
+    pub(super) number: f64,
+    /// The test of the peer, if the peer is this program.
+    pub(super) identity: Option<Identity>,
+}
+
+/// Returns the version message.
+pub(super) fn encode_version(identity: &Identity) -> [u8; VERSION_BYTES] {
+    let mut bytes = [0; VERSION_BYTES];
+    bytes[..VERSION.len()].copy_from_slice(VERSION.as_bytes());
+    let mark = &mut bytes[MARK_AT..];
+    mark[..2].copy_from_slice(&MARK);
+    mark[2] = identity.test.number();
+    mark[3] = identity.transport.number();
+    mark[4..8].copy_from_slice(&identity.size.to_be_bytes());
+    mark[8..].copy_from_slice(&identity.iterations.to_be_bytes()[1..]);
+    bytes
+}
+
+/// Parses a version message. Returns `None` if the bytes do not start with a version.
+pub(super) fn decode_version(bytes: &[u8]) -> Option<PeerVersion> {
+    let bytes: &[u8; VERSION_BYTES] = bytes.try_into().ok()?;
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    let text = std::str::from_utf8(&bytes[..end]).ok()?;
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let number: f64 = if is_number { text.parse().ok()? } else { return None };
+    let mark = bytes.get(end + 1..end + 12).filter(|mark| mark[..2] == MARK);
+    let identity = mark.and_then(|mark| {
+        Some(Identity {
+            test: Test::from_number(mark[2])?,
+            transport: Transport::from_number(mark[3])?,
+            size: u32::from_be_bytes(mark[4..8].try_into().ok()?),
+            iterations: u32::from_be_bytes([0, mark[8], mark[9], mark[10]]),
+        })
+    });
+    Some(PeerVersion { text: text.to_owned(), number, identity })
+}
+
+/// The address of a queue pair and of its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Destination {
+    /// The local identifier of the port; 0 on Ethernet.
+    pub(super) lid: u16,
+    /// The number of reads and atomics that this side accepts at once.
+    pub(super) outstanding: u16,
+    /// The number of the queue pair.
+    pub(super) qpn: u32,
+    /// The first packet sequence number.
+    pub(super) psn: u32,
+    /// The key of the memory.
+    pub(super) rkey: u32,
+    /// The address of the memory.
+    pub(super) addr: u64,
+    /// The GID of the port. `None` on InfiniBand without a global route header.
+    pub(super) gid: Option<Gid>,
+}
+
+impl Destination {
+    /// Returns the length of a destination in bytes.
+    pub(super) fn bytes(has_gid: bool) -> usize {
+        DESTINATION_BYTES[usize::from(!has_gid)]
+    }
+
+    /// Returns the destination in the format of the exchange. The number of the shared receive queue is always 0.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let Self { lid, outstanding, qpn, psn, rkey, addr, gid } = self;
+        let mut text = format!("{lid:04x}:{outstanding:04x}:{qpn:06x}:{psn:06x}:{rkey:08x}:{addr:016x}:");
+        if let Some(gid) = gid {
+            for byte in gid.0 {
+                let _ = write!(text, "{byte:02x}:");
+            }
+        }
+        text += if gid.is_some() { "00000000:\0" } else { "00000000\0" };
+        text.into_bytes()
+    }
+
+    /// Parses a destination. Returns the reason if the bytes are no destination.
+    pub(super) fn decode(bytes: &[u8], has_gid: bool) -> Result<Self, String> {
+        let quoted = || format!("`{}`", bytes.escape_ascii());
+        let text = bytes.split(|byte| *byte == 0).next().and_then(|text| std::str::from_utf8(text).ok());
+        let fields: Vec<&str> = text.unwrap_or_default().trim_end_matches(':').split(':').collect();
+        let count = if has_gid { 6 + 16 + 1 } else { 7 };
+        if fields.len() != count {
+            return Err(format!("{} has {} fields instead of {count}", quoted(), fields.len()));
+        }
+        let number = |at: usize, bits: u32| {
+            let field = fields[at];
+            let value = u64::from_str_radix(field, 16).ok().filter(|value| value.checked_shr(bits).unwrap_or(0) == 0);
+            value.filter(|_| !field.starts_with('+')).ok_or_else(|| {
+                format!(
+                    "field {} of {} is `{field}`, which is not a hexadecimal number of {bits} bits",
+                    at + 1,
+                    quoted()
+                )
+            })
+        };
+        let mut gid = None;
+        if has_gid {
+            let mut octets = [0; 16];
+            for (at, octet) in octets.iter_mut().enumerate() {
+                *octet = number(6 + at, 8)? as u8;
+            }
+            gid = Some(Gid(octets));
+        }
+        Ok(Self {
+            lid: number(0, 16)? as u16,
+            outstanding: number(1, 16)? as u16,
+            qpn: number(2, 24)? as u32,
+            psn: number(3, 24)? as u32,
+            rkey: number(4, 32)? as u32,
+            addr: number(5, 64)?,
+            gid,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn identity() -> Identity {
+        Identity { test: Test::ReadLat, transport: Transport::Uc, size: 4096, iterations: 10_000_000 }
+    }
+
+    #[test]
+    fn version_of_perftest_has_no_identity() {
+        let peer = decode_version(b"6.06\0\0\0\0\0\0\0\0\0\0\0\0").unwrap();
+        assert_eq!(peer, PeerVersion { text: "6.06".to_owned(), number: 6.06, identity: None });
+        assert_eq!(decode_version(b"GET / HTTP/1.1\r\n"), None);
+        assert_eq!(decode_version(&[0; 16]), None);
+        assert_eq!(decode_version(b"6.06"), None);
+    }
+
+    #[test]
+    fn identity_survives_the_version_message() {
+        let peer = decode_version(&encode_version(&identity())).unwrap();
+        assert_eq!((peer.text.as_str(), peer.identity), (VERSION, Some(identity())));
+        for (peer, option) in [
+            (Identity { test: Test::ReadBw, ..identity() }, "TEST"),
+            (Identity { transport: Transport::Rc, ..identity() }, "--type"),
+            (Identity { size: 0, ..identity() }, "--size"),
+            (Identity { iterations: 1, ..identity() }, "--iterations"),
+        ] {
+            assert_eq!(identity().difference(&peer).map(|(option, ..)| option), Some(option), "{peer:?}");
+        }
+        assert_eq!(identity().difference(&identity()), None);
+    }
+
+    /// The destination of a queue pair in perftest's format.
+    const WITH_GID: &[u8; 108] =
+        b"0000:0001:000011:2f5b5c:00000a1b:00007f0123456000:fe:80:00:00:00:00:00:00:00:00:00:ff:fe:00:00:10:00000000:\0";
+    const WITHOUT_GID: &[u8; 59] = b"0007:0010:000011:2f5b5c:00000a1b:00007f0123456000:00000000\0";
+
+    #[test]
+    fn destination_has_the_format_of_perftest() {
+        let with = Destination::decode(WITH_GID, true).unwrap();
+        assert_eq!((with.qpn, with.psn, with.rkey), (0x11, 0x2f_5b5c, 0xa1b));
+        assert_eq!((with.addr, with.gid), (0x7f01_2345_6000, Some("fe80::ff:fe00:10".parse().unwrap())));
+        assert_eq!(with.encode(), WITH_GID);
+        let without = Destination::decode(WITHOUT_GID, false).unwrap();
+        assert_eq!((without.lid, without.outstanding, without.gid), (7, 16, None));
+        assert_eq!(without.encode(), WITHOUT_GID);
+        assert_eq!([WITH_GID.len(), WITHOUT_GID.len()], [Destination::bytes(true), Destination::bytes(false)]);
+    }
+
+    #[test]
+    fn invalid_destination_is_refused_with_its_field() {
+        let mut bytes = *WITHOUT_GID;
+        bytes[5] = b'x';
+        assert!(Destination::decode(&bytes, false).unwrap_err().starts_with("field 2 of `0007:x010:"));
+        assert!(Destination::decode(WITHOUT_GID, true).unwrap_err().contains("has 7 fields instead of 23"));
+        assert!(Destination::decode(b"", false).unwrap_err().contains("has 1 fields"));
+    }
+
+    proptest! {
+        #[test]
+        fn every_destination_round_trips(
+            lid: u16, outstanding: u16, qpn in 0u32..1 << 24, psn in 0u32..1 << 24, rkey: u32, addr: u64,
+            gid: Option<[u8; 16]>,
+        ) {
+            let destination = Destination { lid, outstanding, qpn, psn, rkey, addr, gid: gid.map(Gid) };
+            let bytes = destination.encode();
+            prop_assert_eq!(bytes.len(), Destination::bytes(gid.is_some()));
+            prop_assert_eq!(Destination::decode(&bytes, gid.is_some()), Ok(destination));
+        }
+
+        #[test]
+        fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..120), has_gid: bool) {
+            let _ = Destination::decode(&bytes, has_gid);
+            let _ = decode_version(&bytes);
+        }
+    }
+}

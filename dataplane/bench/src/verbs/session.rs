@@ -1,0 +1,310 @@
+//! The steps of a run, in the order of the tools of perftest.
+//!
+//! ```text
+//! versions, cycle buffers, cache lines, path MTUs
+//! destinations           twice for write_lat, read_lat and atomic_lat
+//!   (both sides connect their queue pairs)
+//! destinations, destinations
+//! send_bw, send_lat      for each size: destinations, then the test; send_bw of all sizes: destinations after each test
+//! other tests            the tests of all sizes
+//! destinations           only write_bw, read_bw, atomic_bw
+//! results                only write_bw, read_bw, atomic_bw: size, iterations, peak, average, message rate
+//! destinations, "done"   not for write_lat
+//! ```
+
+use std::time::Duration;
+
+use dataplane::clock::HostClock;
+use dataplane::verbs::{Device, LinkLayer};
+use dataplane::{Error, Result};
+
+use super::bandwidth::{post_all, receive_all};
+use super::endpoint::{Agreed, Endpoint, LocalSide};
+use super::exchange::{Exchange, Limit};
+use super::latency::{fetch_in_turn, send_in_turn, write_in_turn};
+use super::plan::{Plan, Role, Sizes, Test, Transport};
+use super::protocol::{Destination, Identity, OLDEST, PeerVersion, VERSION, decode_version, encode_version};
+use super::receives::Receives;
+use super::report::{BandwidthReport, PeerReport, SideReport, VerbsRow};
+use super::samples::{BandwidthTimes, LatencyTimes};
+use super::watch::Watch;
+
+/// The size of the area in which consecutive messages have different addresses, and the size of a cache line.
+const SYSTEM: [(u32, &str); 2] = [(4096, "cycle buffer"), (64, "cache line")];
+/// The largest cycle buffer that this program accepts from its peer.
+const MAX_CYCLE: u32 = 1 << 24;
+
+/// Receives the parts of the report as soon as they are known.
+pub trait Output {
+    /// The sides are connected. The report has no results yet.
+    fn connected(&mut self, report: &SideReport);
+    /// The test of one size has ended.
+    fn row(&mut self, report: &SideReport, row: &VerbsRow);
+}
+
+/// A run of one side.
+pub struct Session<'a, 'x, D: Device> {
+    device: &'a D,
+    plan: &'a Plan,
+    exchange: Exchange<'x>,
+    clock: HostClock,
+    report: SideReport,
+    output: &'a mut dyn Output,
+}
+
+/// The queue pair of a connected side, and the state of the exchange.
+struct Connected<'p, D: Device> {
+    end: Endpoint<'p, D>,
+    own: Destination,
+    largest: u32,
+    receives: Receives,
+}
+
+impl<'a, 'x, D: Device> Session<'a, 'x, D> {
+    /// Prepares a run on a device, over a connection to the peer.
+    pub fn new(device: &'a D, plan: &'a Plan, exchange: Exchange<'x>, output: &'a mut dyn Output) -> Self {
+        let report = SideReport::new(plan, device.name(), exchange.role());
+        Self { device, plan, exchange, clock: HostClock::new(), report, output }
+    }
+
+    /// Runs the tests. After an error, the report has the results until the error, and the error.
+    pub fn run(mut self) -> (SideReport, Option<Error>) {
+        let connected = self.connect();
+        let outcome = connected.and_then(|mut connected| {
+            self.tests(&mut connected)?;
+            self.end(&mut connected)?;
+            Ok(connected)
+        });
+        let error = match outcome {
+            Ok(connected) => {
+                self.report.complete = true;
+                // The queue pair must answer the peer until the peer has finished.
+                self.exchange.finish();
+                drop(connected);
+                None
+            }
+            Err(error) => {
+                self.report.failure = Some(error.to_string());
+                Some(error)
+            }
+        };
+        (self.report, error)
+    }
+
+    /// Exchanges versions and addresses, and connects the queue pair.
+    fn connect(&mut self) -> Result<Connected<'a, D>> {
+        let local = LocalSide::new(self.device, self.plan)?;
+        let peer = self.versions()?;
+        self.report.peer = Some(PeerReport { version: peer.text, is_dataplane: peer.identity.is_some() });
+        let mut cycle = 0;
+        for (own, name) in SYSTEM {
+            let received = self.exchange.swap(&own.to_be_bytes(), name, Limit::Step)?;
+            let value = u32::from_be_bytes(received.try_into().unwrap_or_default());
+            if !(1..=MAX_CYCLE).contains(&value) {
+                return Err(Error::Peer(format!("{name}: the peer sent {value}, which is not in 1 to {MAX_CYCLE}")));
+            }
+            cycle = value.max(own).max(cycle);
+        }
+        let own = local.mtu();
+        let received = self.exchange.swap(&[b'0' + own, 0], "path MTU", Limit::Step)?;
+        let peer_mtu = received[0].wrapping_sub(b'0');
+        if !(1..=5).contains(&peer_mtu) {
+            let code = received.escape_ascii();
+            return Err(Error::Peer(format!("path MTU: the peer sent the code `{code}`, which is not in 1 to 5")));
+        }
+        let most = local.largest_message(self.plan.transport, peer_mtu);
+        let largest = self.largest(most)?;
+        let agreed = Agreed { peer_mtu, cycle: cycle as usize, largest };
+        let has_gid = local.has_gid;
+        let mut end = Endpoint::new(self.device, self.plan, local, agreed)?;
+        let own = end.destination();
+        let mut first = self.destinations(&own, has_gid, "destinations", Limit::Step)?;
+        if matches!(self.plan.test, Test::WriteLat | Test::ReadLat | Test::AtomicLat) {
+            first = self.destinations(&own, has_gid, "destinations", Limit::Step)?;
+        }
+        end.connect(&first)?;
+        for _ in 0..2 {
+            self.destinations(&own, has_gid, "connections", Limit::Step)?;
+        }
+        let (link_layer, gid) = end.port();
+        self.report.mtu = end.mtu_bytes();
+        self.report.ethernet = link_layer == LinkLayer::Ethernet;
+        self.report.gid = gid.to_string();
+        self.report.addresses = [own, first].map(|side| {
+            let Destination { lid, qpn, psn, rkey, addr, .. } = side;
+            format!("LID {lid:#06x} QPN {qpn:#08x} PSN {psn:#08x} RKey {rkey:#010x} VAddr {addr:#018x}")
+        });
+        self.output.connected(&self.report);
+        Ok(Connected { end, own, largest, receives: Receives::default() })
+    }
+
+    /// Exchanges the versions, and compares the options if the peer is this program.
+    fn versions(&mut self) -> Result<PeerVersion> {
+        let size = match self.plan.sizes {
+            Sizes::One(size) => size,
+            Sizes::All => 0,
+        };
+        let Plan { test, transport, iterations, .. } = *self.plan;
+        let own = Identity { test, transport, size, iterations: iterations as u32 };
+        let received = self.exchange.swap(&encode_version(&own), "versions", Limit::Step)?;
+        let peer = decode_version(&received).ok_or_else(|| {
+            Error::Peer(format!(
+                "versions: the peer sent `{}`, which is not a version of perftest; help: check HOST and --port",
+                received.escape_ascii()
+            ))
+        })?;
+        if peer.number < OLDEST {
+            return Err(Error::Peer(format!(
+                "versions: the peer has version {} of perftest, but this program ({VERSION}) needs 5.70 or later; \
+                 help: update perftest on the other side",
+                peer.text
+            )));
+        }
+        match peer.identity.as_ref().and_then(|identity| own.difference(identity)) {
+            None => Ok(peer),
+            Some((option, own, peer)) => Err(Error::Peer(format!(
+                "{option}: this side has {own}, and the peer has {peer}; help: use the same {option} on both sides"
+            ))),
+        }
+    }
+
+    /// Returns the size of the largest message of the run. `most` is the largest size that the connection permits.
+    fn largest(&self, most: u32) -> Result<u32> {
+        match self.plan.sizes {
+            Sizes::One(size) if size > most => {
+                let reason = if self.plan.transport == Transport::Ud {
+                    "a datagram has at most the bytes of the path MTU"
+                } else {
+                    "the port has shorter messages"
+                };
+                Err(Error::Peer(format!("--size {size}: {reason}, {most}; help: use at most --size {most}")))
+            }
+            sizes => Ok(sizes.list(most).into_iter().max().unwrap_or(1)),
+        }
+    }
+
+    /// Exchanges the destinations. All steps after the connection use this message to synchronize.
+    fn destinations(&mut self, own: &Destination, has_gid: bool, step: &str, limit: Limit) -> Result<Destination> {
+        let bytes = own.encode();
+        debug_assert_eq!(bytes.len(), Destination::bytes(has_gid));
+        let received = self.exchange.swap(&bytes, step, limit)?;
+        Destination::decode(&received, has_gid).map_err(|reason| Error::Peer(format!("{step}: {reason}")))
+    }
+
+    /// Waits until both sides have reached the same step.
+    fn synchronize(&mut self, connected: &Connected<'_, D>, step: &str, limit: Limit) -> Result<()> {
+        let has_gid = connected.own.gid.is_some();
+        self.destinations(&connected.own, has_gid, step, limit).map(|_| ())
+    }
+
+    /// Runs the tests of all sizes.
+    fn tests(&mut self, connected: &mut Connected<'_, D>) -> Result<()> {
+        let test = self.plan.test;
+        let acts =
+            self.exchange.role() == Role::Client || matches!(test, Test::SendBw | Test::SendLat | Test::WriteLat);
+        if !acts {
+            return Ok(());
+        }
+        for size in self.plan.sizes.list(connected.largest) {
+            let receives = test == Test::SendLat || test == Test::SendBw && self.exchange.role() == Role::Server;
+            if receives {
+                connected.receives.fill(&mut connected.end, self.plan.iterations, self.plan.rx_depth)?;
+            }
+            if test.is_send() {
+                self.synchronize(connected, "start of the test", Limit::Step)?;
+            }
+            let outcome = if test.is_latency() {
+                self.latency(connected, size)
+            } else {
+                self.bandwidth(connected, size, receives)
+            };
+            outcome?;
+            if test == Test::SendBw && self.plan.sizes == Sizes::All {
+                self.synchronize(connected, "end of the test", Limit::Test)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the bandwidth test of one size. `receives` is set if this side receives the messages.
+    fn bandwidth(&mut self, connected: &mut Connected<'_, D>, size: u32, receives: bool) -> Result<()> {
+        let plan = self.plan;
+        // A sender of an unreliable transport gets its completions from the local device, so no completion is lost.
+        let mut watch = Watch::new(&self.exchange, None);
+        let completions = plan.iterations / if receives { 1 } else { plan.cq_mod as usize } + 1;
+        let mut times = BandwidthTimes::with_capacity(if receives { 1 } else { plan.iterations }, completions);
+        let Connected { end, receives: posted, .. } = connected;
+        let outcome = if receives {
+            receive_all(end, plan, size, posted, &self.clock, &mut watch, &mut times)
+        } else {
+            post_all(end, plan, size, &self.clock, &mut watch, &mut times)
+        };
+        if let Some(rates) = times.rates() {
+            let messages = times.messages();
+            let lost = (receives && outcome.is_ok()).then(|| (plan.iterations - messages) as u64);
+            let peak = rates.peak.filter(|_| !receives);
+            self.add(VerbsRow::bandwidth(size, messages, lost, peak, rates.average));
+        }
+        outcome
+    }
+
+    /// Runs the latency test of one size.
+    fn latency(&mut self, connected: &mut Connected<'_, D>, size: u32) -> Result<()> {
+        let (plan, role) = (self.plan, self.exchange.role());
+        let limit: Option<Duration> = plan.loses_messages().then_some(plan.timeout);
+        let mut watch = Watch::new(&self.exchange, limit);
+        let mut times = LatencyTimes::with_capacity(plan.iterations);
+        let Connected { end, receives, .. } = connected;
+        let clock = (&self.clock, &mut watch);
+        let outcome = match plan.test {
+            Test::SendLat => send_in_turn(end, plan, size, role, receives, clock, &mut times),
+            Test::WriteLat => write_in_turn(end, plan, size, role, clock, &mut times),
+            _ => fetch_in_turn(end, plan, size, clock, &mut times),
+        };
+        // A message and its answer take one round trip. A read or an atomic operation takes one round trip by itself.
+        let parts = if plan.test.fetches() { 1 } else { 2 };
+        if let Some(statistics) = times.statistics(parts) {
+            self.add(VerbsRow::latency(size, times.messages(), &statistics));
+        }
+        outcome
+    }
+
+    fn add(&mut self, row: VerbsRow) {
+        self.output.row(&self.report, &row);
+        self.report.results.push(row);
+    }
+
+    /// Ends the exchange.
+    fn end(&mut self, connected: &mut Connected<'_, D>) -> Result<()> {
+        let test = self.plan.test;
+        if test == Test::WriteLat {
+            return Ok(());
+        }
+        if matches!(test, Test::WriteBw | Test::ReadBw | Test::AtomicBw) {
+            self.synchronize(connected, "end of the test", Limit::Test)?;
+            self.results()?;
+        }
+        self.synchronize(connected, "end of the run", Limit::Test)?;
+        self.exchange.send_last(b"done\0");
+        Ok(())
+    }
+
+    /// Sends the result of the client to the server.
+    fn results(&mut self) -> Result<()> {
+        let own = self.report.results.last().map(|row| row.exchanged(self.plan.gbits)).unwrap_or_default();
+        let mut received = [0; 5];
+        for (own, received) in own.into_iter().zip(&mut received) {
+            let bytes = self.exchange.swap(&own.to_be_bytes(), "results", Limit::Step)?;
+            *received = u64::from_be_bytes(bytes.try_into().unwrap_or_default());
+        }
+        if self.exchange.role() == Role::Server {
+            let [size, iterations, ..] = received;
+            let [peak, average, rate] = [received[2], received[3], received[4]].map(f64::from_bits);
+            // The units of the bandwidth depend on the options of the client. The unit of the message rate is fixed.
+            let report = BandwidthReport::from_peer(size, peak, average, rate);
+            let bytes = u32::try_from(size).unwrap_or(u32::MAX);
+            self.add(VerbsRow { bytes, iterations, lost: None, bandwidth: Some(report), latency_ns: None });
+        }
+        Ok(())
+    }
+}
