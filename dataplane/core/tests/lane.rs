@@ -9,11 +9,11 @@ use dataplane_core::error::VerbError;
 use dataplane_core::lane::{self, *};
 use dataplane_core::mem::{Batch, Pool, RecvFields, RecvFlags, RecvInfo};
 use dataplane_core::mem::{PageKind, Region, RegionSpec, SlotLayout};
-use dataplane_core::units::Nanos;
+use dataplane_core::units::{Nanos, Period};
 use dataplane_core::verbs::{Device, FlowRule, FlowTraffic, RawDevice, RawSpec};
 use dataplane_core::verbs::{QpType, WcStatus};
 use dataplane_soft::{
-    CounterEvent, CounterSpec, FaultSpec, GeneratorSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec,
+    CounterEvent, CounterEventKind, CounterSpec, FaultSpec, GeneratorSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec,
 };
 
 const SLOTS: usize = 256;
@@ -328,10 +328,12 @@ fn frozen_device_clock_is_replaced_until_it_resumes() {
     const MS: u64 = 1_000_000;
     let host = HostClock::manual();
     host.advance(Nanos(MS));
-    let events = vec![(Nanos(2_000 * MS), CounterEvent::Freeze), (Nanos(4_000 * MS), CounterEvent::Resume)];
-    let counter = CounterSpec { khz: 156_250, drift_ppb: 50_000, events, ..CounterSpec::default() };
+    let events = [(2, CounterEventKind::Freeze), (4, CounterEventKind::Resume)];
+    let event = |(seconds, kind)| CounterEvent { at: Period::from_secs(seconds), kind, value: 0 };
+    let events = events.map(event).to_vec();
+    let counter = CounterSpec { khz: 156_250, bits: 48, drift_ppb: 50_000, events, ..CounterSpec::default() };
     let spec = SoftSpec { clock: host.clone(), counter: Some(counter), ..SoftSpec::new("s", generator()) };
-    let device = SoftDevice::new(SoftSpec { timestamp_mask: (1 << 48) - 1, ..spec }).unwrap();
+    let device = SoftDevice::new(spec).unwrap();
     let mut sync = ClockSync::new(device.timebase());
     sync.step(&host, || device.raw_clock());
     let clocks = Clocks { host: host.clone(), device: vec![sync.clock()] };

@@ -368,7 +368,7 @@ impl HashQp {
         class: TrafficClass,
         rss: &RssSpec,
     ) -> Result<Self, VerbError> {
-        let mut key = rss.key;
+        let mut key = rss.key.0;
         let mut attr = ibv_qp_init_attr_ex {
             qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET,
             comp_mask: IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH,

@@ -1,47 +1,117 @@
 //! The device counter, from which timestamps are read, and its simulated faults.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use dataplane_core::clock::{ClockSource, HostClock, Timebase};
 use dataplane_core::error::VerbError;
-use dataplane_core::units::{Nanos, Ticks};
+use dataplane_core::units::{Nanos, Offset, Period, Ticks, within, within_signed};
 
-/// A simulated counter with its own oscillator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A simulated clock for a port with the device `"soft"` or `"host"`, to test the effects of clock errors. The clock is
+/// a free-running counter. The device timestamps completions with the values of the counter.
+///
+/// ```toml
+/// [[port]]
+/// name   = "a"
+/// device = "soft"
+/// link   = { kind = "loopback" }
+///
+/// [port.clock]
+/// khz         = 156_250
+/// reports_khz = true
+/// bits        = 48
+/// drift_ppb   = -20_000
+/// start       = 281_474_976_000_000
+/// wall_ahead  = "1ms"
+/// events      = [
+///     { at = "1s", kind = "jump", value = 5_000 },
+///     { at = "2s", kind = "freeze" },
+///     { at = "3s", kind = "resume" },
+/// ]
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
 pub struct CounterSpec {
     /// The nominal frequency in kHz.
+    #[serde(deserialize_with = "within::<_, u64, 1, 10000000>")]
+    #[schemars(range(min = 1, max = 10000000))]
     pub khz: u64,
-    /// Whether the device reports the frequency. If `false`, the device reports 0.
+    /// Whether the device reports the frequency of the counter. If `false`, the device reports the frequency 0. The
+    /// program then uses the system clock instead of the counter.
+    #[schemars(extend("x-previous-name" = "says_khz"))]
     pub reports_khz: bool,
-    /// The deviation of the real frequency from the nominal frequency, in parts per billion. Positive means faster.
+    /// The width of the counter in bits. After the value 2^`bits` - 1, the counter continues at 0.
+    #[serde(deserialize_with = "within::<_, u32, 1, 64>")]
+    #[schemars(range(min = 1, max = 64))]
+    pub bits: u32,
+    /// The deviation of the real frequency from the nominal frequency `khz`, in parts per billion. With a positive
+    /// value, the counter runs faster.
+    #[serde(deserialize_with = "within_signed::<_, -1000000, 1000000>")]
+    #[schemars(range(min = -1000000, max = 1000000))]
     pub drift_ppb: i64,
-    /// The value when the device is created.
+    /// The value of the counter when the device is opened.
     pub start: u64,
-    /// The events of the counter, in the order of their times. A time counts from the creation of the device.
-    pub events: Vec<(Nanos, CounterEvent)>,
+    /// The time by which the device's wall clock is ahead of the system's wall clock, such as `"37s"`. With a negative
+    /// value, such as `"-5ms"`, the device's wall clock is behind.
+    pub wall_ahead: Offset,
+    /// Events that change the counter at given times, such as jumps.
+    pub events: Vec<CounterEvent>,
 }
 
 impl Default for CounterSpec {
-    /// Returns a counter with exactly 1 GHz.
     fn default() -> Self {
-        Self { khz: 1_000_000, reports_khz: true, drift_ppb: 0, start: 0, events: Vec::new() }
+        Self {
+            khz: 1_000_000,
+            reports_khz: true,
+            bits: 64,
+            drift_ppb: 0,
+            start: 0,
+            wall_ahead: Offset(0),
+            events: Vec::new(),
+        }
     }
 }
 
-/// An event of a counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CounterEvent {
-    /// The value changes by this number of ticks.
-    Jump(i64),
-    /// The counter restarts at this value, as after a firmware reset.
-    Set(u64),
+impl CounterSpec {
+    /// Returns the valid bits of the counter.
+    pub fn mask(&self) -> u64 {
+        u64::MAX >> (64 - self.bits.clamp(1, 64))
+    }
+}
+
+/// An event of the simulated counter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CounterEvent {
+    /// The time between the opening of the device and the event. At most `"365d"`.
+    pub at: Period,
+    /// The kind of the event. `"jump"` adds `value` ticks to the counter. `"set"` sets the counter to `value`.
+    /// `"freeze"` stops the counter. After `"resume"`, the counter continues. `"drift"` sets the deviation from the
+    /// nominal frequency to `value` parts per billion. After `"fail_reads"`, reading the counter fails with the
+    /// errno `value`, but completions still have timestamps. After `"allow_reads"`, the counter can be read again.
+    pub kind: CounterEventKind,
+    /// The parameter of the event. The meaning depends on `kind`.
+    #[serde(default)]
+    pub value: i64,
+}
+
+/// A kind of event of the simulated counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CounterEventKind {
+    /// The counter jumps by a number of ticks.
+    Jump,
+    /// The counter is set to a value.
+    Set,
     /// The counter stops.
     Freeze,
     /// The counter continues from its current value.
     Resume,
-    /// The deviation from the nominal frequency changes to this value, in parts per billion.
-    Drift(i64),
-    /// Explicit reads of the counter fail with this `errno`. Completions still have timestamps.
-    FailReads(i32),
-    /// Explicit reads of the counter succeed again.
+    /// The deviation from the nominal frequency changes.
+    Drift,
+    /// Reading the counter fails.
+    FailReads,
+    /// The counter can be read again.
     AllowReads,
 }
 
@@ -77,13 +147,11 @@ pub(super) struct Counter {
 }
 
 impl Counter {
-    pub(super) fn new(host: &HostClock, mask: u64, spec: Option<&CounterSpec>) -> Self {
-        let timebase = match spec {
-            Some(spec) => Timebase::new(ClockSource::DeviceTicks, if spec.reports_khz { spec.khz } else { 0 }, mask),
-            None if mask == u64::MAX => host.timebase(),
-            // A counter with fewer bits than the system's counter is a different clock source.
-            None => host.timebase().masked(ClockSource::DeviceTicks, mask),
-        };
+    pub(super) fn new(host: &HostClock, spec: Option<&CounterSpec>) -> Self {
+        let timebase = spec.map_or_else(
+            || host.timebase(),
+            |spec| Timebase::new(ClockSource::DeviceTicks, if spec.reports_khz { spec.khz } else { 0 }, spec.mask()),
+        );
         let segments = spec.map_or_else(Vec::new, segments);
         Self { host: host.clone(), timebase, created_at: host.nanos().0, segments }
     }
@@ -141,17 +209,19 @@ fn segments(spec: &CounterSpec) -> Vec<CounterSegment> {
     let mut last = CounterSegment { from: 0, ticks: spec.start, rate: rate(spec.drift_ppb), mute: None };
     let mut running_rate = last.rate;
     let mut all = vec![last];
-    for (time, event) in &spec.events {
-        let from = time.0.max(last.from);
+    let mut events = spec.events.clone();
+    events.sort_by_key(|event| event.at);
+    for CounterEvent { at, kind, value } in events {
+        let from = at.as_nanos().max(last.from);
         last = CounterSegment { from, ticks: last.at(from), ..last };
-        match *event {
-            CounterEvent::Jump(by) => last.ticks = last.ticks.wrapping_add_signed(by),
-            CounterEvent::Set(to) => last.ticks = to,
-            CounterEvent::Freeze => last.rate = 0,
-            CounterEvent::Resume => last.rate = running_rate,
-            CounterEvent::Drift(ppb) => (last.rate, running_rate) = (rate(ppb), rate(ppb)),
-            CounterEvent::FailReads(errno) => last.mute = Some(errno),
-            CounterEvent::AllowReads => last.mute = None,
+        match kind {
+            CounterEventKind::Jump => last.ticks = last.ticks.wrapping_add_signed(value),
+            CounterEventKind::Set => last.ticks = value as u64,
+            CounterEventKind::Freeze => last.rate = 0,
+            CounterEventKind::Resume => last.rate = running_rate,
+            CounterEventKind::Drift => (last.rate, running_rate) = (rate(value), rate(value)),
+            CounterEventKind::FailReads => last.mute = Some(i32::try_from(value).unwrap_or(libc::EIO)),
+            CounterEventKind::AllowReads => last.mute = None,
         }
         all.push(last);
     }

@@ -107,7 +107,7 @@ impl SoftDevice {
         });
         let has: Vec<_> = listed.collect();
         let stamped = has.contains(&Capability::Timestamps);
-        let counter = Counter::new(&spec.clock, spec.timestamp_mask, spec.counter.as_ref());
+        let counter = Counter::new(&spec.clock, spec.counter.as_ref());
         let limits = spec.limits;
         let capabilities = Capabilities {
             firmware: env!("CARGO_PKG_VERSION").to_owned(),
@@ -125,13 +125,13 @@ impl SoftDevice {
             max_init_rd_atomic: 0,
             path_migration: false,
             completion_vectors: 1,
-            timestamp_mask: if stamped { spec.timestamp_mask } else { 0 },
+            timestamp_mask: if stamped { spec.timestamp_mask() } else { 0 },
             clock_khz: if stamped { counter.timebase().ticks(Nanos(1_000_000_000)).0 / 1_000 } else { 0 },
             has,
         };
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let nanos = if spec.clock.timebase().source == ClockSource::Virtual { 0 } else { nanos };
-        let nanos = nanos.wrapping_add_signed(spec.wall_ahead);
+        let nanos = nanos.wrapping_add_signed(spec.wall_ahead());
         let connects = |most| if link.fabric().is_some() { most } else { 0 };
         let capabilities = Capabilities {
             max_srq: connects(limits.max_srq),
@@ -299,7 +299,7 @@ unsafe impl Device for SoftDevice {
 
     fn wallclock_is_system(&self) -> bool {
         let real = self.0.spec.clock.timebase().source != ClockSource::Virtual;
-        real && self.0.spec.wall_ahead == 0 && !self.0.link.has_nic_stamps()
+        real && self.0.spec.wall_ahead() == 0 && !self.0.link.has_nic_stamps()
     }
 
     fn raw_clock(&self) -> Result<Ticks, VerbError> {
@@ -400,7 +400,7 @@ unsafe impl Device for SoftDevice {
                 ClockSource::Virtual => {
                     Stamps::Wallclock(clock.clone(), clock.timebase(), self.0.wall.0, self.0.wall.1)
                 }
-                _ => Stamps::HostWallclock(self.0.spec.wall_ahead),
+                _ => Stamps::HostWallclock(self.0.spec.wall_ahead()),
             }
         } else if granted.fields.contains(PollFields::TIMESTAMP) {
             // A counter with an unknown frequency still provides ticks.

@@ -1,68 +1,126 @@
 //! Injected faults. The same seed produces the same faults at the same frames.
+//!
+//! A probability is a number from 0 to 1 per frame, request or poll. On raw-packet queue pairs, faults such as loss
+//! apply to frames. On connections and datagrams, these faults apply to RoCE packets.
 
 use std::collections::VecDeque;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use dataplane_core::clock::{ClockSource, HostClock, Timebase};
-use dataplane_core::units::{Nanos, Ticks};
+use dataplane_core::units::{Nanos, Period, Ticks, probability};
 use dataplane_core::verbs::WcStatus;
 
-/// The faults to inject, and their probabilities. A probability is a number from 0 to 1 per frame, request or poll. On
-/// raw-packet queue pairs, faults such as loss apply to frames. On connections and datagrams, these faults apply to
-/// RoCE packets. A corrupt RoCE packet is lost, because its checksum is wrong.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Faults that the program injects into a port with the device `"soft"` or `"host"`, to test how a pipeline behaves.
+/// `xdp` links do not support faults. Runs with the same `seed` and the same packets have the same faults.
+///
+/// ```toml
+/// [[port]]
+/// name   = "a"
+/// device = "soft"
+/// link   = { kind = "loopback" }
+///
+/// [port.faults]
+/// seed      = 7
+/// loss      = 0.01
+/// duplicate = 0.001
+/// reorder   = 0.001
+/// corrupt   = 0.0001
+/// delay     = 0.05
+/// delay_by  = "2ms"
+/// rx_error  = 0.00001
+/// tx_error  = 0.00001
+/// flap      = 0.00001
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
 pub struct FaultSpec {
-    /// The seed of the random numbers.
+    /// The seed of the random number generator.
     pub seed: u64,
-    /// The probability that a frame is lost before it is received.
+    /// The probability that a received packet is lost.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
     pub loss: f64,
-    /// The probability that a frame is received twice.
+    /// The probability that a packet is received twice.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
     pub duplicate: f64,
-    /// The probability that a frame is received after the frame that follows it.
+    /// The probability that a packet is received after the next packet.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
     pub reorder: f64,
-    /// The probability that one bit of a frame is flipped.
+    /// The probability that one bit of a packet is flipped. With the `qp` types `"ud"`, `"rc"` and `"uc"`, the packet
+    /// is lost instead, because its checksum is wrong.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
     pub corrupt: f64,
-    /// The probability that a frame is delayed.
+    /// The probability that a packet is delayed by the time `delay_by`. At most 16384 packets can be delayed at a time.
+    /// The program drops packets that exceed this limit.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
     pub delay: f64,
-    /// The delay of delayed frames.
-    pub delay_by: Nanos,
+    /// The delay of the packets that the key `delay` selects, such as `"1ms"`. At most `"365d"`.
+    pub delay_by: Period,
     /// The probability that a poll of a queue with wall-clock timestamps returns nothing, as if the wall clock could
     /// not be read (`EBUSY`).
+    #[serde(skip)]
     pub clock_busy: f64,
-    /// The probability that a receive fails with [`FaultSpec::rx_status`] and moves the queue pair to ERR.
+    /// The probability that a receive fails. All other posted receives and sends of the queue pair then fail too, and
+    /// the program resets the queue pair.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
     pub rx_error: f64,
     /// The status of failed receives.
+    #[serde(skip)]
     pub rx_status: WcStatus,
-    /// The probability that a send fails with [`FaultSpec::tx_status`]. The queue pair's state changes as after every
-    /// failed send.
+    /// The probability that a send fails. All other posted sends and receives of the queue pair then fail too, and the
+    /// program resets the queue pair.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
     pub tx_error: f64,
     /// The status of failed sends.
+    #[serde(skip)]
     pub tx_status: WcStatus,
-    /// The probability that the link goes down when a frame arrives. This frame is lost. The link comes up again after
-    /// [`FaultSpec::flap_frames`] further frames.
+    /// The probability that the link goes down when a packet arrives. This packet and the next eight packets are lost.
+    /// Then the link comes up again.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
     pub flap: f64,
     /// The number of further frames that are lost while the link is down. With 0, the link never goes down.
+    #[serde(skip)]
     pub flap_frames: u32,
     /// The probability that a request is refused with [`FaultSpec::post_errno`].
+    #[serde(skip)]
     pub post_error: f64,
     /// The position of a request that is refused with [`FaultSpec::post_errno`]. Sends and receives of a queue pair
     /// are counted separately, from 1. 0 disables this fault.
+    #[serde(skip)]
     pub post_error_at: u64,
     /// The `errno` of refused requests.
+    #[serde(skip)]
     pub post_errno: i32,
     /// The probability that a poll returns a completion that belongs to no request. Its `wr_id` is unknown, and its
     /// status or opcode is undefined.
+    #[serde(skip)]
     pub bogus_completion: f64,
     /// The probability that the start of a poll fails with `EINVAL`. The queue stays usable.
+    #[serde(skip)]
     pub poll_invalid: f64,
     /// The probability that the start or the next step of a poll fails with `EIO`. The queue then stays unusable.
+    #[serde(skip)]
     pub poll_error: f64,
     /// Whether queue pairs in ERR never flush their requests and never raise `QP_LAST_WQE_REACHED`.
+    #[serde(skip)]
     pub no_flush: bool,
     /// The total number of bytes that may be registered. `None` means unlimited. A registration above the limit fails
     /// with `ENOMEM`. With 0, every registration fails with `EPERM`.
+    #[serde(skip)]
     pub memlock: Option<u64>,
     /// Whether the device behaves as if the process lacked `CAP_NET_RAW`: raw packets and privileged Q_Keys are
     /// refused.
+    #[serde(skip)]
     pub no_net_raw: bool,
 }
 
@@ -75,7 +133,7 @@ impl Default for FaultSpec {
             reorder: 0.0,
             corrupt: 0.0,
             delay: 0.0,
-            delay_by: Nanos(0),
+            delay_by: Period(Duration::from_millis(1)),
             clock_busy: 0.0,
             rx_error: 0.0,
             rx_status: WcStatus::GeneralErr,
@@ -290,7 +348,7 @@ impl<T: Corruptible> Faults<T> {
     /// Releases the units whose delay has passed.
     pub(super) fn release_delayed(&mut self) {
         let now = self.clock.now();
-        let is_delayed = |since| self.timebase.between(since, now) < self.spec.delay_by;
+        let is_delayed = |since| self.timebase.between(since, now).0 < self.spec.delay_by.as_nanos();
         while self.delayed.front().is_some_and(|(since, _)| !is_delayed(*since)) {
             self.ready.extend(self.delayed.pop_front().map(|(_, held)| held));
         }
@@ -300,7 +358,7 @@ impl<T: Corruptible> Faults<T> {
     pub(super) fn time_left(&self) -> Option<Nanos> {
         let (since, _) = self.delayed.front()?;
         let passed = self.timebase.between(*since, self.clock.now());
-        let left = Nanos(self.spec.delay_by.0.saturating_sub(passed.0));
+        let left = Nanos(self.spec.delay_by.as_nanos().saturating_sub(passed.0));
         (self.timebase.source != ClockSource::Virtual).then_some(left)
     }
 

@@ -76,10 +76,10 @@ mod window;
 mod zero_copy;
 
 pub use channel::SoftChannel;
-pub use counter::{CounterEvent, CounterSpec};
+pub use counter::{CounterEvent, CounterEventKind, CounterSpec};
 pub use counters::SoftCounters;
 pub use cq::{SoftCq, SoftCursor};
-pub use dataplane_core::verbs::{RssFields, RssSpec};
+pub use dataplane_core::verbs::{RssFields, RssKey, RssSpec};
 pub use device::{SoftDevice, SoftProvider};
 pub use fabric::SoftSrq;
 pub use fault::FaultSpec;

@@ -31,12 +31,9 @@ pub struct SoftSpec {
     pub port: PortSpec,
     /// The clock of the device. If `counter` is `None`, the clock is also the source of timestamps.
     pub clock: HostClock,
-    /// The simulated counter for timestamps. `None` means that timestamps come from `clock`.
+    /// The simulated counter for timestamps, and the offset of the device's wall clock. `None` means that timestamps
+    /// come from `clock`.
     pub counter: Option<CounterSpec>,
-    /// The valid bits of the counter.
-    pub timestamp_mask: u64,
-    /// The offset of the device's wall clock from the system's wall clock, in nanoseconds.
-    pub wall_ahead: i64,
     /// The faults to inject.
     pub faults: FaultSpec,
     /// The capabilities that the device does not offer, although its profile and link support them.
@@ -62,6 +59,16 @@ pub struct SoftSpec {
 }
 
 impl SoftSpec {
+    /// Returns the valid bits of the counter for timestamps.
+    pub(super) fn timestamp_mask(&self) -> u64 {
+        self.counter.as_ref().map_or(u64::MAX, CounterSpec::mask)
+    }
+
+    /// Returns the offset of the device's wall clock from the system's wall clock, in nanoseconds.
+    pub(super) fn wall_ahead(&self) -> i64 {
+        self.counter.as_ref().map_or(0, |counter| counter.wall_ahead.0)
+    }
+
     /// Returns the description of a device on this link, with default values for everything else and no refused
     /// capabilities.
     pub fn new(name: &str, link: LinkSpec) -> Self {
@@ -75,8 +82,6 @@ impl SoftSpec {
             port: PortSpec::default(),
             clock: HostClock::new(),
             counter: None,
-            timestamp_mask: u64::MAX,
-            wall_ahead: 0,
             faults: FaultSpec::default(),
             disabled_capabilities: Vec::new(),
             hidden_qp_types: Vec::new(),

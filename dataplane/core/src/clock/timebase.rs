@@ -25,12 +25,6 @@ impl Timebase {
         Self { source: if multiplier == 0 { ClockSource::None } else { source }, mask, multiplier }
     }
 
-    /// Returns the timebase of another counter with the same frequency, a different source and a different mask.
-    #[must_use]
-    pub const fn masked(self, source: ClockSource, mask: u64) -> Self {
-        Self { source, mask, ..self }
-    }
-
     /// The timebase that stands for no clock. Every difference is 0.
     pub const NONE: Self = Self { source: ClockSource::None, mask: u64::MAX, multiplier: 0 };
 

@@ -51,7 +51,7 @@ pub use raw::{
     RawReceive, RawSpec, RssCaps, TransportMatch, TunnelMatch, checksum_covers_payload, frame_length,
 };
 pub use request::{Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge};
-pub use rss::{RssFields, RssSpec};
+pub use rss::{RssFields, RssKey, RssSpec};
 pub use spec::{
     Capabilities, Capability, CqApi, CqGranted, CqSpec, DeviceInfo, Ece, GidEntry, GidKind, LinkLayer, Missing, MwKind,
     PortAttributes, PortState, QpCaps, QpSpec, SendApi, SrqSpec,

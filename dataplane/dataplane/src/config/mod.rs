@@ -50,13 +50,13 @@ pub use load::{Loaded, load};
 pub(crate) use plan::LockedMemory;
 pub use plan::{Catalog, NodePlan, OffloadRequest, Plan, PortPlan, StageOffload, StageShape, Target};
 pub use planner::plan;
-pub use port::{Clock, ClockEvent, ClockEventKind, Faults, Port, Qp, Rss, RssField};
+pub use port::{Port, Qp};
 pub use raw::{
     Action, EthernetHeader, FlowRuleConfig, Frames, Gre, Headers, Ipv4Header, Ipv6Header, Match, Mpls, Offload, Ports,
-    RateLimit, Vxlan,
+    Vxlan,
 };
 pub use read::MAX_SIZE;
 pub use runtime::{BlackBox, Idle, MetricsRules, Runtime, Timestamps};
 pub use schema::{Row, Section, schema, schema_table, sections};
 pub use source::{Position, Source, Span};
-pub use types::{Address, Control, Metrics, RssKey};
+pub use types::{Address, Control, Metrics};

@@ -6,14 +6,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::connection::Connection;
-use super::raw::{FlowRuleConfig, Offload, RateLimit};
-use super::types::{Address, RssKey};
+use super::raw::{FlowRuleConfig, Offload};
+use super::types::Address;
 use dataplane_core::header::MacAddr;
-use dataplane_core::units::{
-    Bytes, Offset, Period, bytes_within_some, probability, within, within_signed, within_some,
-};
-use dataplane_core::verbs::Capability;
+use dataplane_core::units::{Bytes, bytes_within_some, within, within_some};
+use dataplane_core::verbs::{Capability, RateLimit, RssSpec};
 use dataplane_soft::config::{HOST, LinkConfig, SOFT};
+use dataplane_soft::{CounterSpec, FaultSpec};
 
 /// The type of the queue pairs of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -40,235 +39,6 @@ impl Qp {
             Self::Uc => "uc",
         }
     }
-}
-
-/// A part of the headers that RSS hashes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum RssField {
-    /// The addresses of an IPv4 packet.
-    Ipv4,
-    /// The addresses of an IPv6 packet.
-    Ipv6,
-    /// The ports of a TCP segment.
-    Tcp,
-    /// The ports of a UDP datagram.
-    Udp,
-}
-
-/// How the device distributes packets over workers. All packets of a flow go to the same worker. `packet`, `xdp` and
-/// `tap` links ignore `[port.rss]`, because the kernel or the NIC distributes their packets.
-///
-/// ```toml
-/// [[port]]
-/// name   = "wan"
-/// device = "mlx5_0"
-///
-/// [port.rss]
-/// fields = ["ipv4", "ipv6"]
-/// key    = "symmetric"
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Rss {
-    /// The key of the Toeplitz hash: `"default"`, `"symmetric"` or 80 hexadecimal digits. With `"symmetric"`, both
-    /// directions of a flow go to the same worker.
-    #[schemars(with = "String")]
-    pub key: RssKey,
-    /// The header fields that the device hashes. Packets without any of these fields go to the first worker.
-    pub fields: Vec<RssField>,
-}
-
-impl Default for Rss {
-    fn default() -> Self {
-        let fields = vec![RssField::Ipv4, RssField::Ipv6, RssField::Tcp, RssField::Udp];
-        Self { key: RssKey::default(), fields }
-    }
-}
-
-/// Faults that the program injects into a port with the device `"soft"` or `"host"`, to test how a pipeline behaves.
-/// `xdp` links do not support faults. Runs with the same `seed` and the same packets have the same faults.
-///
-/// ```toml
-/// [[port]]
-/// name   = "a"
-/// device = "soft"
-/// link   = { kind = "loopback" }
-///
-/// [port.faults]
-/// seed      = 7
-/// loss      = 0.01
-/// duplicate = 0.001
-/// reorder   = 0.001
-/// corrupt   = 0.0001
-/// delay     = 0.05
-/// delay_by  = "2ms"
-/// rx_error  = 0.00001
-/// tx_error  = 0.00001
-/// flap      = 0.00001
-/// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Faults {
-    /// The seed of the random number generator.
-    pub seed: u64,
-    /// The probability that a received packet is lost.
-    #[serde(deserialize_with = "probability")]
-    #[schemars(range(min = 0, max = 1))]
-    pub loss: f64,
-    /// The probability that a packet is received twice.
-    #[serde(deserialize_with = "probability")]
-    #[schemars(range(min = 0, max = 1))]
-    pub duplicate: f64,
-    /// The probability that a packet is received after the next packet.
-    #[serde(deserialize_with = "probability")]
-    #[schemars(range(min = 0, max = 1))]
-    pub reorder: f64,
-    /// The probability that one bit of a packet is flipped. With the `qp` types `"ud"`, `"rc"` and `"uc"`, the packet
-    /// is lost instead, because its checksum is wrong.
-    #[serde(deserialize_with = "probability")]
-    #[schemars(range(min = 0, max = 1))]
-    pub corrupt: f64,
-    /// The probability that a packet is delayed by the time `delay_by`. At most 16384 packets can be delayed at a time.
-    /// The program drops packets that exceed this limit.
-    #[serde(deserialize_with = "probability")]
-    #[schemars(range(min = 0, max = 1))]
-    pub delay: f64,
-    /// The delay of the packets that the key `delay` selects, such as `"1ms"`. At most `"365d"`.
-    pub delay_by: Period,
-    /// The probability that a receive fails. All other posted receives and sends of the queue pair then fail too, and
-    /// the program resets the queue pair.
-    #[serde(deserialize_with = "probability")]
-    #[schemars(range(min = 0, max = 1))]
-    pub rx_error: f64,
-    /// The probability that a send fails. All other posted sends and receives of the queue pair then fail too, and the
-    /// program resets the queue pair.
-    #[serde(deserialize_with = "probability")]
-    #[schemars(range(min = 0, max = 1))]
-    pub tx_error: f64,
-    /// The probability that the link goes down when a packet arrives. This packet and the next eight packets are lost.
-    /// Then the link comes up again.
-    #[serde(deserialize_with = "probability")]
-    #[schemars(range(min = 0, max = 1))]
-    pub flap: f64,
-}
-
-impl Default for Faults {
-    fn default() -> Self {
-        Self {
-            seed: 0,
-            loss: 0.0,
-            duplicate: 0.0,
-            reorder: 0.0,
-            corrupt: 0.0,
-            delay: 0.0,
-            delay_by: Period(std::time::Duration::from_millis(1)),
-            rx_error: 0.0,
-            tx_error: 0.0,
-            flap: 0.0,
-        }
-    }
-}
-
-/// A simulated clock for a port with the device `"soft"` or `"host"`, to test the effects of clock errors. The clock is
-/// a free-running counter. The device timestamps completions with the values of the counter.
-///
-/// ```toml
-/// [[port]]
-/// name   = "a"
-/// device = "soft"
-/// link   = { kind = "loopback" }
-///
-/// [port.clock]
-/// khz         = 156_250
-/// reports_khz = true
-/// bits        = 48
-/// drift_ppb   = -20_000
-/// start       = 281_474_976_000_000
-/// wall_ahead  = "1ms"
-/// events      = [
-///     { at = "1s", kind = "jump", value = 5_000 },
-///     { at = "2s", kind = "freeze" },
-///     { at = "3s", kind = "resume" },
-/// ]
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Clock {
-    /// The nominal frequency in kHz.
-    #[serde(deserialize_with = "within::<_, u64, 1, 10000000>")]
-    #[schemars(range(min = 1, max = 10000000))]
-    pub khz: u64,
-    /// Whether the device reports the frequency of the counter. If `false`, the device reports the frequency 0. The
-    /// program then uses the system clock instead of the counter.
-    #[schemars(extend("x-previous-name" = "says_khz"))]
-    pub reports_khz: bool,
-    /// The width of the counter in bits. After the value 2^`bits` - 1, the counter continues at 0.
-    #[serde(deserialize_with = "within::<_, u32, 1, 64>")]
-    #[schemars(range(min = 1, max = 64))]
-    pub bits: u32,
-    /// The deviation of the real frequency from the nominal frequency `khz`, in parts per billion. With a positive
-    /// value, the counter runs faster.
-    #[serde(deserialize_with = "within_signed::<_, -1000000, 1000000>")]
-    #[schemars(range(min = -1000000, max = 1000000))]
-    pub drift_ppb: i64,
-    /// The value of the counter when the device is opened.
-    pub start: u64,
-    /// The time by which the device's wall clock is ahead of the system's wall clock, such as `"37s"`. With a negative
-    /// value, such as `"-5ms"`, the device's wall clock is behind.
-    pub wall_ahead: Offset,
-    /// Events that change the counter at given times, such as jumps.
-    pub events: Vec<ClockEvent>,
-}
-
-impl Default for Clock {
-    fn default() -> Self {
-        Self {
-            khz: 1_000_000,
-            reports_khz: true,
-            bits: 64,
-            drift_ppb: 0,
-            start: 0,
-            wall_ahead: Offset(0),
-            events: Vec::new(),
-        }
-    }
-}
-
-/// An event of the simulated counter.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ClockEvent {
-    /// The time between the opening of the device and the event. At most `"365d"`.
-    pub at: Period,
-    /// The kind of the event. `"jump"` adds `value` ticks to the counter. `"set"` sets the counter to `value`.
-    /// `"freeze"` stops the counter. After `"resume"`, the counter continues. `"drift"` sets the deviation from the
-    /// nominal frequency to `value` parts per billion. After `"fail_reads"`, reading the counter fails with the
-    /// errno `value`, but completions still have timestamps. After `"allow_reads"`, the counter can be read again.
-    pub kind: ClockEventKind,
-    /// The parameter of the event. The meaning depends on `kind`.
-    #[serde(default)]
-    pub value: i64,
-}
-
-/// A kind of event of the simulated counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ClockEventKind {
-    /// The counter jumps by a number of ticks.
-    Jump,
-    /// The counter is set to a value.
-    Set,
-    /// The counter stops.
-    Freeze,
-    /// The counter continues from its current value.
-    Resume,
-    /// The deviation from the nominal frequency changes.
-    Drift,
-    /// Reading the counter fails.
-    FailReads,
-    /// The counter can be read again.
-    AllowReads,
 }
 
 /// A port connects the pipeline to a device.
@@ -387,7 +157,7 @@ pub struct Port {
     pub connection: Option<Connection>,
     /// How the device distributes packets over workers.
     #[serde(default)]
-    pub rss: Rss,
+    pub rss: RssSpec,
     /// Flow rules of the device, which select the frames that the port receives. Only with `qp = "raw_packet"`, and not
     /// for `xdp` links. Default: a port in `input` receives every frame, and any other port receives no frame. Not
     /// tested on hardware.
@@ -413,10 +183,10 @@ pub struct Port {
     /// The faults that the program injects. Only for the devices `"soft"` and `"host"`, but not for `xdp` links.
     /// Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub faults: Option<Faults>,
+    pub faults: Option<FaultSpec>,
     /// The simulated clock. Only for the devices `"soft"` and `"host"`. Default: the system clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clock: Option<Clock>,
+    pub clock: Option<CounterSpec>,
     /// The capabilities to remove from the device, to test a pipeline without these capabilities. Only for the devices
     /// `"soft"` and `"host"`. Default: none.
     #[serde(rename = "refuse", default, skip_serializing_if = "Vec::is_empty")]

@@ -1,14 +1,13 @@
-//! Raw-packet features of a port: `flow`, `offload` and `rate_limit`.
+//! Raw-packet features of a port: `flow` and `offload`.
 
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use schemars::JsonSchema;
-use serde::de::Unexpected;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use dataplane_core::header::MacAddr;
-use dataplane_core::units::{BitRate, Bytes, bytes_within, within, within_some};
+use dataplane_core::units::{within, within_some};
 
 /// A raw-packet offload of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -37,40 +36,6 @@ impl Offload {
             Self::DelayDrop => "delay_drop",
         }
     }
-}
-
-/// The transmit rate limit of each worker's queue pair. The device enforces the limit. Not tested on hardware.
-///
-/// ```toml
-/// [[port]]
-/// name       = "wan"
-/// device     = "mlx5_0"
-/// rate_limit = { rate = "1Gbps", burst = "64KiB", packet = 1500 }
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RateLimit {
-    /// The rate, such as `"5Gbps"`: a multiple of 1 kbit/s, at most 4294967295 kbit/s.
-    #[serde(deserialize_with = "device_rate")]
-    #[schemars(extend("x-previous-name" = "kbps"))]
-    pub rate: BitRate,
-    /// The maximum number of bytes in a burst, such as `"64KiB"`. The value 0 means the default of the device.
-    #[serde(default, deserialize_with = "bytes_within::<_, u32, 0, 4294967295>")]
-    #[schemars(with = "Bytes", range(min = 0, max = 4294967295u32))]
-    pub burst: u32,
-    /// The typical packet size, in bytes. The value 0 means the default of the device.
-    #[serde(default, deserialize_with = "bytes_within::<_, u16, 0, 65535>")]
-    #[schemars(with = "Bytes", range(min = 0, max = 65535))]
-    pub packet: u16,
-}
-
-/// Reads a rate limit for a device. The rate must be a whole number of kbit/s, the unit of rates in verbs.h.
-fn device_rate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BitRate, D::Error> {
-    let rate = BitRate::deserialize(deserializer)?;
-    let is_valid = rate.0 % 1000 == 0 && (1..=u64::from(u32::MAX)).contains(&(rate.0 / 1000));
-    let expected = "a multiple of 1000 bit/s from \"1kbps\" to \"4294967295kbps\"";
-    let error = || serde::de::Error::invalid_value(Unexpected::Unsigned(rate.0), &expected);
-    if is_valid { Ok(rate) } else { Err(error()) }
 }
 
 /// The frames that a rule applies to.

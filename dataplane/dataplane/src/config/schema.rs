@@ -5,12 +5,14 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::connection::Connection;
-use super::port::{Clock, Faults, Port, Rss};
-use super::raw::{EthernetHeader, FlowRuleConfig, Gre, Ipv4Header, Ipv6Header, Match, Mpls, Ports, RateLimit, Vxlan};
+use super::port::Port;
+use super::raw::{EthernetHeader, FlowRuleConfig, Gre, Ipv4Header, Ipv6Header, Match, Mpls, Ports, Vxlan};
 use super::runtime::{BlackBox, Runtime};
 use dataplane_core::connect::AlternatePath;
 use dataplane_core::pipeline::{OnPanic, StageKind, parameter_schema};
+use dataplane_core::verbs::{RateLimit, RssSpec};
 use dataplane_soft::config::{LinkKind, link_kinds};
+use dataplane_soft::{CounterSpec, FaultSpec};
 
 /// The top level of a config file, without the parameters of each kind of stage.
 #[derive(JsonSchema)]
@@ -310,7 +312,7 @@ pub fn sections() -> Vec<Section> {
     let rest = [
         section("connection", "`[port.connection]`", parameter_schema::<Connection>()),
         section("connection", "`[port.connection.alternate]`", parameter_schema::<AlternatePath>()),
-        section("rss", "`[port.rss]`", parameter_schema::<Rss>()),
+        section("rss", "`[port.rss]`", parameter_schema::<RssSpec>()),
         section("flow", "`[[port.flow]]`", parameter_schema::<FlowRuleConfig>()),
         section("flow", "`[port.flow.match]`", parameter_schema::<Match>()),
         section("flow", "`[port.flow.match.ethernet]`", parameter_schema::<EthernetHeader>()),
@@ -321,8 +323,8 @@ pub fn sections() -> Vec<Section> {
         section("flow", "`[port.flow.match.gre]`", parameter_schema::<Gre>()),
         section("flow", "`[port.flow.match.mpls]`", parameter_schema::<Mpls>()),
         section("rate-limit", "`[port.rate_limit]`", parameter_schema::<RateLimit>()),
-        section("faults", "`[port.faults]`", parameter_schema::<Faults>()),
-        section("clock", "`[port.clock]`", parameter_schema::<Clock>()),
+        section("faults", "`[port.faults]`", parameter_schema::<FaultSpec>()),
+        section("clock", "`[port.clock]`", parameter_schema::<CounterSpec>()),
         section("pipeline", "`[pipeline]`", parameter_schema::<Pipeline>()),
         section("pipeline", "`[[pipeline.stage]]`", parameter_schema::<Stage>()),
     ];

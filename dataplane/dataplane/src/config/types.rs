@@ -158,57 +158,6 @@ impl FromStr for Address {
     }
 }
 
-/// The key of the Toeplitz hash: `"default"` (the key of the verification suite in Microsoft's RSS specification),
-/// `"symmetric"` (both directions of a flow get the same hash) or 40 bytes in hexadecimal.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum RssKey {
-    /// The key of the RSS specification.
-    #[default]
-    Default,
-    /// The bytes `6d5a`, repeated twenty times.
-    Symmetric,
-    /// Any other key.
-    Bytes([u8; 40]),
-}
-
-as_string!(RssKey, "\"default\", \"symmetric\" or 80 hexadecimal digits");
-
-impl fmt::Display for RssKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => f.write_str("default"),
-            Self::Symmetric => f.write_str("symmetric"),
-            Self::Bytes(bytes) => bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
-        }
-    }
-}
-
-impl FromStr for RssKey {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "default" => return Ok(Self::Default),
-            "symmetric" => return Ok(Self::Symmetric),
-            _ => {}
-        }
-        let mut bytes = [0; 40];
-        let digits: Option<Vec<u8>> =
-            text.chars().map(|digit| digit.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
-        match digits {
-            Some(digits) if digits.len() == 80 => {
-                for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-                    *byte = pair[0] << 4 | pair[1];
-                }
-                Ok(Self::Bytes(bytes))
-            }
-            _ => Err(format!(
-                "`{text}` is not an RSS key; help: write \"default\", \"symmetric\" or 80 hexadecimal digits"
-            )),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,10 +197,6 @@ mod tests {
         for text in ["none", "127.0.0.1:9464", "[::1]:9464", "unix:/run/metrics.sock"] {
             assert_eq!(text.parse::<Metrics>().unwrap().to_string(), text);
         }
-        let key = "6d5a".repeat(20);
-        for text in ["default", "symmetric", &key] {
-            assert_eq!(text.parse::<RssKey>().unwrap().to_string(), text);
-        }
     }
 
     #[test]
@@ -267,13 +212,6 @@ mod tests {
         ] {
             let error = text.parse::<Metrics>().unwrap_err();
             assert!(error.starts_with(message) && error.contains("help: "), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn malformed_rss_keys_are_rejected() {
-        for text in ["", "6d5a", "é"] {
-            assert!(text.parse::<RssKey>().is_err(), "{text}");
         }
     }
 }

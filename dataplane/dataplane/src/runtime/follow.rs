@@ -108,8 +108,8 @@ fn words(sync: &ClockSync) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dataplane_core::units::Nanos;
-    use dataplane_soft::{CounterEvent, CounterSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+    use dataplane_core::units::{Nanos, Period};
+    use dataplane_soft::{CounterEvent, CounterEventKind, CounterSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -138,8 +138,8 @@ mod tests {
     #[test]
     fn clock_loss_and_recovery_are_logged_once_each() {
         let host = HostClock::manual();
-        let event = |seconds: u64, event| (Nanos(seconds * SECOND), event);
-        let events = vec![event(5, CounterEvent::Freeze), event(6, CounterEvent::Resume)];
+        let event = |seconds, kind| CounterEvent { at: Period::from_secs(seconds), kind, value: 0 };
+        let events = vec![event(5, CounterEventKind::Freeze), event(6, CounterEventKind::Resume)];
         let device = device(&host, Some(CounterSpec { events, ..CounterSpec::default() }));
         let mut follow = ClockFollower::new(&device, &host, Stamping::Device);
         let mut lines = Vec::new();

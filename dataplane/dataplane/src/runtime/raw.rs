@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::config::{self, Action, Frames, Offload, PortPlan, StageOffload};
-use crate::runtime::{offload, soft};
+use crate::runtime::offload;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::verbs::{
     EthernetMatch, FlowCounters, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
-    MaskedValue, PortsMatch, RateLimit, RawDevice, RawReceive, RawSpec, TransportMatch, TunnelMatch,
+    MaskedValue, PortsMatch, RawDevice, RawReceive, RawSpec, TransportMatch, TunnelMatch,
 };
 
 /// The flow counters by name.
@@ -101,7 +101,7 @@ fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
             scatter_fcs: has(Offload::Fcs),
             delay_drop: has(Offload::DelayDrop),
         },
-        rss: soft::rss(&port.rss),
+        rss: port.rss.clone(),
         rules: match &port.flow {
             Some(flows) => flows.iter().map(|flow| rule(flow, counters)).collect(),
             None if plan.input => vec![FlowRule::new(FlowTraffic::ANY_HEADERS)],
@@ -110,12 +110,7 @@ fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
         // A packet in a pipeline is at most one frame, so segmentation offload (TSO) is not used.
         max_tso_header: 0,
         checksum: has(Offload::Checksum),
-        rate: port.rate_limit.as_ref().map(|limit| RateLimit {
-            // The config accepts only multiples of 1 kbit/s that fit into `u32`.
-            kbps: u32::try_from(limit.rate.0 / 1000).unwrap_or(u32::MAX),
-            burst: limit.burst,
-            typical_packet_size: limit.packet,
-        }),
+        rate: port.rate_limit,
     }
 }
 
@@ -209,7 +204,7 @@ fn tunnel(headers: &config::Match) -> Option<TunnelMatch> {
 pub(crate) mod tests {
     use super::*;
     use crate::config::{Diagnostics, Source};
-    use dataplane_core::verbs::Capability;
+    use dataplane_core::verbs::{Capability, RateLimit};
     use dataplane_ibverbs::encode_flow_rule;
     use dataplane_soft::{LinkSpec, LoopbackLink, SoftDevice, SoftQuirk, SoftSpec};
 

@@ -2,14 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::{self, ClockEventKind, PortPlan, RssField};
+use crate::config::PortPlan;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::pipeline::PortInfo;
-use dataplane_core::units::Nanos;
-use dataplane_soft::{
-    CounterEvent, CounterSpec, FaultSpec, LinkSpec, LoopbackLink, RssFields, RssSpec, SoftDevice, SoftSpec,
-};
+use dataplane_soft::{LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
 
 /// Returns the counters of the device that are not 0.
 pub(super) fn counters(device: &SoftDevice) -> BTreeMap<String, u64> {
@@ -59,16 +56,10 @@ pub(super) fn spec(
     spec.mtu = config.max_packet();
     spec.mac = info.mac;
     spec.clock = clock.clone();
-    if let Some(faults) = &config.faults {
-        spec.faults = self::faults(faults);
-    }
-    if let Some(clock) = &config.clock {
-        spec.timestamp_mask = u64::MAX >> (64 - clock.bits.clamp(1, 64));
-        spec.wall_ahead = clock.wall_ahead.0;
-        spec.counter = Some(counter(clock));
-    }
+    spec.counter = config.clock.clone();
+    spec.faults = config.faults.unwrap_or_default();
     spec.disabled_capabilities = config.disabled_capabilities.to_vec();
-    spec.rss = rss(&config.rss);
+    spec.rss = config.rss.clone();
     spec.stamped = stamped;
     Ok(spec)
 }
@@ -86,70 +77,17 @@ fn cable(index: usize, peer: usize, cables: &mut BTreeMap<usize, LoopbackLink>) 
     })
 }
 
-fn faults(faults: &config::Faults) -> FaultSpec {
-    FaultSpec {
-        seed: faults.seed,
-        loss: faults.loss,
-        duplicate: faults.duplicate,
-        reorder: faults.reorder,
-        corrupt: faults.corrupt,
-        delay: faults.delay,
-        delay_by: Nanos(faults.delay_by.as_nanos()),
-        rx_error: faults.rx_error,
-        tx_error: faults.tx_error,
-        flap: faults.flap,
-        ..FaultSpec::default()
-    }
-}
-
-fn counter(clock: &config::Clock) -> CounterSpec {
-    let event = |event: &config::ClockEvent| {
-        let at = Nanos(event.at.as_nanos());
-        let what = match event.kind {
-            ClockEventKind::Jump => CounterEvent::Jump(event.value),
-            ClockEventKind::Set => CounterEvent::Set(event.value as u64),
-            ClockEventKind::Freeze => CounterEvent::Freeze,
-            ClockEventKind::Resume => CounterEvent::Resume,
-            ClockEventKind::Drift => CounterEvent::Drift(event.value),
-            ClockEventKind::FailReads => CounterEvent::FailReads(i32::try_from(event.value).unwrap_or(libc::EIO)),
-            ClockEventKind::AllowReads => CounterEvent::AllowReads,
-        };
-        (at, what)
-    };
-    let mut events: Vec<_> = clock.events.iter().map(event).collect();
-    events.sort_by_key(|(at, _)| *at);
-    CounterSpec {
-        khz: clock.khz,
-        reports_khz: clock.reports_khz,
-        drift_ppb: clock.drift_ppb,
-        start: clock.start,
-        events,
-    }
-}
-
-/// Converts the RSS settings of a port.
-pub(super) fn rss(rss: &config::Rss) -> RssSpec {
-    let key = match rss.key {
-        config::RssKey::Default => RssSpec::STANDARD.key,
-        config::RssKey::Symmetric => RssSpec::SYMMETRIC.key,
-        config::RssKey::Bytes(key) => key,
-    };
-    let has = |field| rss.fields.contains(&field);
-    let fields = RssFields {
-        ipv4: has(RssField::Ipv4),
-        ipv6: has(RssField::Ipv6),
-        tcp: has(RssField::Tcp),
-        udp: has(RssField::Udp),
-    };
-    RssSpec { key, fields }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
 
     use super::*;
-    use crate::config::{Diagnostics, Source};
-    use dataplane_soft::{FrameKind, GeneratorSpec, Pace, PcapSpec};
+    use crate::config::{self, Diagnostics, Source};
+    use dataplane_core::units::{Offset, Period};
+    use dataplane_soft::{
+        CounterEvent, CounterEventKind, CounterSpec, FaultSpec, FrameKind, GeneratorSpec, Pace, PcapSpec, RssFields,
+        RssSpec,
+    };
 
     /// Reads a config that has one port with the given keys.
     fn port(keys: &str) -> config::Port {
@@ -186,32 +124,9 @@ mod tests {
         assert_eq!((spec.src_port, spec.dst_port, spec.vlan, spec.seed), (11, 12, Some(13), 14));
     }
 
+    /// The default of each key of a link in a config is the default of the link.
     #[test]
-    fn every_clock_key_reaches_the_spec() {
-        let port = port(
-            "[port.clock]\nkhz = 7\nreports_khz = false\nbits = 48\ndrift_ppb = -9\nstart = 11\n\
-             events = [{ at = '3s', kind = 'fail_reads', value = 5 }, { at = '1s', kind = 'jump', value = -4 },\
-             { at = '2s', kind = 'freeze' }, { at = '4s', kind = 'resume' }, { at = '5s', kind = 'drift', value = 6 },\
-             { at = '6s', kind = 'set', value = 8 }, { at = '7s', kind = 'allow_reads' }]",
-        );
-        let at = |seconds: u64, event| (Nanos(seconds * 1_000_000_000), event);
-        let events = vec![
-            at(1, CounterEvent::Jump(-4)),
-            at(2, CounterEvent::Freeze),
-            at(3, CounterEvent::FailReads(5)),
-            at(4, CounterEvent::Resume),
-            at(5, CounterEvent::Drift(6)),
-            at(6, CounterEvent::Set(8)),
-            at(7, CounterEvent::AllowReads),
-        ];
-        let expected = CounterSpec { khz: 7, reports_khz: false, drift_ppb: -9, start: 11, events };
-        assert_eq!(counter(port.clock.as_ref().unwrap()), expected);
-        assert_eq!(counter(&config::Clock::default()), CounterSpec::default());
-    }
-
-    /// The default of each key in a config is the default of the device.
-    #[test]
-    fn config_and_device_defaults_agree() {
+    fn config_and_link_defaults_agree() {
         let (LinkSpec::Generator(frames), LinkSpec::Pcap(spec)) =
             (link("kind = 'generator'"), link("kind = 'pcap', input = 'x'"))
         else {
@@ -220,23 +135,32 @@ mod tests {
         assert_eq!(format!("{frames:?}"), format!("{:?}", GeneratorSpec::default()));
         let usual = PcapSpec { input: Some("x".into()), ..PcapSpec::default() };
         assert_eq!(format!("{spec:?}"), format!("{usual:?}"));
-        let port = port("faults = { }");
-        assert!(faults(&port.faults.unwrap()).is_none());
-        assert_eq!(rss(&port.rss), RssSpec::STANDARD);
     }
 
     #[test]
-    fn every_fault_capture_and_rss_key_reaches_the_spec() {
-        let port = port(
-            "link = { kind = 'pcap', input = 'x', loop = 3, pace = 'file', snaplen = 99 }\n\
-             rss = { key = 'symmetric', fields = ['ipv6', 'udp'] }\n\
-             faults = { seed = 1, loss = 0.1, duplicate = 0.2, reorder = 0.3, corrupt = 0.4, delay = 0.5, \
-             delay_by = '6us', rx_error = 0.7, tx_error = 0.8, flap = 0.9 }",
-        );
-        let LinkSpec::Pcap(spec) = spec_of(&port) else { panic!("expected a capture") };
+    fn every_capture_key_reaches_the_spec() {
+        let LinkSpec::Pcap(spec) = link("kind = 'pcap', input = 'x', loop = 3, pace = 'file', snaplen = 99") else {
+            panic!("expected a capture")
+        };
         assert_eq!((spec.times, spec.pace, spec.snaplen), (Some(3), Pace::File, 99));
-        let fields = RssFields { ipv4: false, ipv6: true, tcp: false, udp: true };
-        assert_eq!(rss(&port.rss), RssSpec { fields, ..RssSpec::SYMMETRIC });
+    }
+
+    #[test]
+    fn keys_of_clock_faults_and_rss_reach_the_spec() {
+        let port = port(
+            "link = { kind = 'loopback' }\nrss = { key = 'symmetric', fields = ['ipv6', 'udp'] }\n\
+             faults = { seed = 1, loss = 0.1, duplicate = 0.2, reorder = 0.3, corrupt = 0.4, delay = 0.5, \
+             delay_by = '6us', rx_error = 0.7, tx_error = 0.8, flap = 0.9 }\n\
+             [port.clock]\nkhz = 7\nreports_khz = false\nbits = 48\ndrift_ppb = -9\nstart = 11\n\
+             wall_ahead = '-5ms'\nevents = [{ at = '3s', kind = 'fail_reads', value = 5 }, { at = '1s', kind = 'freeze' }]",
+        );
+        let (node, peer, requests, verifiers) = (None, None, Vec::new(), Vec::new());
+        let (config, span, input, has_default_mtu) = (port, 0..0, true, false);
+        let plan = PortPlan { config, span, input, has_default_mtu, node, peer, requests, verifiers };
+        let info = PortInfo { name: "p".into(), mac: [2; 6], mtu: 1500, interface: None, addresses: Vec::new() };
+        let spec = spec(0, &plan, &info, 1, false, &HostClock::new(), &mut BTreeMap::new()).unwrap();
+        let fields = RssFields { ipv6: true, udp: true, ..RssFields::NONE };
+        assert_eq!(spec.rss, RssSpec { fields, ..RssSpec::SYMMETRIC });
         let expected = FaultSpec {
             seed: 1,
             loss: 0.1,
@@ -244,12 +168,23 @@ mod tests {
             reorder: 0.3,
             corrupt: 0.4,
             delay: 0.5,
-            delay_by: Nanos(6_000),
+            delay_by: Period(Duration::from_micros(6)),
             rx_error: 0.7,
             tx_error: 0.8,
             flap: 0.9,
             ..FaultSpec::default()
         };
-        assert_eq!(faults(&port.faults.unwrap()), expected);
+        assert_eq!(spec.faults, expected);
+        let event = |seconds, kind, value| CounterEvent { at: Period::from_secs(seconds), kind, value };
+        let expected = CounterSpec {
+            khz: 7,
+            reports_khz: false,
+            bits: 48,
+            drift_ppb: -9,
+            start: 11,
+            wall_ahead: Offset(-5_000_000),
+            events: vec![event(3, CounterEventKind::FailReads, 5), event(1, CounterEventKind::Freeze, 0)],
+        };
+        assert_eq!(spec.counter, Some(expected));
     }
 }

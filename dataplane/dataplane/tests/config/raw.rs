@@ -1,7 +1,7 @@
 //! Tests of the keys `flow`, `offload` and `rate_limit` of a port: their values, and the messages about mistakes.
 
-use dataplane::config::{Action, Frames, Offload, Plan, RateLimit};
-use dataplane::units::BitRate;
+use dataplane::config::{Action, Frames, Offload, Plan};
+use dataplane::verbs::RateLimit;
 
 use super::{check, records};
 
@@ -54,7 +54,7 @@ fn every_key_is_read() {
     assert_eq!((flows[1].action, headers.udp.as_ref().unwrap().dst), (Action::Drop, Some(53)));
     assert_eq!(flows[2].frames, Frames::Sniffer);
     assert_eq!(port.offloads(), [Offload::Checksum, Offload::VlanStrip, Offload::Fcs, Offload::DelayDrop]);
-    assert_eq!(port.rate_limit, Some(RateLimit { rate: BitRate(500_000_000), burst: 9000, packet: 0 }));
+    assert_eq!(port.rate_limit, Some(RateLimit { kbps: 500_000, burst: 9000, typical_packet_size: 0 }));
     // The JSON form of a plan uses the same spelling as the config.
     let json = serde_json::to_value(port).unwrap();
     assert_eq!(json["flow"][1]["match"]["ipv6"]["src"], "2001:db8::/32");

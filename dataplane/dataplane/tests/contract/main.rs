@@ -30,11 +30,12 @@ mod nic;
 mod skips;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use bed::{Connection, EndpointSpec, Outcome, Pair, PairCq, Profile, Stop, TestBed};
 use dataplane::clock::HostClock;
 use dataplane::soft::{self, FaultSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
-use dataplane::units::Nanos;
+use dataplane::units::Period;
 use dataplane::verbs::{Capability, QpState, QpType, RawDevice};
 use libtest_mimic::{Arguments, Completion, Failed};
 
@@ -311,7 +312,7 @@ fn soft_other_driver(name: &'static str) -> TestBed<SoftDevice> {
 /// Returns a test bed with two software devices. Each packet arrives some time after the completion of its send.
 fn soft_long_cable(name: &'static str) -> TestBed<SoftDevice> {
     soft_with(name, Profile::Spec, |spec| {
-        spec.faults = FaultSpec { delay: 1.0, delay_by: Nanos(5_000_000), ..FaultSpec::default() };
+        spec.faults = FaultSpec { delay: 1.0, delay_by: Period(Duration::from_millis(5)), ..FaultSpec::default() };
     })
 }
 

@@ -3,6 +3,7 @@
 
 use super::*;
 use dataplane_core::clock::{ClockFault, ClockSource, ClockState, ClockSync, Stamp, Stamper};
+use dataplane_core::units::{Offset, Period};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -18,8 +19,8 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(counter: CounterSpec, timestamp_mask: u64) -> Self {
-        let spec = SoftSpec { counter: Some(counter), timestamp_mask, ..reflecting() };
+    fn new(counter: CounterSpec, bits: u32) -> Self {
+        let spec = SoftSpec { counter: Some(CounterSpec { bits, ..counter }), ..reflecting() };
         let rig = Rig::new(spec).ready();
         let sync = ClockSync::new(rig.device.timebase());
         let stamper = Stamper::new(ClockSource::DeviceTicks, &rig.clock, Some(&sync.clock()));
@@ -71,8 +72,8 @@ impl Watched {
     }
 }
 
-fn at(seconds: f64, event: CounterEvent) -> (Nanos, CounterEvent) {
-    (Nanos((seconds * SECOND as f64) as u64), event)
+fn at(seconds: u64, kind: CounterEventKind, value: i64) -> CounterEvent {
+    CounterEvent { at: Period::from_secs(seconds), kind, value }
 }
 
 #[test]
@@ -83,9 +84,9 @@ fn simulated_counter_reports_its_nominal_frequency() {
             reports_khz,
             drift_ppb: 1_000_000,
             start: 40,
+            bits: 24,
             ..CounterSpec::default()
         }),
-        timestamp_mask: 0xff_ffff,
         ..reflecting()
     };
     let rig = Rig::new(spec(true));
@@ -116,7 +117,7 @@ fn drifting_counters_of_all_widths_are_synchronized() {
     for bits in [16, 24, 32, 48, 63, 64] {
         for drift_ppb in [-90_000, 0, 90_000] {
             let counter = CounterSpec { khz: 156_250, drift_ppb, start: 0xfff0, ..CounterSpec::default() };
-            let mut it = Watched::new(counter, u64::MAX >> (64 - bits));
+            let mut it = Watched::new(counter, bits);
             it.until(0.001);
             it.assert_right(1_000);
             assert_eq!(it.until(12.0), ClockState::Synced, "{bits} bits");
@@ -135,13 +136,13 @@ fn jumps_and_resets_are_detected_and_recovered() {
         khz: 1_000_000,
         start: 1 << 40,
         events: vec![
-            at(20.0, CounterEvent::Jump(-5_000_000_000)),
-            at(40.0, CounterEvent::Jump(7_000_000_000)),
-            at(60.0, CounterEvent::Set(0)),
+            at(20, CounterEventKind::Jump, -5_000_000_000),
+            at(40, CounterEventKind::Jump, 7_000_000_000),
+            at(60, CounterEventKind::Set, 0),
         ],
         ..CounterSpec::default()
     };
-    let mut it = Watched::new(counter, (1 << 48) - 1);
+    let mut it = Watched::new(counter, 48);
     for jumps in 1..=3 {
         let when = 20.0 * f64::from(jumps);
         assert_eq!(it.until(when - 0.001), ClockState::Synced);
@@ -170,10 +171,10 @@ fn stopped_counter_is_detected_and_recovered() {
         let counter = CounterSpec {
             khz: 500_000,
             drift_ppb: 20_000,
-            events: vec![at(20.0, CounterEvent::Freeze), at(23.0, CounterEvent::Resume)],
+            events: vec![at(20, CounterEventKind::Freeze, 0), at(23, CounterEventKind::Resume, 0)],
             ..CounterSpec::default()
         };
-        let mut it = Watched::new(counter, u64::MAX >> (64 - bits));
+        let mut it = Watched::new(counter, bits);
         assert_eq!(it.until(19.9), ClockState::Synced);
         it.assert_right(1_000);
         // The stop is detected after at most one long synchronization interval.
@@ -193,14 +194,14 @@ fn unreadable_counter_is_extrapolated_then_invalid() {
     let counter = CounterSpec {
         drift_ppb: -40_000,
         events: vec![
-            at(20.0, CounterEvent::FailReads(libc::EIO)),
-            at(25.0, CounterEvent::AllowReads),
-            at(40.0, CounterEvent::FailReads(libc::EIO)),
-            at(60.0, CounterEvent::AllowReads),
+            at(20, CounterEventKind::FailReads, libc::EIO.into()),
+            at(25, CounterEventKind::AllowReads, 0),
+            at(40, CounterEventKind::FailReads, libc::EIO.into()),
+            at(60, CounterEventKind::AllowReads, 0),
         ],
         ..CounterSpec::default()
     };
-    let mut it = Watched::new(counter, u64::MAX >> 1);
+    let mut it = Watched::new(counter, 63);
     assert_eq!(it.until(24.9), ClockState::FreeRunning);
     it.assert_right(5_000);
     assert_eq!(it.until(39.0), ClockState::Synced);
@@ -213,8 +214,8 @@ fn unreadable_counter_is_extrapolated_then_invalid() {
 
 #[test]
 fn changed_drift_is_measured_again() {
-    let counter = CounterSpec { events: vec![at(20.0, CounterEvent::Drift(80_000))], ..CounterSpec::default() };
-    let mut it = Watched::new(counter, u64::MAX);
+    let counter = CounterSpec { events: vec![at(20, CounterEventKind::Drift, 80_000)], ..CounterSpec::default() };
+    let mut it = Watched::new(counter, 64);
     assert_eq!(it.until(19.9), ClockState::Synced);
     assert_eq!(it.until(40.0), ClockState::Synced);
     it.assert_right(1_000);
@@ -223,7 +224,7 @@ fn changed_drift_is_measured_again() {
 
 #[test]
 fn counter_without_frequency_gives_no_device_stamps() {
-    let mut it = Watched::new(CounterSpec { reports_khz: false, ..CounterSpec::default() }, u64::MAX);
+    let mut it = Watched::new(CounterSpec { reports_khz: false, ..CounterSpec::default() }, 64);
     assert_eq!(it.until(1.0), ClockState::Invalid);
     it.assert_downgraded();
     assert_eq!(it.sync.fault(), Some(ClockFault::NoFrequency));
@@ -232,7 +233,8 @@ fn counter_without_frequency_gives_no_device_stamps() {
 #[test]
 fn wall_clock_of_the_device_may_be_ahead_of_the_system_clock() {
     let plan = Plan { fields: PollFields::STANDARD | PollFields::WALLCLOCK, ..Plan::default() };
-    let mut rig = Rig::with(SoftSpec { wall_ahead: 37, ..reflecting() }, plan).ready();
+    let counter = CounterSpec { wall_ahead: Offset(37), ..CounterSpec::default() };
+    let mut rig = Rig::with(SoftSpec { counter: Some(counter), ..reflecting() }, plan).ready();
     rig.clock.advance(Nanos(1_000));
     rig.post_recv_run(&[0]).unwrap();
     let desc = rig.put(1, &frame(1, 60));

@@ -75,14 +75,15 @@ fn completions_of_raw_packet_queue_pairs_have_no_datagram_fields() {
 #[test]
 fn ticks_and_wall_clock_may_be_requested_together() {
     let both = PollFields::STANDARD | PollFields::TIMESTAMP | PollFields::WALLCLOCK;
-    let counter = CounterSpec { khz: 500_000, start: 1_000, ..CounterSpec::default() };
+    let wall_ahead = dataplane_core::units::Offset(37);
+    let counter = CounterSpec { khz: 500_000, start: 1_000, wall_ahead, ..CounterSpec::default() };
     for (asked, ticks, wallclock) in [
         (both, Some(Ticks(1_050)), Some(Nanos(137))),
         (both - PollFields::WALLCLOCK, Some(Ticks(1_050)), None),
         (both - PollFields::TIMESTAMP, None, Some(Nanos(137))),
     ] {
         for kind in [QpType::RawPacket, QpType::Ud] {
-            let spec = SoftSpec { counter: Some(counter.clone()), wall_ahead: 37, ..reflecting() };
+            let spec = SoftSpec { counter: Some(counter.clone()), ..reflecting() };
             let mut rig = Rig::with(spec, Plan { kind, fields: asked, ..Plan::default() }).ready();
             rig.clock.advance(Nanos(100));
             rig.post_recv_run(&[5]).unwrap();

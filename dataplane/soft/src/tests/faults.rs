@@ -48,7 +48,7 @@ fn same_seed_gives_the_same_run() {
         reorder: 0.1,
         corrupt: 0.1,
         delay: 0.1,
-        delay_by: Nanos(5),
+        delay_by: period(5),
         flap: 0.01,
         ..FaultSpec::default()
     };
@@ -85,7 +85,7 @@ fn each_fault_has_its_effect() {
     let (spoilt, faults) = half(|spec| spec.corrupt = 0.5);
     let changed = spoilt.iter().enumerate().filter(|(i, frame)| **frame != [*i as u8; 60]).count();
     assert!(changed == faults && faults > 20);
-    let (late, _) = half(|spec| (spec.delay, spec.delay_by) = (0.5, Nanos(10)));
+    let (late, _) = half(|spec| (spec.delay, spec.delay_by) = (0.5, period(10)));
     let mut sorted = numbers(&late);
     assert!(!sorted.is_sorted());
     sorted.sort();

@@ -219,7 +219,7 @@ fn rxe_checks_the_remote_key_of_an_empty_read_only_if_the_read_is_resent() {
         (Profile::Rxe, false, true, RemAccessErr),
     ] {
         let millisecond = 1_000_000;
-        let faults = FaultSpec { delay: 1.0, delay_by: Nanos(millisecond), ..FaultSpec::default() };
+        let faults = FaultSpec { delay: 1.0, delay_by: period(millisecond), ..FaultSpec::default() };
         let (mut a, b) = Ends { faults, ..Ends::of(profile, QpType::Rc) }.connected();
         let from = if known { b.remote(0) } else { Remote { rkey: Rkey(0xdead), ..b.remote(0) } };
         a.post(1, SendOp::RdmaRead(from), &[]).unwrap();
@@ -298,7 +298,7 @@ fn silent_peer_fails_the_connection_without_a_poll() {
 
 #[test]
 fn delayed_message_arrives_without_a_poll() {
-    let faults = FaultSpec { delay: 1.0, delay_by: Nanos(1_000_000), ..FaultSpec::default() };
+    let faults = FaultSpec { delay: 1.0, delay_by: period(1_000_000), ..FaultSpec::default() };
     let (mut a, mut b) = Ends { real_time: true, faults, ..Ends::of(Profile::Spec, QpType::Uc) }.connected();
     let (into, from) = ([b.sge(0, 10)], [a.sge(0, 10)]);
     b.post_recv(1, &into).unwrap();

@@ -27,10 +27,14 @@ use crate::*;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Desc, PageKind, Region, RegionSpec, RunSource, SlotLayout};
-use dataplane_core::units::{Gid, Lkey, Nanos, QpNum, Rkey, Ticks};
+use dataplane_core::units::{Gid, Lkey, Nanos, Period, QpNum, Rkey, Ticks};
 use dataplane_core::verbs::*;
 
 const HEADROOM: u16 = 64;
+
+fn period(nanos: u64) -> Period {
+    Period(std::time::Duration::from_nanos(nanos))
+}
 
 /// A device with a queue pair, two completion queues, and slots (packet buffers).
 struct Rig {

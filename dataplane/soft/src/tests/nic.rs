@@ -352,7 +352,7 @@ fn receiving_port_selects_the_queue_with_its_own_rss_settings() {
         SoftDevice::new(SoftSpec { rss, clock: clock.clone(), ..SoftSpec::new("soft", LinkSpec::Loopback(link)) })
             .unwrap()
     };
-    let none = RssFields { ipv4: false, ipv6: false, tcp: false, udp: false };
+    let none = RssFields::NONE;
     let mut sender = Rig::on(device(a, RssSpec { fields: none, ..RssSpec::STANDARD }), clock.clone(), plan()).ready();
     let receiver = device(b, RssSpec::STANDARD);
     let mut queues = [0, 1].map(|index| {

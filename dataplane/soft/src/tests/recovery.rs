@@ -52,7 +52,7 @@ fn faults() -> impl Strategy<Value = FaultSpec> {
     let odds = || prop_oneof![2 => Just(0.0), 1 => 0.0..0.2f64];
     (any::<u64>(), [odds(), odds(), odds(), odds(), odds()], 0..2_000_000u64).prop_map(|(seed, odds, delay_by)| {
         let [loss, duplicate, reorder, corrupt, delay] = odds;
-        FaultSpec { seed, loss, duplicate, reorder, corrupt, delay, delay_by: Nanos(delay_by), ..FaultSpec::default() }
+        FaultSpec { seed, loss, duplicate, reorder, corrupt, delay, delay_by: period(delay_by), ..FaultSpec::default() }
     })
 }
 

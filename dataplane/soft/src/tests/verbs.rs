@@ -21,7 +21,8 @@ fn reflected_frame_has_its_length_and_timestamp() {
 
 #[test]
 fn timestamps_contain_only_the_bits_of_the_mask() {
-    let mut rig = Rig::new(SoftSpec { timestamp_mask: 0xff, ..reflecting() }).ready();
+    let counter = Some(CounterSpec { bits: 8, ..CounterSpec::default() });
+    let mut rig = Rig::new(SoftSpec { counter, ..reflecting() }).ready();
     assert_eq!(rig.device.timebase().mask, 0xff);
     rig.clock.advance(Nanos(0x1234));
     let desc = rig.put(1, &frame(1, 60));

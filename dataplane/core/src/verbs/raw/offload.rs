@@ -1,8 +1,12 @@
 //! Receive and send offloads of raw-packet queue pairs, and the capabilities that they need.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use super::flow::{FlowError, FlowLimits};
 use crate::error::VerbError;
 use crate::header::parse::{checksummed, dissect};
+use crate::units::{BitRate, Bytes, bytes_within};
 
 /// Length of a frame check sequence in bytes.
 const FCS: u32 = 4;
@@ -171,15 +175,49 @@ pub fn checksum_covers_payload(frame: &[u8]) -> bool {
     checksummed(frame, &found).is_some_and(|(_, bytes)| bytes.len() == usize::from(found.end - found.l4))
 }
 
-/// The rate limit of a send queue: `struct ibv_qp_rate_limit_attr`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+// `struct ibv_qp_rate_limit_attr`. The default has no limit.
+/// The transmit rate limit of each worker's queue pair. The device enforces the limit. Not tested on hardware.
+///
+/// ```toml
+/// [[port]]
+/// name       = "wan"
+/// device     = "mlx5_0"
+/// rate_limit = { rate = "1Gbps", burst = "64KiB", packet = 1500 }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct RateLimit {
-    /// Rate in kbit/s. 0: no limit.
+    /// The rate, such as `"5Gbps"`: a multiple of 1 kbit/s, at most 4294967295 kbit/s.
+    #[serde(rename = "rate", with = "device_rate")]
+    #[schemars(with = "BitRate", extend("x-previous-name" = "kbps"))]
     pub kbps: u32,
-    /// Maximum burst in bytes. 0: the device default.
+    /// The maximum number of bytes in a burst, such as `"64KiB"`. The value 0 means the default of the device.
+    #[serde(default, deserialize_with = "bytes_within::<_, u32, 0, 4294967295>")]
+    #[schemars(with = "Bytes", range(min = 0, max = 4294967295u32))]
     pub burst: u32,
-    /// Typical packet size in bytes. 0: the MTU of the port.
+    /// The typical packet size, in bytes. The value 0 means the default of the device.
+    #[serde(rename = "packet", default, deserialize_with = "bytes_within::<_, u16, 0, 65535>")]
+    #[schemars(with = "Bytes", range(min = 0, max = 65535))]
     pub typical_packet_size: u16,
+}
+
+/// A rate in a config that must be a whole number of kbit/s, the unit of rates in verbs.h.
+mod device_rate {
+    use serde::de::{Error, Unexpected};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::units::BitRate;
+
+    pub(super) fn serialize<S: Serializer>(kbps: &u32, serializer: S) -> Result<S::Ok, S::Error> {
+        BitRate(u64::from(*kbps) * 1000).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+        let rate = BitRate::deserialize(deserializer)?;
+        let kbps = u32::try_from(rate.0 / 1000).ok().filter(|kbps| *kbps > 0 && rate.0 % 1000 == 0);
+        let expected = "a multiple of 1000 bit/s from \"1kbps\" to \"4294967295kbps\"";
+        kbps.ok_or_else(|| D::Error::invalid_value(Unexpected::Unsigned(rate.0), &expected))
+    }
 }
 
 impl RateLimit {

@@ -13,7 +13,7 @@ use super::raw::Offload;
 use super::tree;
 use dataplane_core::error::shorten;
 use dataplane_core::parse_errors::{NAME_HELP, has_control_character, suggest};
-use dataplane_core::verbs::Capability;
+use dataplane_core::verbs::{Capability, RssFields};
 use dataplane_soft::config::{HOST, LinkConfig, PortLimits, SOFT, kinds};
 
 /// Checks the ports. Returns the plan of each port, or `None` for a port that could not be read.
@@ -371,7 +371,7 @@ pub(super) fn spread(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], workers: u
             let mistake = Mistake::error(loaded.locate(&format!("port[{index}].refuse[{at}]")), message);
             diagnostics.push(mistake.help("remove \"rss\" from `refuse`, or set workers = 1 in [runtime]"));
         }
-        if port.input && port.config.rss.fields.is_empty() {
+        if port.input && port.config.rss.fields == RssFields::NONE {
             let message = format!("`{name}` hashes no fields, so one of {workers} workers receives every packet");
             let mistake = Mistake::error(loaded.locate(&format!("port[{index}].rss.fields")), message);
             diagnostics.push(mistake.help("name the fields to hash, such as \"ipv4\", or remove `fields`"));

@@ -182,8 +182,6 @@ pub mod clock {
         }
         impl Timebase {
             pub fn new(source: ClockSource, khz: u64, mask: u64) -> Self {}
-            #[must_use]
-            pub const fn masked(self, source: ClockSource, mask: u64) -> Self {}
             pub const NONE: Self = _;
             pub fn between(&self, from: Ticks, to: Ticks) -> Nanos {}
             pub fn nanos(&self, ticks: Ticks) -> Nanos {}
@@ -4025,7 +4023,17 @@ pub mod verbs {
             }
             pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {}
             pub fn checksum_covers_payload(frame: &[u8]) -> bool {}
-            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            #[derive(
+                Clone,
+                Copy,
+                Debug,
+                Default,
+                PartialEq,
+                Eq,
+                Serialize,
+                Deserialize,
+                JsonSchema
+            )]
             pub struct RateLimit {
                 pub kbps: u32,
                 pub burst: u32,
@@ -4140,7 +4148,7 @@ pub mod verbs {
         impl std::error::Error for PostError {}
     }
     mod rss {
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
         pub struct RssFields {
             pub ipv4: bool,
             pub ipv6: bool,
@@ -4149,10 +4157,22 @@ pub mod verbs {
         }
         impl RssFields {
             pub const ALL: Self = _;
+            pub const NONE: Self = _;
         }
-        #[derive(Clone, Debug, PartialEq, Eq)]
+        impl From<Vec<RssField>> for RssFields {}
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct RssKey(pub [u8; 40]);
+        impl RssKey {
+            pub const STANDARD: Self = _;
+            pub const SYMMETRIC: Self = _;
+        }
+        impl fmt::Display for RssKey {}
+        impl FromStr for RssKey {}
+        impl Serialize for RssKey {}
+        impl<'de> Deserialize<'de> for RssKey {}
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         pub struct RssSpec {
-            pub key: [u8; 40],
+            pub key: RssKey,
             pub fields: RssFields,
         }
         impl RssSpec {
@@ -4453,7 +4473,7 @@ pub mod verbs {
     pub use request::{
         Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge,
     };
-    pub use rss::{RssFields, RssSpec};
+    pub use rss::{RssFields, RssKey, RssSpec};
     pub use spec::{
         Capabilities, Capability, CqApi, CqGranted, CqSpec, DeviceInfo, Ece, GidEntry,
         GidKind, LinkLayer, Missing, MwKind, PortAttributes, PortState, QpCaps, QpSpec,

@@ -229,60 +229,6 @@ pub mod config {
         impl Qp {
             pub const fn name(self) -> &'static str {}
         }
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-        pub enum RssField {
-            Ipv4,
-            Ipv6,
-            Tcp,
-            Udp,
-        }
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-        pub struct Rss {
-            pub key: RssKey,
-            pub fields: Vec<RssField>,
-        }
-        impl Default for Rss {}
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-        pub struct Faults {
-            pub seed: u64,
-            pub loss: f64,
-            pub duplicate: f64,
-            pub reorder: f64,
-            pub corrupt: f64,
-            pub delay: f64,
-            pub delay_by: Period,
-            pub rx_error: f64,
-            pub tx_error: f64,
-            pub flap: f64,
-        }
-        impl Default for Faults {}
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-        pub struct Clock {
-            pub khz: u64,
-            pub reports_khz: bool,
-            pub bits: u32,
-            pub drift_ppb: i64,
-            pub start: u64,
-            pub wall_ahead: Offset,
-            pub events: Vec<ClockEvent>,
-        }
-        impl Default for Clock {}
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-        pub struct ClockEvent {
-            pub at: Period,
-            pub kind: ClockEventKind,
-            pub value: i64,
-        }
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-        pub enum ClockEventKind {
-            Jump,
-            Set,
-            Freeze,
-            Resume,
-            Drift,
-            FailReads,
-            AllowReads,
-        }
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
         pub struct Port {
             pub name: String,
@@ -298,13 +244,13 @@ pub mod config {
             pub required: bool,
             pub addresses: Vec<Address>,
             pub connection: Option<Connection>,
-            pub rss: Rss,
+            pub rss: RssSpec,
             pub flow: Option<Vec<FlowRuleConfig>>,
             pub offload: Option<Vec<Offload>>,
             pub rate_limit: Option<RateLimit>,
             pub link: Option<LinkConfig>,
-            pub faults: Option<Faults>,
-            pub clock: Option<Clock>,
+            pub faults: Option<FaultSpec>,
+            pub clock: Option<CounterSpec>,
             pub disabled_capabilities: Vec<Capability>,
         }
         impl Port {
@@ -327,12 +273,6 @@ pub mod config {
         }
         impl Offload {
             pub const fn name(self) -> &'static str {}
-        }
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-        pub struct RateLimit {
-            pub rate: BitRate,
-            pub burst: u32,
-            pub packet: u16,
         }
         #[derive(
             Clone,
@@ -700,15 +640,6 @@ pub mod config {
         );
         impl fmt::Display for Address {}
         impl FromStr for Address {}
-        #[derive(Clone, Debug, Default, PartialEq, Eq)]
-        pub enum RssKey {
-            Default,
-            Symmetric,
-            Bytes([u8; 40]),
-        }
-        as_string!(RssKey, "\"default\", \"symmetric\" or 80 hexadecimal digits");
-        impl fmt::Display for RssKey {}
-        impl FromStr for RssKey {}
     }
     pub use connection::{Connection, RendezvousConfig};
     pub use dataplane_core::parse_errors::{nearest, suggest};
@@ -722,16 +653,16 @@ pub mod config {
         Target,
     };
     pub use planner::plan;
-    pub use port::{Clock, ClockEvent, ClockEventKind, Faults, Port, Qp, Rss, RssField};
+    pub use port::{Port, Qp};
     pub use raw::{
         Action, EthernetHeader, FlowRuleConfig, Frames, Gre, Headers, Ipv4Header,
-        Ipv6Header, Match, Mpls, Offload, Ports, RateLimit, Vxlan,
+        Ipv6Header, Match, Mpls, Offload, Ports, Vxlan,
     };
     pub use read::MAX_SIZE;
     pub use runtime::{BlackBox, Idle, MetricsRules, Runtime, Timestamps};
     pub use schema::{Row, Section, schema, schema_table, sections};
     pub use source::{Position, Source, Span};
-    pub use types::{Address, Control, Metrics, RssKey};
+    pub use types::{Address, Control, Metrics};
 }
 pub mod prelude {
     pub use crate::app::App;

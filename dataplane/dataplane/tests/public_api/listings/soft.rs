@@ -6,23 +6,34 @@ mod channel {
     impl CompletionChannel for SoftChannel {}
 }
 mod counter {
-    #[derive(Clone, Debug, PartialEq, Eq)]
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct CounterSpec {
         pub khz: u64,
         pub reports_khz: bool,
+        pub bits: u32,
         pub drift_ppb: i64,
         pub start: u64,
-        pub events: Vec<(Nanos, CounterEvent)>,
+        pub wall_ahead: Offset,
+        pub events: Vec<CounterEvent>,
     }
     impl Default for CounterSpec {}
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum CounterEvent {
-        Jump(i64),
-        Set(u64),
+    impl CounterSpec {
+        pub fn mask(&self) -> u64 {}
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct CounterEvent {
+        pub at: Period,
+        pub kind: CounterEventKind,
+        pub value: i64,
+    }
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub enum CounterEventKind {
+        Jump,
+        Set,
         Freeze,
         Resume,
-        Drift(i64),
-        FailReads(i32),
+        Drift,
+        FailReads,
         AllowReads,
     }
 }
@@ -82,7 +93,7 @@ mod fabric {
     pub use shared_receive::SoftSrq;
 }
 mod fault {
-    #[derive(Clone, Copy, Debug, PartialEq)]
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     pub struct FaultSpec {
         pub seed: u64,
         pub loss: f64,
@@ -90,7 +101,7 @@ mod fault {
         pub reorder: f64,
         pub corrupt: f64,
         pub delay: f64,
-        pub delay_by: Nanos,
+        pub delay_by: Period,
         pub clock_busy: f64,
         pub rx_error: f64,
         pub rx_status: WcStatus,
@@ -741,8 +752,6 @@ mod spec {
         pub port: PortSpec,
         pub clock: HostClock,
         pub counter: Option<CounterSpec>,
-        pub timestamp_mask: u64,
-        pub wall_ahead: i64,
         pub faults: FaultSpec,
         pub disabled_capabilities: Vec<Capability>,
         pub hidden_qp_types: Vec<Capability>,
@@ -760,10 +769,10 @@ mod spec {
     }
 }
 pub use channel::SoftChannel;
-pub use counter::{CounterEvent, CounterSpec};
+pub use counter::{CounterEvent, CounterEventKind, CounterSpec};
 pub use counters::SoftCounters;
 pub use cq::{SoftCq, SoftCursor};
-pub use dataplane_core::verbs::{RssFields, RssSpec};
+pub use dataplane_core::verbs::{RssFields, RssKey, RssSpec};
 pub use device::{SoftDevice, SoftProvider};
 pub use fabric::SoftSrq;
 pub use fault::FaultSpec;
