@@ -156,7 +156,7 @@ pub struct TracePath {
     /// The stages, in order. The path of a copy begins with the stage that made the copy.
     pub stages: Vec<TraceHop>,
     /// How the path ends.
-    pub fate: Fate,
+    pub fate: TraceFate,
     /// The port on which the packet is sent, or the drop as `STAGE.REASON`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
@@ -180,7 +180,7 @@ pub struct TraceHop {
 /// How the path of a packet ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Fate {
+pub enum TraceFate {
     /// The stages send the packet on a port.
     Sent,
     /// A stage dropped the packet.

@@ -91,7 +91,7 @@ fn refused(kind: FileType, what: &str) -> io::Error {
 
 /// Checks that an output file can be opened for writing. The file is not changed or created.
 pub fn can_be_written(path: &Path) -> io::Result<()> {
-    let place = Place::of(path)?;
+    let place = OutputPlace::of(path)?;
     if place.known.is_some() {
         return place.open(path, Mode::empty()).map(drop);
     }
@@ -102,7 +102,7 @@ pub fn can_be_written(path: &Path) -> io::Result<()> {
 
 /// Creates the missing folders of an output file. Refuses symbolic links like [`LockedFile::output`].
 pub fn create_folders(path: &Path) -> io::Result<()> {
-    let Place { mut folder, rest, .. } = Place::of(path)?;
+    let OutputPlace { mut folder, rest, .. } = OutputPlace::of(path)?;
     for name in &rest[..rest.len().saturating_sub(1)] {
         match mkdirat(&folder, name, Mode::from_raw_mode(0o777)) {
             // Another program may have created the folder since the check.
@@ -122,7 +122,7 @@ pub fn create_folders(path: &Path) -> io::Result<()> {
 /// If the outer result is an error, such as a full disk, the file has its old content. If only the inner result is an
 /// error, the file has its new content, but a power failure may bring back the old content.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<io::Result<()>> {
-    let place = Place::of(path)?;
+    let place = OutputPlace::of(path)?;
     let [name] = &place.rest[..] else { return Err(Errno::NOENT.into()) };
     can_be_named(path)?;
     if let Some(known) = &place.known {
@@ -217,7 +217,7 @@ fn without_group(mode: u32) -> u32 {
 const LOOKUP: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// The place to which the path of an output leads, after all symbolic links.
-struct Place {
+struct OutputPlace {
     /// The nearest existing folder, opened with [`LOOKUP`].
     folder: File,
     /// The names from that folder to the file. Only the last name is left if the folder of the file exists.
@@ -226,7 +226,7 @@ struct Place {
     known: Option<fs::Metadata>,
 }
 
-impl Place {
+impl OutputPlace {
     /// Follows a path name by name. Refuses symbolic links of other users. Every folder stays open until the next name
     /// is looked up, so other users cannot replace a folder after its check.
     fn of(path: &Path) -> io::Result<Self> {
@@ -483,7 +483,7 @@ impl LockedFile {
     pub fn output(path: &Path, readers: Readers) -> io::Result<Self> {
         let mut attempts = 0;
         let file = loop {
-            let place = Place::of(path)?;
+            let place = OutputPlace::of(path)?;
             attempts += 1;
             match place.open(path, Mode::from_raw_mode(readers.mode())) {
                 // Another program has created or removed the file since the check.

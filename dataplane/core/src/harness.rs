@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 
 use crate::clock::{ClockSource, Stamp};
-use crate::mem::{Batch, Edge, HoldState, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout, Verdict as Label};
+use crate::mem::{Batch, Edge, HoldState, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout, Verdict};
 use crate::pipeline::{
     ContinuingParts, Ctx, Facts, Objects, PortChange, PortInfo, Problem, Resources, Services, Setup, Stage, Tasks,
 };
@@ -235,11 +235,11 @@ impl Harness {
     fn outcome(&mut self, index: usize) -> Outcome {
         let name = |edge: Edge| self.outputs.get(edge.index()).map_or("undeclared", |(name, _)| name).to_owned();
         let fate = match self.batch.verdict(index) {
-            Label::Next => Fate::Next,
-            Label::Edge(edge) => Fate::Output(name(edge)),
-            Label::Dropped(reason) => Fate::Dropped(reason.name(&self.reasons)),
-            Label::Consumed => Fate::Consumed,
-            Label::Held => Fate::Held,
+            Verdict::Next => Fate::Next,
+            Verdict::Edge(edge) => Fate::Output(name(edge)),
+            Verdict::Dropped(reason) => Fate::Dropped(reason.name(&self.reasons)),
+            Verdict::Consumed => Fate::Consumed,
+            Verdict::Held => Fate::Held,
         };
         let copy = self.batch.copy_wanted(index).map(name);
         let packet = self.batch.get_mut(index).expect("the index is below the batch's length");

@@ -3,7 +3,7 @@
 use dataplane::config::Source;
 use dataplane::prelude::*;
 use dataplane::stages;
-use dataplane::testing::{End, Pipeline, frame};
+use dataplane::testing::{PathEnd, Pipeline, frame};
 
 /// A stage that counts packets, and drops packets of at most `than` bytes.
 #[derive(serde::Deserialize)]
@@ -76,8 +76,8 @@ fn app_stage_is_part_of_the_pipeline() {
     let mut pipeline = own(stages).unwrap();
     let traces = pipeline.run("a", &[packet(0), packet(100)]).unwrap();
     assert_eq!(traces.len(), 2);
-    assert_eq!((&traces[0].end, traces[0].path()), (&End::Dropped("keep.too_short".to_owned()), vec!["keep"]));
-    assert_eq!((&traces[1].end, traces[1].path()), (&End::Sent("b".to_owned()), vec!["keep", "mac_swap", "tx"]));
+    assert_eq!((&traces[0].end, traces[0].path()), (&PathEnd::Dropped("keep.too_short".to_owned()), vec!["keep"]));
+    assert_eq!((&traces[1].end, traces[1].path()), (&PathEnd::Sent("b".to_owned()), vec!["keep", "mac_swap", "tx"]));
     let (sent, given) = (&traces[1].bytes, packet(100));
     assert_eq!((&sent[..6], &sent[6..12], &sent[12..]), (&given[6..12], &given[..6], &given[12..]));
     assert_eq!(pipeline.counter("keep", "seen"), Some(2));
@@ -110,11 +110,11 @@ fn each_copy_has_its_own_trace() {
     let mut pipeline = own(stages).unwrap();
     for _ in 0..600 {
         let traces = pipeline.run("a", &[packet(10)]).unwrap();
-        let mut found: Vec<(bool, Vec<&str>, &End)> =
+        let mut found: Vec<(bool, Vec<&str>, &PathEnd)> =
             traces.iter().map(|trace| (trace.copy, trace.path(), &trace.end)).collect();
         found.sort_by_key(|(copy, path, _)| (*copy, path.clone()));
-        let (a, b) = (End::Sent("a".to_owned()), End::Sent("b".to_owned()));
-        let expected: [(bool, Vec<&str>, &End); 4] = [
+        let (a, b) = (PathEnd::Sent("a".to_owned()), PathEnd::Sent("b".to_owned()));
+        let expected: [(bool, Vec<&str>, &PathEnd); 4] = [
             (false, vec!["mirror", "again", "a"], &a),
             (true, vec!["again", "b"], &b),
             (true, vec!["again", "b"], &b),
@@ -130,8 +130,8 @@ fn oversized_frame_is_not_received() {
     let stages = "[[pipeline.stage]]\nuse = \"drop\"\n[runtime]\nbuffer_size = 1728\nheadroom = 128\n";
     let mut pipeline = own(stages).unwrap();
     let traces = pipeline.run("b", &[packet(1600), packet(10)]).unwrap();
-    assert_eq!(traces[0].end, End::TooLong(1600));
-    assert_eq!(traces[1].end, End::Dropped("drop.requested".to_owned()));
+    assert_eq!(traces[0].end, PathEnd::TooLong(1600));
+    assert_eq!(traces[1].end, PathEnd::Dropped("drop.requested".to_owned()));
 }
 
 #[test]

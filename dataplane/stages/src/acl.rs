@@ -21,7 +21,7 @@ use hits::RuleSet;
 use rows::RuleTable;
 #[cfg(any(test, fuzzing))]
 pub(crate) use rules::fuzz;
-use rules::{Action, RuleSpec, Rules};
+use rules::{RuleAction, RuleSpec, Rules};
 
 /// Permits or denies packets by ordered rules. The first rule that matches a packet determines the action.
 ///
@@ -80,7 +80,7 @@ pub struct Acl {
     /// at most 32 MiB. The stage reads the file again on SIGHUP or `dataplane reload`.
     file: Option<PathBuf>,
     /// The action for packets that no rule matches: `permit` or `deny`.
-    default: Action,
+    default: RuleAction,
     /// How fragments without a complete TCP, UDP or ICMP header are handled. `match_l3` checks these fragments only
     /// against rules that name neither ports nor TCP flags. `deny` drops these fragments.
     #[serde(default)]
@@ -98,7 +98,7 @@ pub struct Acl {
     reports_rules: bool,
     #[serde(skip)]
     #[schemars(skip)]
-    scratch: Box<Scratch>,
+    scratch: Box<RuleScratch>,
     #[serde(skip)]
     #[schemars(skip)]
     default_hits: u64,
@@ -120,22 +120,22 @@ enum Fragments {
 
 /// The decision about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    Rule(u32, Action),
+enum RuleVerdict {
+    Rule(u32, RuleAction),
     Fragment,
     Default,
 }
 
 /// The lookup keys and results of a batch. All keys are collected first, so that the memory accesses of the lookups
 /// overlap.
-struct Scratch {
+struct RuleScratch {
     keys: [V4Key; BATCH],
     found: [u32; BATCH],
     /// Indexes of the packets to drop.
     denied: [u16; BATCH],
 }
 
-impl Default for Scratch {
+impl Default for RuleScratch {
     fn default() -> Self {
         Self { keys: [V4Key::default(); BATCH], found: [MISS; BATCH], denied: [0; BATCH] }
     }
@@ -203,11 +203,11 @@ impl Fragments {
 
     /// Returns the decision about a packet, given the result of its lookup.
     #[inline]
-    fn decide(self, rules: &Rules, found: u32, packet: &Packet<'_>) -> Verdict {
+    fn decide(self, rules: &Rules, found: u32, packet: &Packet<'_>) -> RuleVerdict {
         match rules.verdicts.get(found as usize) {
-            Some((place, action)) => Verdict::Rule(*place, *action),
-            None if self.denies(packet) => Verdict::Fragment,
-            None => Verdict::Default,
+            Some((place, action)) => RuleVerdict::Rule(*place, *action),
+            None if self.denies(packet) => RuleVerdict::Fragment,
+            None => RuleVerdict::Default,
         }
     }
 
@@ -218,13 +218,13 @@ impl Fragments {
     }
 }
 
-impl Verdict {
+impl RuleVerdict {
     /// Returns the action for the packet.
     #[inline]
-    fn action(self, default: Action) -> Action {
+    fn action(self, default: RuleAction) -> RuleAction {
         match self {
             Self::Rule(_, action) => action,
-            Self::Fragment => Action::Deny,
+            Self::Fragment => RuleAction::Deny,
             Self::Default => default,
         }
     }
@@ -234,7 +234,7 @@ impl Stage for Acl {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         let Self { rule_set, scratch, default_hits, fragments_denied, default, fragments, .. } = self;
         let Some(RuleSet { rules, hits, .. }) = rule_set else { return };
-        let Scratch { keys, found, denied } = &mut **scratch;
+        let RuleScratch { keys, found, denied } = &mut **scratch;
         let keyed =
             batch.located_heads().zip(&mut *keys).map_while(|(head, key)| fast_key(&head).map(|now| *key = now));
         let fast = keyed.count();
@@ -248,7 +248,7 @@ impl Stage for Acl {
             };
             *counter += 1;
             denied[drops % BATCH] = place;
-            drops += usize::from(action == Action::Deny);
+            drops += usize::from(action == RuleAction::Deny);
         }
         for place in denied.iter().take(drops) {
             batch.get_mut(usize::from(*place)).into_iter().for_each(|mut packet| packet.drop(Reason::Denied));
@@ -260,12 +260,12 @@ impl Stage for Acl {
         for (mut packet, found) in batch.iter_mut_from(fast).zip(rest) {
             let verdict = fragments.decide(rules, *found, &packet);
             let counter = match verdict {
-                Verdict::Rule(rule, _) => hits.get_mut(rule as usize).unwrap_or(&mut *default_hits),
-                Verdict::Fragment => &mut *fragments_denied,
-                Verdict::Default => &mut *default_hits,
+                RuleVerdict::Rule(rule, _) => hits.get_mut(rule as usize).unwrap_or(&mut *default_hits),
+                RuleVerdict::Fragment => &mut *fragments_denied,
+                RuleVerdict::Default => &mut *default_hits,
             };
             *counter += 1;
-            if verdict.action(*default) == Action::Deny {
+            if verdict.action(*default) == RuleAction::Deny {
                 packet.drop(Reason::Denied);
             }
         }
@@ -311,13 +311,13 @@ impl Stage for Acl {
         let found = self.fragments.key(packet).and_then(|key| rules.classifier.lookup(&key));
         let verdict = self.fragments.decide(rules, found.unwrap_or(MISS), packet);
         let action = match verdict.action(self.default) {
-            Action::Permit => "permit",
-            Action::Deny => "deny",
+            RuleAction::Permit => "permit",
+            RuleAction::Deny => "deny",
         };
         Some(match verdict {
-            Verdict::Rule(rule, _) => rules.explain(rule).unwrap_or_default(),
-            Verdict::Fragment => "a fragment without a complete TCP, UDP or ICMP header: deny".to_owned(),
-            Verdict::Default => format!("no rule matches: {action}"),
+            RuleVerdict::Rule(rule, _) => rules.explain(rule).unwrap_or_default(),
+            RuleVerdict::Fragment => "a fragment without a complete TCP, UDP or ICMP header: deny".to_owned(),
+            RuleVerdict::Default => format!("no rule matches: {action}"),
         })
     }
 

@@ -24,7 +24,7 @@ use dataplane_core::units::Period;
 use loops::{LoopGuard, Loops};
 use rows::LearnedMacs;
 use storm::{StormControl, StormMeter};
-use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
+use table::{BUCKET_BITS, BridgeTable, SWEPT, TIME, UNIT};
 
 /// Forwards each frame to the port that last received a frame from the destination MAC address (IEEE 802.1Q). The
 /// bridge learns MAC addresses separately for each VLAN. If the destination address is unknown, multicast or broadcast,
@@ -98,7 +98,7 @@ pub struct Bridge {
     joined: Vec<BridgePort>,
     #[serde(skip)]
     #[schemars(skip)]
-    table: Option<Arc<Table>>,
+    table: Option<Arc<BridgeTable>>,
     /// The index of the next group of buckets in which `tick` searches for aged entries.
     #[serde(skip)]
     #[schemars(skip)]
@@ -272,8 +272,8 @@ impl Stage for Bridge {
             let loops = setup.shared_by_workers(|_| Ok(Loops::new()))?;
             self.guard = Some(LoopGuard::new(setup, loops, &ports, time));
         }
-        share_earlier(setup, Table::new);
-        let table = setup.shared_by_workers(|_| Ok(Table::new()))?;
+        share_earlier(setup, BridgeTable::new);
+        let table = setup.shared_by_workers(|_| Ok(BridgeTable::new()))?;
         if setup.worker_number() == 0 {
             let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
             setup.table("bridge", LearnedMacs { table: table.clone(), ports });

@@ -16,7 +16,7 @@ use dataplane_core::pipeline::Cause;
 use dataplane_core::prelude::*;
 use dataplane_core::units::{Bytes, Period, bytes_within};
 use files::{Rotation, Spec};
-use ring::Frame;
+use ring::CapturedFrame;
 use sink::{Sink, Tap};
 
 /// Writes all packets that reach the stage to a pcapng file, with nanosecond timestamps. All packets go to the next
@@ -167,7 +167,7 @@ impl Capture {
         let (taken, missed) = tap.offer(packets, self.lossless, |packet, buffer| {
             let packet: &Packet<'_> = packet.borrow();
             let nanos = ctx.start_wallclock.0.saturating_add(ctx.nanos(packet.stamp()));
-            Frame::new(buffer, nanos, packet.stamp().source(), packet.data(), comment)
+            CapturedFrame::new(buffer, nanos, packet.stamp().source(), packet.data(), comment)
         });
         self.taken += taken;
         self.missed += missed;

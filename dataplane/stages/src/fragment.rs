@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::forwarding::Reader;
+use crate::forwarding::ForwardingReader;
 use crate::kernel;
 use crate::parameter::Origin;
 use dataplane_core::header::Header;
@@ -66,7 +66,7 @@ pub struct Fragment {
     mtus: Vec<u32>,
     #[serde(skip)]
     #[schemars(skip)]
-    reader: Option<Reader>,
+    reader: Option<ForwardingReader>,
 }
 
 fn most() -> u8 {
@@ -92,7 +92,7 @@ struct Datagram {
 }
 
 /// The decision of the stage about a packet.
-enum Verdict {
+enum FragmentVerdict {
     Fits,
     TooBig,
     Cut(Datagram),
@@ -104,10 +104,10 @@ impl Stage for Fragment {
         // New fragments are appended to the batch. The loop visits only the packets that are in the batch now.
         for index in 0..batch.len() {
             match self.verdict(batch, index) {
-                Verdict::Fits => {}
-                Verdict::TooBig => steer(batch, index),
-                Verdict::Refused(reason) => drop(batch, index, reason),
-                Verdict::Cut(datagram) => cut(batch, index, &datagram),
+                FragmentVerdict::Fits => {}
+                FragmentVerdict::TooBig => steer(batch, index),
+                FragmentVerdict::Refused(reason) => drop(batch, index, reason),
+                FragmentVerdict::Cut(datagram) => cut(batch, index, &datagram),
             }
         }
     }
@@ -146,42 +146,42 @@ impl Stage for Fragment {
 
 impl Fragment {
     #[inline]
-    fn verdict(&self, batch: &mut Batch, index: usize) -> Verdict {
-        let Some(packet) = batch.get_mut(index) else { return Verdict::Fits };
+    fn verdict(&self, batch: &mut Batch, index: usize) -> FragmentVerdict {
+        let Some(packet) = batch.get_mut(index) else { return FragmentVerdict::Fits };
         let meta = packet.meta();
         let mtu = match &self.reader {
             Some(reader) => reader.mtu(meta.egress),
             None => self.mtus.get(usize::from(meta.egress)).copied(),
         };
-        let Some(mtu) = mtu else { return Verdict::Refused(Reason::NoPort) };
+        let Some(mtu) = mtu else { return FragmentVerdict::Refused(Reason::NoPort) };
         let (start, end) = (usize::from(meta.l3), usize::from(meta.end));
         if end.saturating_sub(start) <= mtu as usize {
-            return Verdict::Fits;
+            return FragmentVerdict::Fits;
         }
         if meta.flags.contains(MetaFlags::IPV6) {
-            return Verdict::TooBig;
+            return FragmentVerdict::TooBig;
         }
         let header = packet.data().get(start..end).filter(|_| meta.flags.contains(MetaFlags::IPV4));
-        let Some(Ok(ip)) = header.map(Ipv4::view) else { return Verdict::Refused(Reason::TooLong) };
+        let Some(Ok(ip)) = header.map(Ipv4::view) else { return FragmentVerdict::Refused(Reason::TooLong) };
         let field = ip.fragment.get();
         if field & DONT_FRAGMENT != 0 {
-            return Verdict::TooBig;
+            return FragmentVerdict::TooBig;
         }
         let payload = start + ip.header_len();
         let step = (mtu as usize).saturating_sub(ip.header_len()) & !7;
         if step == 0 {
-            return Verdict::Refused(Reason::TooLong);
+            return FragmentVerdict::Refused(Reason::TooLong);
         }
         if (end - payload).div_ceil(step) > usize::from(self.most) {
-            return Verdict::Refused(TOO_MANY);
+            return FragmentVerdict::Refused(TOO_MANY);
         }
         let last = (end - payload - 1) / step * step;
         if usize::from(field & FRAGMENT_OFFSET) + last / 8 > usize::from(FRAGMENT_OFFSET) {
             // The packet is itself a fragment, and the offset of its last part does not fit in the header field. The
             // datagram is then longer than 65,535 bytes, the maximum length (RFC 791).
-            return Verdict::Refused(Reason::BadLength);
+            return FragmentVerdict::Refused(Reason::BadLength);
         }
-        Verdict::Cut(Datagram { start, payload, end, step, field })
+        FragmentVerdict::Cut(Datagram { start, payload, end, step, field })
     }
 }
 

@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 
 use crate::resolution::NeighborListener;
 use crate::responder::{Responder, is_host};
-use answer::{BAD_ADVERTISEMENT, BAD_SOLICITATION, Verdict, layers};
+use answer::{BAD_ADVERTISEMENT, BAD_SOLICITATION, IcmpVerdict, layers};
 use dataplane_core::header::checksum::{Sum, checksum, update_u16};
 use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::icmp::{self, Icmp as Message};
@@ -99,13 +99,13 @@ impl Stage for Icmp {
     fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
         for mut packet in batch.iter_mut() {
             match self.answer(&mut packet, ctx) {
-                Verdict::Answered => {
+                IcmpVerdict::Answered => {
                     packet.meta_mut().egress = packet.ingress();
                     packet.steer(REPLY);
                 }
-                Verdict::Consumed => packet.consume(),
-                Verdict::NotOurs => {}
-                Verdict::Refused(reason) => packet.drop(reason),
+                IcmpVerdict::Consumed => packet.consume(),
+                IcmpVerdict::NotOurs => {}
+                IcmpVerdict::Refused(reason) => packet.drop(reason),
             }
         }
     }
@@ -140,12 +140,12 @@ impl Stage for Icmp {
 
 impl Icmp {
     #[inline]
-    fn answer(&mut self, packet: &mut Packet<'_>, ctx: &Ctx) -> Verdict {
+    fn answer(&mut self, packet: &mut Packet<'_>, ctx: &Ctx) -> IcmpVerdict {
         let meta = packet.meta();
         if !meta.flags.contains(MetaFlags::L4) || meta.flags.contains(MetaFlags::FRAGMENT) {
-            return Verdict::NotOurs;
+            return IcmpVerdict::NotOurs;
         }
-        let Some(mac) = self.own.mac(packet.ingress()) else { return Verdict::NotOurs };
+        let Some(mac) = self.own.mac(packet.ingress()) else { return IcmpVerdict::NotOurs };
         let ip_len = meta.l4.saturating_sub(meta.l3);
         let answer = match meta.protocol {
             protocol::ICMP if meta.flags.contains(MetaFlags::IPV4) && usize::from(ip_len) == Ipv4::LEN => {
@@ -156,10 +156,10 @@ impl Icmp {
             }
             _ => None,
         };
-        answer.unwrap_or(Verdict::NotOurs)
+        answer.unwrap_or(IcmpVerdict::NotOurs)
     }
 
-    fn echo_v4(&self, packet: &mut Packet<'_>) -> Option<Verdict> {
+    fn echo_v4(&self, packet: &mut Packet<'_>) -> Option<IcmpVerdict> {
         let (link, ip, bytes) = layers::<Ipv4>(packet)?;
         let message = Message::view(bytes).ok()?;
         let wanted = (message.kind, message.code) == (icmp::ECHO_REQUEST, 0)
@@ -167,10 +167,10 @@ impl Icmp {
             && self.own.is_host_v4(ip.source_addr())
             && is_unicast(link);
         if !wanted {
-            return Some(Verdict::NotOurs);
+            return Some(IcmpVerdict::NotOurs);
         }
         if checksum(bytes) != 0 {
-            return Some(Verdict::Refused(Reason::BadChecksum));
+            return Some(IcmpVerdict::Refused(Reason::BadChecksum));
         }
         echo(bytes, icmp::ECHO_REPLY)?;
         // Swapping the addresses does not change the checksum.
@@ -180,10 +180,10 @@ impl Icmp {
         ip.ttl = self.ttl;
         ip.checksum.set(update_u16(ip.checksum.get(), old, new));
         std::mem::swap(&mut link.source, &mut link.destination);
-        Some(Verdict::Answered)
+        Some(IcmpVerdict::Answered)
     }
 
-    fn icmpv6(&mut self, packet: &mut Packet<'_>, mac: MacAddr, ctx: &Ctx) -> Option<Verdict> {
+    fn icmpv6(&mut self, packet: &mut Packet<'_>, mac: MacAddr, ctx: &Ctx) -> Option<IcmpVerdict> {
         let (ingress, flags) = (packet.ingress(), packet.meta().flags);
         let (link, ip, bytes) = layers::<Ipv6>(packet)?;
         let message = Message::view(bytes).ok()?;
@@ -206,16 +206,16 @@ impl Icmp {
             _ => false,
         };
         if !wanted {
-            return Some(Verdict::NotOurs);
+            return Some(IcmpVerdict::NotOurs);
         }
         let pseudo = Sum::default().pseudo_ipv6(&ip.source, &ip.destination, protocol::ICMPV6, bytes.len() as u32);
         if pseudo.bytes(bytes).checksum() != 0 {
-            return Some(Verdict::Refused(Reason::BadChecksum));
+            return Some(IcmpVerdict::Refused(Reason::BadChecksum));
         }
         match message.kind {
             icmp::V6_NEIGHBOR_SOLICITATION => {
                 let Some(observation) = discovery::solicitation(ip, bytes) else {
-                    return Some(Verdict::Refused(BAD_SOLICITATION));
+                    return Some(IcmpVerdict::Refused(BAD_SOLICITATION));
                 };
                 if let Some(observation) = observation {
                     self.resolver.receive(ingress, flags, observation, ctx);
@@ -224,17 +224,17 @@ impl Icmp {
             }
             icmp::V6_NEIGHBOR_ADVERTISEMENT => {
                 let Some(observation) = discovery::advertisement(ip, bytes) else {
-                    return Some(Verdict::Refused(BAD_ADVERTISEMENT));
+                    return Some(IcmpVerdict::Refused(BAD_ADVERTISEMENT));
                 };
                 self.resolver.receive(ingress, flags, observation, ctx);
-                Some(Verdict::Consumed)
+                Some(IcmpVerdict::Consumed)
             }
             _ => {
                 echo(bytes, icmp::V6_ECHO_REPLY)?;
                 std::mem::swap(&mut ip.source, &mut ip.destination);
                 ip.hop_limit = self.ttl;
                 std::mem::swap(&mut link.source, &mut link.destination);
-                Some(Verdict::Answered)
+                Some(IcmpVerdict::Answered)
             }
         }
     }

@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 
 mod host_limit;
 
-use crate::forwarding::Reader;
+use crate::forwarding::ForwardingReader;
 use crate::kernel;
 use crate::parameter::{Origin, rate_share};
 use crate::responder::{Responder, is_host};
@@ -93,7 +93,7 @@ pub struct IcmpError {
     /// the first IPv4 address and the first IPv6 address of the key `addresses` in `[[port]]`. A link-local IPv6
     /// address is used only if the port has no other IPv6 address.
     #[serde(default)]
-    addresses: Vec<Address>,
+    addresses: Vec<PortAddress>,
     /// The maximum number of errors per second, for all workers together. At least 1. Default: 1,000.
     #[serde(default = "per_second")]
     per_second: u64,
@@ -115,7 +115,7 @@ pub struct IcmpError {
     ports: Vec<Port>,
     #[serde(skip)]
     #[schemars(skip)]
-    reader: Option<Reader>,
+    reader: Option<ForwardingReader>,
     /// The addresses of this host, from the config.
     #[serde(skip)]
     #[schemars(skip)]
@@ -189,7 +189,7 @@ impl ErrorKind {
 /// An address of a port.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Address {
+struct PortAddress {
     /// The name of the port.
     port: String,
     /// The IPv4 or IPv6 address of the port, which must be the address of a single host.

@@ -77,10 +77,10 @@ pub struct Limit {
     colour_aware: bool,
     /// The action for yellow packets: `pass` or `drop`. Default: `pass`.
     #[serde(default = "pass")]
-    yellow: Action,
+    yellow: ColourAction,
     /// The action for red packets: `pass` or `drop`. Default: `drop`.
     #[serde(default = "drop")]
-    red: Action,
+    red: ColourAction,
     #[serde(skip)]
     #[schemars(skip)]
     meter: Option<Meter>,
@@ -140,19 +140,19 @@ enum Mode {
 /// The action for packets of one colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-enum Action {
+enum ColourAction {
     /// Packets go to the next stage with their colour.
     Pass,
     /// Packets are dropped.
     Drop,
 }
 
-fn pass() -> Action {
-    Action::Pass
+fn pass() -> ColourAction {
+    ColourAction::Pass
 }
 
-fn drop() -> Action {
-    Action::Drop
+fn drop() -> ColourAction {
+    ColourAction::Drop
 }
 
 /// The limit of a stage. The rates and the packet counts are for all workers together. Each worker has the full burst
@@ -305,12 +305,12 @@ impl Stage for Limit {
             let colour = meter.mark(ctx.nanos(packet.stamp()), tokens, before);
             packet.meta_mut().colour = colour;
             let (index, action) = match colour {
-                Colour::Green => (0, Action::Pass),
+                Colour::Green => (0, ColourAction::Pass),
                 Colour::Yellow => (1, self.yellow),
                 Colour::Red => (2, self.red),
             };
             self.marked[index] += 1;
-            if action == Action::Drop {
+            if action == ColourAction::Drop {
                 packet.drop(Reason::RateExceeded);
             }
         }

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
-use crate::forwarding::{ConfigNeighbors, NeighborTable, Reader, ResolutionState};
+use crate::forwarding::{ConfigNeighbors, ForwardingReader, NeighborTable, ResolutionState};
 use crate::kernel;
 use crate::parameter::{check_period, table_problem};
 use crate::resolution::{Resolution, ResolutionClient, ResolveParameters};
@@ -164,13 +164,13 @@ struct Live {
 /// The source of neighbours that change during the run.
 #[derive(Debug)]
 enum NeighborSource {
-    Kernel(Reader),
+    Kernel(ForwardingReader),
     Resolution(ResolutionClient),
 }
 
 impl NeighborSource {
     #[inline]
-    fn reader(&self) -> &Reader {
+    fn reader(&self) -> &ForwardingReader {
         match self {
             Self::Kernel(reader) => reader,
             Self::Resolution(client) => &client.reader,

@@ -122,7 +122,7 @@ fn per_source() -> u16 {
 /// The memory for one datagram, and the state of its reassembly.
 #[derive(Debug)]
 struct DatagramSlot {
-    state: State,
+    state: DatagramState,
     key: Key,
     /// The arrival time of the first received fragment, in nanoseconds since start.
     since: u64,
@@ -130,7 +130,7 @@ struct DatagramSlot {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum DatagramState {
     Open,
     /// The datagram was discarded. Later fragments are dropped for this reason.
     GivenUp(Reason),
@@ -185,14 +185,14 @@ impl Stage for Reassemble {
             let slot = &mut self.slots[at];
             match slot.state {
                 // The datagram waits for `generate`.
-                State::Expired => continue,
+                DatagramState::Expired => continue,
                 // All following datagrams are younger, so none of them has expired.
                 _ if now.saturating_sub(slot.since) < timeout => return,
-                State::Open => self.counts.expired += 1,
-                State::GivenUp(_) => {}
+                DatagramState::Open => self.counts.expired += 1,
+                DatagramState::GivenUp(_) => {}
             }
-            if slot.state == State::Open && slot.assembly.first().is_some() {
-                slot.state = State::Expired;
+            if slot.state == DatagramState::Open && slot.assembly.first().is_some() {
+                slot.state = DatagramState::Expired;
                 self.index.forget(&slot.key, at);
             } else {
                 self.index.close(&slot.key, at);
@@ -230,7 +230,7 @@ impl Stage for Reassemble {
             setup.declare_worker_memory(bytes, "datagrams", "reduce `datagrams` or `largest`")?;
         }
         let slot = |_| DatagramSlot {
-            state: State::Open,
+            state: DatagramState::Open,
             key: Key::default(),
             since: 0,
             assembly: Assembly::new(self.largest.0 as usize),
@@ -242,7 +242,7 @@ impl Stage for Reassemble {
 
     fn counters(&self, report: &mut dyn CounterReport) {
         let taken = std::iter::successors(self.index.oldest(), |at| self.index.after(*at));
-        let open = taken.filter(|at| self.slots[*at].state == State::Open).count();
+        let open = taken.filter(|at| self.slots[*at].state == DatagramState::Open).count();
         report.add("open", open as u64);
         report.add("completed", self.counts.completed);
         report.add("expired", self.counts.expired);
@@ -293,7 +293,7 @@ impl Generator for Reassemble {
     fn generate(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         // All packets of a batch have one ingress port. Datagrams of other ports wait for the next call.
         let (mut next, mut port, mut made) = (self.index.oldest(), None, 0);
-        while let Some(at) = next.filter(|at| made < EXPIRING && self.slots[*at].state == State::Expired) {
+        while let Some(at) = next.filter(|at| made < EXPIRING && self.slots[*at].state == DatagramState::Expired) {
             next = self.index.after(at);
             let slot = &self.slots[at];
             if *port.get_or_insert(slot.key.port) != slot.key.port {
@@ -333,7 +333,7 @@ impl Reassemble {
         let Some(piece) = assembly::locate(packet) else { return packet.drop(BAD_FRAGMENT) };
         let Some(at) = self.slot(&piece, now) else { return packet.drop(BAD_FRAGMENT) };
         let slot = &mut self.slots[at];
-        if let State::GivenUp(reason) = slot.state {
+        if let DatagramState::GivenUp(reason) = slot.state {
             return packet.drop(reason);
         }
         let flaw = match slot.assembly.add(&piece, packet.data()) {
@@ -356,7 +356,7 @@ impl Reassemble {
             Some(Flaw::TooMany) => TOO_MANY,
             Some(Flaw::Congestion) => BAD_ECN,
         };
-        slot.state = State::GivenUp(reason);
+        slot.state = DatagramState::GivenUp(reason);
         packet.drop(reason);
     }
 
@@ -374,12 +374,12 @@ impl Reassemble {
         };
         if let Some(gone) = gone {
             let slot = &self.slots[gone];
-            self.counts.evicted += u64::from(slot.state == State::Open);
+            self.counts.evicted += u64::from(slot.state == DatagramState::Open);
             self.index.close(&slot.key, gone);
         }
         let at = self.index.open(piece.key)?;
         let slot = &mut self.slots[at];
-        (slot.state, slot.key, slot.since) = (State::Open, piece.key, now);
+        (slot.state, slot.key, slot.since) = (DatagramState::Open, piece.key, now);
         slot.assembly.clear();
         Some(at)
     }

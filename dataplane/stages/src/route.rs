@@ -11,7 +11,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::forwarding::{Reader, RouteKind};
+use crate::forwarding::{ForwardingReader, RouteKind};
 use crate::kernel;
 use crate::parameter::Origin;
 use dataplane_core::header::ethernet::Ethernet;
@@ -25,7 +25,7 @@ use paths::PathAction;
 use rows::{ConfigRoutes, KernelRoutes};
 #[cfg(any(test, fuzzing))]
 pub(crate) use table::fuzz;
-use table::{RouteEntry, Routes, has_equal_cost_paths};
+use table::{RouteEntry, SharedRoutes, has_equal_cost_paths};
 
 /// Chooses egress port and next hop by the longest prefix that matches the destination address.
 ///
@@ -108,14 +108,14 @@ pub struct Route {
     source: Origin,
     #[serde(skip)]
     #[schemars(skip)]
-    reader: Option<Reader>,
+    reader: Option<ForwardingReader>,
     /// Whether this worker's stage reports the counters that all workers share.
     #[serde(skip)]
     #[schemars(skip)]
     reports_counters: bool,
     #[serde(skip)]
     #[schemars(skip)]
-    routes: Option<Arc<Routes>>,
+    routes: Option<Arc<SharedRoutes>>,
     /// For each port, the MAC address that frames must be sent to, or `None` if every MAC address is accepted.
     #[serde(skip)]
     #[schemars(skip)]
@@ -126,7 +126,7 @@ pub struct Route {
     port_names: Vec<String>,
     #[serde(skip)]
     #[schemars(skip)]
-    scratch: Scratch,
+    scratch: RouteScratch,
 }
 
 const NO_ROUTE: Edge = Edge::new(0);
@@ -140,7 +140,7 @@ const TAGGED: Reason = Reason::of_stage(3);
 
 /// The lookup results of a batch. All lookups are made before any packet is handled, so that their memory accesses
 /// overlap.
-struct Scratch {
+struct RouteScratch {
     /// Lookup result of each packet, or [`NOT_IP`].
     found: [u32; BATCH],
     /// Number of leading packets on the fast path. `martian` has no values for these packets.
@@ -165,7 +165,7 @@ enum AddressFamily {
     Other,
 }
 
-impl Default for Scratch {
+impl Default for RouteScratch {
     fn default() -> Self {
         const { assert!(MAX_VALUE < NOT_IP) };
         Self {
@@ -212,7 +212,7 @@ fn is_martian_v6(source: u128) -> bool {
     source <= 1 || source >> 118 == 0xfe80 >> 6 || source >> 120 == 0xff
 }
 
-impl Scratch {
+impl RouteScratch {
     /// For the packet `index` and each later packet, returns the lookup result, and whether the packet's source address
     /// is invalid.
     #[inline]
@@ -387,7 +387,7 @@ impl Stage for Route {
         let (table, file) = (std::mem::take(&mut self.table), self.file.as_deref());
         let is_addressed = |port: &PortInfo| port.interface.is_some() || !port.addresses.is_empty();
         self.own_macs = setup.ports().iter().map(|port| is_addressed(port).then_some(MacAddr(port.mac))).collect();
-        let routes = setup.shared_by_workers(|setup| Routes::load(&table, file, setup))?;
+        let routes = setup.shared_by_workers(|setup| SharedRoutes::load(&table, file, setup))?;
         if setup.worker_number() == 0 {
             let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
             let next_hops = setup.next_hops().all().to_vec();
@@ -462,7 +462,7 @@ impl Stage for Route {
 
 impl Route {
     /// Describes the route of the kernel for a packet.
-    fn explain_kernel_route(&self, reader: &Reader, destination: IpAddr, packet: &Packet<'_>) -> String {
+    fn explain_kernel_route(&self, reader: &ForwardingReader, destination: IpAddr, packet: &Packet<'_>) -> String {
         if self.port_names.is_empty() {
             return "the kernel's routes are only available during a run".to_owned();
         }

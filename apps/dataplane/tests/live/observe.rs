@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::process::Stdio;
 
-use dataplane::control::observe::{Capture, Captured, Fate, Position, TracePackets, Traced};
+use dataplane::control::observe::{Capture, Captured, Position, TraceFate, TracePackets, Traced};
 use dataplane::control::{Call, Client, Error, ErrorCode};
 use dataplane_testing::config::Config;
 use dataplane_testing::program::{RunningProgram, run};
@@ -294,6 +294,6 @@ fn capture_continues_after_a_change_and_ends_if_the_stage_is_removed() {
         traced.is_over
     });
     let path = &traced.packets[0].paths[0];
-    assert!(matches!(path.fate, Fate::Sent | Fate::Dropped), "{path:?}");
+    assert!(matches!(path.fate, TraceFate::Sent | TraceFate::Dropped), "{path:?}");
     running.end("-TERM");
 }

@@ -121,7 +121,7 @@ impl Observer for NoObserver {
     const WATCHES: bool = false;
 }
 
-struct Node {
+struct GraphNode {
     name: String,
     stage: Box<dyn Stage>,
     inbox: Box<Batch>,
@@ -198,7 +198,7 @@ pub struct Succession {
 pub struct Graph {
     /// The memory of all batches.
     region: Arc<Region>,
-    nodes: Box<[Node]>,
+    nodes: Box<[GraphNode]>,
     outboxes: Box<[Box<Batch>]>,
     burst: usize,
     /// The stage that the worker runs, or ran last.
@@ -233,7 +233,7 @@ impl Graph {
             let by = node.drop_observer?;
             Some(DropWatch::new(by, observers[by]?, node))
         };
-        let node = |node: NodeSpec| Node {
+        let node = |node: NodeSpec| GraphNode {
             copies: node.stage.contract().copies,
             max_split: node.stage.contract().splits,
             max_generated: node.stage.contract().generator.map_or(0, |(max, _)| max.min(burst)),
@@ -288,7 +288,7 @@ impl Graph {
 
     /// Returns the number of packets that the stages have dropped.
     pub fn dropped(&self) -> u64 {
-        let of = |node: &Node| {
+        let of = |node: &GraphNode| {
             let wired = node.outputs.iter().zip(&node.counters.outputs);
             let by_output: u64 = wired.filter(|(to, _)| **to == Target::Drop).map(|(_, packets)| packets).sum();
             by_output + node.counters.dropped_next + node.counters.drops.iter().sum::<u64>()
@@ -510,7 +510,7 @@ impl Graph {
                     node.stage.adopt(&mut *before.stage)
                 }
             });
-            let Node { held: before_held, counters: before_counters, .. } = before;
+            let GraphNode { held: before_held, counters: before_counters, .. } = before;
             if let (HeldPackets::Keep, Some(held), Some(before)) = (held_packets, &mut node.held, before_held) {
                 // The earlier graph has counted the held packets. The packets move, so the count moves too.
                 let (counts, earlier) = (&mut node.counters.packets, &mut before_counters.packets);
@@ -595,9 +595,9 @@ impl Graph {
 struct BatchMove<'a> {
     ctx: &'a Ctx,
     place: usize,
-    node: &'a mut Node,
-    earlier: &'a mut [Node],
-    later: &'a mut [Node],
+    node: &'a mut GraphNode,
+    earlier: &'a mut [GraphNode],
+    later: &'a mut [GraphNode],
     outboxes: &'a mut [Box<Batch>],
     pool: &'a mut Pool,
     marker: &'a StageMarker,
@@ -712,7 +712,7 @@ impl BatchMove<'_> {
     /// Passes a dropped packet to the stage that observes the drops of this stage.
     fn show_drop(&mut self, index: usize, step: &PacketFate) {
         let Self { ctx, place, node, earlier, later, marker, .. } = self;
-        let Node { name, inbox, watch: Some(watch), .. } = &mut **node else { return };
+        let GraphNode { name, inbox, watch: Some(watch), .. } = &mut **node else { return };
         let Some(reason) = watch.reason(step) else { return };
         let watcher = match watch.by.checked_sub(*place + 1) {
             Some(ahead) => later.get_mut(ahead),
@@ -745,7 +745,7 @@ impl BatchMove<'_> {
     }
 }
 
-impl Node {
+impl GraphNode {
     /// Moves the whole batch with one swap if no packet is labelled and the inbox of the target is empty. This is the
     /// common case. Otherwise, returns `false` and changes nothing.
     #[inline]
@@ -791,7 +791,7 @@ fn show(inbox: &mut Batch, index: usize, observe: impl FnOnce(&Packet<'_>)) {
 fn target_inbox<'a>(
     target: Target,
     place: usize,
-    later: &'a mut [Node],
+    later: &'a mut [GraphNode],
     outboxes: &'a mut [Box<Batch>],
 ) -> Option<&'a mut Batch> {
     match target {

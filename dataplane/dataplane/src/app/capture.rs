@@ -33,7 +33,7 @@ pub(super) fn capture(args: &args::Capture) -> Result<(), CommandError> {
     });
     let mut client = start(&args.target, &call, "dataplane capture --process PROCESS")?;
     // Opening the file removes its old content, so first wait until the program has accepted the capture.
-    let mut output = Output::open(args)?;
+    let mut output = CaptureOutput::open(args)?;
     let (mut written, mut lost) = (0u64, 0);
     each_answer(&mut client, |captured: Captured| {
         written += captured.packets.len() as u64;
@@ -110,13 +110,13 @@ pub(super) fn each_answer<T: serde::de::DeserializeOwned>(
 }
 
 /// The output of a capture.
-enum Output {
+enum CaptureOutput {
     Text,
     Json,
     File(Box<PcapngFile>),
 }
 
-impl Output {
+impl CaptureOutput {
     fn open(args: &args::Capture) -> Result<Self, CommandError> {
         let Some(path) = &args.write else {
             return Ok(if args.target.json { Self::Json } else { Self::Text });

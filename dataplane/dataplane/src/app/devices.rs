@@ -12,7 +12,7 @@ use dataplane_soft::config::{HOST, LinkKind, SOFT, link_kinds};
 use dataplane_soft::{GeneratorSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
 
 #[derive(Serialize)]
-struct Devices {
+struct DeviceList {
     /// The interfaces of this host.
     host: BuiltInDevice,
     soft: BuiltInDevice,
@@ -23,13 +23,13 @@ struct Devices {
 #[derive(Serialize)]
 struct BuiltInDevice {
     device: &'static str,
-    links: Vec<Link>,
+    links: Vec<LinkSummary>,
     /// The capabilities of the device. A config can remove each of these capabilities.
     capabilities: Vec<Capability>,
 }
 
 #[derive(Serialize)]
-struct Link {
+struct LinkSummary {
     kind: &'static str,
     about: String,
 }
@@ -54,7 +54,8 @@ fn soft() -> BuiltInDevice {
 
 fn built(device: &'static str, wires: &[LinkSpec]) -> BuiltInDevice {
     let links = link_kinds().into_iter().filter(|kind| kind.device == device);
-    let links = links.map(|LinkKind { name, schema, .. }| Link { kind: name, about: summary(&schema) }).collect();
+    let links =
+        links.map(|LinkKind { name, schema, .. }| LinkSummary { kind: name, about: summary(&schema) }).collect();
     let devices: Vec<_> = wires.iter().map(|link| SoftDevice::new(SoftSpec::new(device, link.clone()))).collect();
     let has = |capability: &Capability| devices.iter().flatten().any(|it| it.capabilities().has.contains(capability));
     BuiltInDevice { device, links, capabilities: Capability::ALL.into_iter().filter(has).collect() }
@@ -85,7 +86,7 @@ fn verbs() -> Verbs {
 }
 
 pub(super) fn devices(args: &args::Devices) -> Result<(), CommandError> {
-    let devices = Devices { host: host(), soft: soft(), verbs: verbs() };
+    let devices = DeviceList { host: host(), soft: soft(), verbs: verbs() };
     if args.json { console::print_json(&devices) } else { console::print(&text(&devices)) }
 }
 
@@ -97,7 +98,7 @@ fn polled_by(api: CqApi) -> &'static str {
     }
 }
 
-fn text(devices: &Devices) -> String {
+fn text(devices: &DeviceList) -> String {
     let mut text = String::from("verbs devices\n");
     // Writing to a string cannot fail.
     if let Some(note) = &devices.verbs.note {

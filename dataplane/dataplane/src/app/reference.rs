@@ -60,7 +60,7 @@ pub(super) fn reference(registry: &Registry, args: &args::Reference) -> Result<(
 }
 
 /// A page of the reference.
-struct Page {
+struct ReferencePage {
     file: String,
     /// The name of the page in the index.
     name: String,
@@ -69,7 +69,7 @@ struct Page {
     text: String,
 }
 
-impl Page {
+impl ReferencePage {
     /// Starts a page with its title and description.
     fn new(file: String, name: String, title: &str, summary: String, description: &str) -> Self {
         let text = format!("# {title}\n\n{description}\n\n");
@@ -78,9 +78,9 @@ impl Page {
 }
 
 /// Returns the index and the pages.
-fn markdown(registry: &Registry) -> (String, Vec<Page>) {
+fn markdown(registry: &Registry) -> (String, Vec<ReferencePage>) {
     let mut index = String::from(HEAD);
-    let mut pages: Vec<Page> = Vec::new();
+    let mut pages: Vec<ReferencePage> = Vec::new();
     let sections = sections();
     for section in &sections {
         let file = format!("{}.md", section.page);
@@ -88,7 +88,7 @@ fn markdown(registry: &Registry) -> (String, Vec<Page>) {
             Some(page) => _ = write!(page.text, "\n## {}\n\n{}\n\n", section.title, description(&section.schema)),
             None => {
                 let (title, schema) = (section.title.as_str(), &section.schema);
-                let mut page = Page::new(file, title.to_owned(), title, summary(schema), description(schema));
+                let mut page = ReferencePage::new(file, title.to_owned(), title, summary(schema), description(schema));
                 for (_, file, title) in GUIDES.iter().filter(|(name, ..)| *name == section.page) {
                     let _ = write!(page.text, "Guide: [{title}](../{file}).\n\n");
                 }
@@ -100,27 +100,27 @@ fn markdown(registry: &Registry) -> (String, Vec<Page>) {
         }
     }
     list("Sections", &pages, &mut index);
-    let stages: Vec<Page> = registry.kinds().map(stage).collect();
+    let stages: Vec<ReferencePage> = registry.kinds().map(stage).collect();
     list("Stages", &stages, &mut index);
     pages.extend(stages);
     (index, pages)
 }
 
 /// Adds a list of links to pages.
-fn list(title: &str, pages: &[Page], index: &mut String) {
+fn list(title: &str, pages: &[ReferencePage], index: &mut String) {
     // Writing to a string cannot fail.
     let _ = write!(index, "\n## {title}\n\n");
-    for Page { file, name, summary, .. } in pages {
+    for ReferencePage { file, name, summary, .. } in pages {
         let _ = writeln!(index, "- [{name}](config/{file}): {summary}");
     }
 }
 
 /// Returns the page of a kind of stage.
-fn stage(kind: &StageKind) -> Page {
+fn stage(kind: &StageKind) -> ReferencePage {
     let description = kind.schema.as_ref().map_or(kind.summary.as_str(), description);
     let title = format!("`[[pipeline.stage]]` with `use = \"{}\"`", kind.name);
     let (file, name) = (format!("stage-{}.md", kind.name), format!("`{}`", kind.name));
-    let mut page = Page::new(file, name, &title, kind.summary.clone(), description);
+    let mut page = ReferencePage::new(file, name, &title, kind.summary.clone(), description);
     let text = &mut page.text;
     match kind.schema.as_ref().map(schema_table) {
         Some(rows) if !rows.is_empty() => add_table(&rows, text),

@@ -13,7 +13,7 @@ use tracing::Level;
 
 use super::args::{self, ReportFormat};
 use super::console::{self, CLEAR_LINE, CommandError};
-use super::control::{Job, Jobs, Server};
+use super::control::{ControlServer, Job, Jobs};
 use super::doctor;
 use super::logs::{self, LogQueue};
 use super::metrics::{Facts, Listener};
@@ -56,7 +56,7 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
     };
     let metrics = Listener::open(&assembly.plan.runtime).map_err(CommandError::Failed)?;
     let feed = metrics.as_ref().map(Listener::feed);
-    let mut server = Server::start(&assembly.plan.runtime, &args.config.path, feed, registry)?;
+    let mut server = ControlServer::start(&assembly.plan.runtime, &args.config.path, feed, registry)?;
     if assembly.plan.runtime.sandbox {
         for failure in Privileges::of(&assembly).give_up_the_rest() {
             tracing::info!("this run keeps more privileges than it needs: {failure}");
@@ -242,7 +242,7 @@ fn watch(
     hangup: Hangup,
     mut asked: bool,
     until: Option<Instant>,
-    mut server: Option<Server>,
+    mut server: Option<ControlServer>,
     jobs: &Jobs,
 ) -> Option<Instant> {
     let mut meter = console::is_watched().then(|| Meter::new(run.progress()));

@@ -87,15 +87,15 @@ impl Service {
         // systemd disarms the watchdog of a service that stops. `WATCHDOG=1` would arm the watchdog again.
         let watchdog = self.watchdog.as_mut().filter(|_| !self.is_stopping);
         match watchdog.map(|watchdog| watchdog.check(now, || run.loops())) {
-            Some(Check::Fed) => notify(&[NotifyState::Watchdog]),
-            Some(Check::Stuck(workers)) => {
+            Some(WatchdogCheck::Fed) => notify(&[NotifyState::Watchdog]),
+            Some(WatchdogCheck::Stuck(workers)) => {
                 let list = workers.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
                 let problem =
                     format!("workers without progress: {list}. The watchdog of the service manager is not fed");
                 tracing::error!("{problem}");
                 notify(&[NotifyState::Status(&problem)]);
             }
-            Some(Check::StillStuck) | Some(Check::NotDue) | None => {}
+            Some(WatchdogCheck::StillStuck) | Some(WatchdogCheck::NotDue) | None => {}
         }
         let is_stuck = self.watchdog.as_ref().is_some_and(|watchdog| watchdog.is_stuck);
         if let Some((last, since)) = &mut self.last
@@ -133,7 +133,7 @@ struct Watchdog {
 
 /// The result of a check.
 #[derive(Debug, PartialEq, Eq)]
-enum Check {
+enum WatchdogCheck {
     NotDue,
     Fed,
     /// These workers made no progress since the watchdog was last fed.
@@ -154,9 +154,9 @@ impl Watchdog {
 
     /// Checks whether all workers made progress since the watchdog was last fed. `loops` returns the loop iterations of
     /// each worker.
-    fn check(&mut self, now: Instant, loops: impl FnOnce() -> Vec<Option<u64>>) -> Check {
+    fn check(&mut self, now: Instant, loops: impl FnOnce() -> Vec<Option<u64>>) -> WatchdogCheck {
         if now < self.due {
-            return Check::NotDue;
+            return WatchdogCheck::NotDue;
         }
         self.due = now + self.interval;
         let loops = loops();
@@ -170,10 +170,10 @@ impl Watchdog {
         match (stuck.is_empty(), was_stuck) {
             (true, _) => {
                 self.fed = loops;
-                Check::Fed
+                WatchdogCheck::Fed
             }
-            (false, false) => Check::Stuck(stuck),
-            (false, true) => Check::StillStuck,
+            (false, false) => WatchdogCheck::Stuck(stuck),
+            (false, true) => WatchdogCheck::StillStuck,
         }
     }
 }
@@ -190,13 +190,13 @@ mod tests {
         let mut at = |second: u64, loops: [Option<u64>; 2]| {
             watchdog.check(start + Duration::from_secs(second), || loops.to_vec())
         };
-        assert_eq!(at(4, [Some(100), Some(100)]), Check::NotDue);
-        assert_eq!(at(5, [Some(100), Some(100)]), Check::Fed);
-        assert_eq!(at(10, [Some(200), Some(100)]), Check::Stuck(vec![1]));
-        assert_eq!(at(15, [Some(300), Some(100)]), Check::StillStuck);
+        assert_eq!(at(4, [Some(100), Some(100)]), WatchdogCheck::NotDue);
+        assert_eq!(at(5, [Some(100), Some(100)]), WatchdogCheck::Fed);
+        assert_eq!(at(10, [Some(200), Some(100)]), WatchdogCheck::Stuck(vec![1]));
+        assert_eq!(at(15, [Some(300), Some(100)]), WatchdogCheck::StillStuck);
         // The last feed was at second 5, so the service manager would wait until second 25.
-        assert_eq!(at(20, [Some(300), Some(101)]), Check::Fed);
-        assert_eq!(at(25, [Some(400), Some(101)]), Check::Stuck(vec![1]));
+        assert_eq!(at(20, [Some(300), Some(101)]), WatchdogCheck::Fed);
+        assert_eq!(at(25, [Some(400), Some(101)]), WatchdogCheck::Stuck(vec![1]));
     }
 
     #[test]
@@ -205,10 +205,10 @@ mod tests {
         let mut watchdog = Watchdog::new(Duration::from_secs(4), start, &[Some(9), Some(9)]);
         let mut at =
             |second: u64, loops: &[Option<u64>]| watchdog.check(start + Duration::from_secs(second), || loops.to_vec());
-        assert_eq!(at(1, &[Some(10), None]), Check::Fed);
-        assert_eq!(at(2, &[Some(3), None]), Check::Fed);
-        assert_eq!(at(3, &[Some(4), None, Some(0)]), Check::Fed);
-        assert_eq!(at(4, &[Some(5), None, Some(0)]), Check::Stuck(vec![2]));
+        assert_eq!(at(1, &[Some(10), None]), WatchdogCheck::Fed);
+        assert_eq!(at(2, &[Some(3), None]), WatchdogCheck::Fed);
+        assert_eq!(at(3, &[Some(4), None, Some(0)]), WatchdogCheck::Fed);
+        assert_eq!(at(4, &[Some(5), None, Some(0)]), WatchdogCheck::Stuck(vec![2]));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use dataplane_core::topology::{Topology, Workers};
 use dataplane_core::units::{CoreId, NumaNode};
 
 #[derive(Serialize)]
-struct Machine {
+struct TopologyReport {
     #[serde(flatten)]
     topology: Topology,
     /// The workers in order.
@@ -55,7 +55,7 @@ pub(super) fn topology(registry: &Registry, args: &args::Topology) -> Result<(),
     };
     let workers: Vec<WorkerPlacement> = cores.into_iter().map(placement).collect();
     if args.json {
-        return console::print_json(&Machine { topology, workers });
+        return console::print_json(&TopologyReport { topology, workers });
     }
     let mut text = topology.to_string();
     text.push_str(match args.config {

@@ -122,7 +122,7 @@ pub(crate) fn open(
             // are created with this handle have these settings.
             let (device, raw) = match raw::is_configured(port) {
                 true => raw::prepare(device, port, lanes)?,
-                false => (device, raw::Prepared::default()),
+                false => (device, raw::PreparedRaw::default()),
             };
             let computes_checksums = raw.computes_checksums;
             let what = format!("{} {}", port.config.device, port.config.link.as_ref().map_or("", |link| link.kind()));

@@ -53,4 +53,4 @@ pub use run::{Options, Run};
 pub(crate) use sample::Scope;
 pub(crate) use snapshot::SnapshotStage;
 pub use snapshot::{Snapshot, WorkerState};
-pub use trace::{End, Hop, Trace, Tracer};
+pub use trace::{Hop, PathEnd, Trace, Tracer};

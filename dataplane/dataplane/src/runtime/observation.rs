@@ -11,10 +11,10 @@ use crate::runtime::change::{RunState, lock};
 use crate::runtime::packet_observer::{
     CaptureEvent, CaptureOutlet, CapturePoint, CapturedHead, DropCause, PacketFilter, PacketObserver,
 };
-use crate::runtime::trace::{End, Trace, TracedPacket};
+use crate::runtime::trace::{PathEnd, Trace, TracedPacket};
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_control::observe::{
-    Capture, Captured, CapturedPacket, Fate, Position, TraceHop, TracePackets, TracePath, Traced,
+    Capture, Captured, CapturedPacket, Position, TraceFate, TraceHop, TracePackets, TracePath, Traced,
     TracedPacket as TracedRow,
 };
 use dataplane_control::{ErrorCode, Refusal};
@@ -372,13 +372,13 @@ fn traced_packet(worker: usize, time_ns: u64, packet: TracedPacket, info: &Worke
 
 fn trace_path(trace: Trace) -> TracePath {
     let (fate, detail) = match trace.end {
-        End::Sent(port) => (Fate::Sent, Some(port)),
-        End::Dropped(reason) => (Fate::Dropped, Some(reason)),
-        End::Consumed => (Fate::Consumed, None),
+        PathEnd::Sent(port) => (TraceFate::Sent, Some(port)),
+        PathEnd::Dropped(reason) => (TraceFate::Dropped, Some(reason)),
+        PathEnd::Consumed => (TraceFate::Consumed, None),
         // `TooLong` does not occur: a live packet fits into its buffer.
-        End::Held | End::TooLong(_) => (Fate::Held, None),
+        PathEnd::Held | PathEnd::TooLong(_) => (TraceFate::Held, None),
         // Does not occur: a live trace forgets the packets of a stage that panics.
-        End::Panicked { stage, .. } => (Fate::Other, Some(stage)),
+        PathEnd::Panicked { stage, .. } => (TraceFate::Other, Some(stage)),
     };
     let hops = trace.hops.into_iter();
     TracePath {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use crate::runtime::trace::{End, PathRecorder, PipelineNames, TracedPacket};
+use crate::runtime::trace::{PathEnd, PathRecorder, PipelineNames, TracedPacket};
 use crate::runtime::wall_time::wall_time;
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::ClockSource;
@@ -209,7 +209,7 @@ impl DropSample {
     }
 
     fn matches(&self, packet: &TracedPacket) -> bool {
-        packet.traces.iter().any(|trace| matches!(&trace.end, End::Dropped(name) if **name == *self.name))
+        packet.traces.iter().any(|trace| matches!(&trace.end, PathEnd::Dropped(name) if **name == *self.name))
     }
 }
 

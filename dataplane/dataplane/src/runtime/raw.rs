@@ -12,13 +12,13 @@ use dataplane_core::verbs::{
 };
 
 /// The flow counters by name.
-type Counters = BTreeMap<String, Arc<dyn FlowCounters>>;
+type FlowCounterMap = BTreeMap<String, Arc<dyn FlowCounters>>;
 
 /// The raw-packet settings that [`prepare`] has applied.
 #[derive(Default)]
-pub(super) struct Prepared {
+pub(super) struct PreparedRaw {
     /// The counters of the flow rules.
-    counters: Counters,
+    counters: FlowCounterMap,
     /// Whether the device computes the checksums of sent packets.
     pub(super) computes_checksums: bool,
 }
@@ -33,11 +33,11 @@ pub(super) fn is_configured(plan: &PortPlan) -> bool {
 ///
 /// # Errors
 /// Returns an error if the device does not support the settings.
-pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) -> Result<(D, Prepared)> {
+pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) -> Result<(D, PreparedRaw)> {
     let port = &plan.config;
     let named = |error: Error| Error::Config(format!("port `{}`: {error}", port.name));
     // Check the settings first, because the error of a verb names no remedy.
-    let mut counters = Counters::new();
+    let mut counters = FlowCounterMap::new();
     let queues = u16::try_from(workers).unwrap_or(u16::MAX);
     device.check_raw(&spec(plan, &counters), queues).map_err(named)?;
     for name in port.flow.iter().flatten().filter_map(|flow| flow.count.as_ref()) {
@@ -55,7 +55,7 @@ pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) 
     }
     let mut spec = spec(plan, &counters);
     spec.checksum |= offload::is_requested(plan, StageOffload::SendChecksum) && device.raw_caps().tx_checksum;
-    let prepared = Prepared { counters, computes_checksums: spec.checksum };
+    let prepared = PreparedRaw { counters, computes_checksums: spec.checksum };
     Ok((device.with_raw(spec), prepared))
 }
 
@@ -65,14 +65,14 @@ pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) 
 /// # Errors
 /// Returns the errors of [`prepare`].
 #[cfg(feature = "ibverbs")]
-pub(super) fn prepare_rdma<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) -> Result<(D, Prepared)> {
+pub(super) fn prepare_rdma<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) -> Result<(D, PreparedRaw)> {
     match plan.config.qp {
         config::Qp::RawPacket => prepare(device, plan, workers),
-        _ => Ok((device, Prepared::default())),
+        _ => Ok((device, PreparedRaw::default())),
     }
 }
 
-impl Prepared {
+impl PreparedRaw {
     /// Returns the flow counters under the names that the report uses. Logs and leaves out counters that cannot be
     /// read.
     pub(super) fn counted(&self) -> BTreeMap<String, u64> {
@@ -92,7 +92,7 @@ impl Prepared {
 
 /// Returns the raw-packet settings of a port. Without flow rules in the config, an input port receives every frame. Any
 /// other port without flow rules receives no frame, and its frames still reach the network stack of the host.
-fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
+fn spec(plan: &PortPlan, counters: &FlowCounterMap) -> RawSpec {
     let port = &plan.config;
     let has = |offload| port.offloads().contains(&offload);
     RawSpec {
@@ -114,7 +114,7 @@ fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
     }
 }
 
-fn rule(flow: &config::FlowRuleConfig, counters: &Counters) -> FlowRule {
+fn rule(flow: &config::FlowRuleConfig, counters: &FlowCounterMap) -> FlowRule {
     let traffic = match flow.frames {
         Frames::Matching => flow.headers.as_ref().map_or(FlowTraffic::ANY_HEADERS, |headers| FlowTraffic::Headers {
             outer: header_match(&headers.outer()),
@@ -221,7 +221,7 @@ pub(crate) mod tests {
     }
 
     fn rules(keys: &str) -> Vec<FlowRule> {
-        spec(&plan(keys, true), &Counters::new()).rules
+        spec(&plan(keys, true), &FlowCounterMap::new()).rules
     }
 
     /// Returns the type and the remaining bytes of each specification after the head of a rule.
@@ -240,7 +240,7 @@ pub(crate) mod tests {
     #[test]
     fn without_flow_rules_only_an_input_port_receives_frames() {
         assert_eq!(rules("").iter().map(|rule| rule.traffic).collect::<Vec<_>>(), [FlowTraffic::ANY_HEADERS]);
-        let spec = spec(&plan("", false), &Counters::new());
+        let spec = spec(&plan("", false), &FlowCounterMap::new());
         assert!(spec.rules.is_empty() && !spec.checksum && spec.rate.is_none());
         assert_eq!(spec.receive, RawReceive::default());
     }
@@ -335,7 +335,7 @@ pub(crate) mod tests {
     fn offloads_and_rate_limit_reach_the_device() {
         let keys = "offload = ['checksum', 'vlan_strip', 'fcs', 'delay_drop']\n\
                     rate_limit = { rate = '500kbps', burst = 9000, packet = 64 }";
-        let spec = spec(&plan(keys, true), &Counters::new());
+        let spec = spec(&plan(keys, true), &FlowCounterMap::new());
         assert!(spec.checksum);
         assert_eq!(spec.receive, RawReceive { vlan_strip: true, scatter_fcs: true, delay_drop: true });
         assert_eq!(spec.rate, Some(RateLimit { kbps: 500, burst: 9000, typical_packet_size: 64 }));

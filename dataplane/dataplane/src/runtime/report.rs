@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::runtime::removed_workers::RemovedWorkers;
-use crate::runtime::sample::{Counters, Scope, SleepCounters, Stamps, Times};
+use crate::runtime::sample::{Scope, SleepCounters, Stamps, Times, WorkerCounters};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::sums::{MAX_NAMES, add_counters, add_lane, add_stage, lane_sum, port_of};
 use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
@@ -51,7 +51,7 @@ impl LaneOutcome {
 impl Outcome {
     /// Converts the counters of a worker to the worker's part of the report, in which every counter has a name. `scope`
     /// states which counters are up to date. The report leaves out the other counters.
-    pub(crate) fn new(info: &WorkerInfo, counters: &Counters, scope: Scope) -> Self {
+    pub(crate) fn new(info: &WorkerInfo, counters: &WorkerCounters, scope: Scope) -> Self {
         let mut stages: Vec<StageReport> = info.stages_info.iter().zip(&counters.nodes).map(stage_report).collect();
         for ((report, own), stage) in stages.iter_mut().zip(&counters.stages).zip(&info.stages_info) {
             if scope < Scope::All {

@@ -96,7 +96,7 @@ impl SleepCounters {
 
 /// The counters of a worker at one point in time.
 #[derive(Clone)]
-pub(crate) struct Counters {
+pub(crate) struct WorkerCounters {
     pub(crate) at: Ticks,
     pub(crate) counts: LoopCounters,
     pub(crate) lanes: Vec<LaneCounters>,
@@ -286,7 +286,7 @@ pub(crate) struct Sample {
     /// The values that the worker must fill in.
     pub(crate) scope: Scope,
     /// The counters since the start of the worker.
-    pub(crate) counters: Counters,
+    pub(crate) counters: WorkerCounters,
     /// The times since the previous sample. The worker swaps these histograms with its own histograms, because a copy
     /// would take long.
     pub(crate) times: Times,
@@ -296,7 +296,7 @@ impl Sample {
     /// Creates an empty sample for a worker. The memory must be on the worker's NUMA node.
     pub(crate) fn new(info: &WorkerInfo) -> Self {
         let (lanes, stages) = (info.ports.len(), info.stages_info.len());
-        let counters = Counters {
+        let counters = WorkerCounters {
             at: Ticks(0),
             counts: LoopCounters::default(),
             lanes: vec![LaneCounters::default(); lanes],
@@ -313,7 +313,7 @@ impl Sample {
 
     /// Prepares the sample for a new graph, so that the sample has room for all counters of the stages that continue or
     /// are replaced. The first answer is then complete. `before` has the last counters of the earlier graph.
-    pub(crate) fn expect(&mut self, successions: &[Succession], before: &Counters) {
+    pub(crate) fn expect(&mut self, successions: &[Succession], before: &WorkerCounters) {
         for succession in successions {
             let stages = &mut self.counters.stages;
             let both = stages.get_mut(succession.later).zip(before.stages.get(succession.earlier));
@@ -334,7 +334,7 @@ impl Sample {
     }
 }
 
-impl Counters {
+impl WorkerCounters {
     /// Takes over the counters of a later answer. If the counters of a stage are incomplete, the earlier counters of
     /// this stage remain.
     pub(crate) fn update(&mut self, later: &Self) {

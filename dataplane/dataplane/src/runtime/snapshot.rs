@@ -8,7 +8,7 @@ use crate::runtime::lane_swap::{RetiredLane, ReturnedSlots};
 use crate::runtime::packet_observer::PacketObserver;
 use crate::runtime::removed_workers::RemovedWorkers;
 use crate::runtime::report::{self, EarlierCounts, LateSlots, Outcome};
-use crate::runtime::sample::{Counters, Graphs, Message, RequesterEnd, Sample, Scope, Swap, Times};
+use crate::runtime::sample::{Graphs, Message, RequesterEnd, Sample, Scope, Swap, Times, WorkerCounters};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::Timebase;
@@ -201,7 +201,7 @@ struct SampledWorker {
     request: RequesterEnd,
     /// The sample for the next request. `None` while a request is in progress.
     empty: Option<Box<Sample>>,
-    counters: Option<Counters>,
+    counters: Option<WorkerCounters>,
     /// The sum of the times of all samples so far.
     times: Times,
     earlier: EarlierCounts,
@@ -764,7 +764,7 @@ mod tests {
         assert_eq!((earlier.late.receives, earlier.late.sends), (9, 6));
         // The last counters of the worker include five buffers of each of the last three lanes. Two buffers of each lane
         // contain packets.
-        let counters = Counters { out: 15, posted: 9, ..Sample::new(&sampler.workers[0].info).counters };
+        let counters = WorkerCounters { out: 15, posted: 9, ..Sample::new(&sampler.workers[0].info).counters };
         let mut outcome = Outcome::new(&sampler.workers[0].info, &counters, Scope::All);
         outcome.report.slots_missing = 15;
         assert_eq!(outcome.report.ledger.held, 6);

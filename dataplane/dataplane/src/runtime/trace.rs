@@ -29,7 +29,7 @@ pub struct Hop {
 
 /// How the path of a packet ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum PathEnd {
     /// The packet would be sent on the port with this name.
     Sent(String),
     /// The packet was dropped. The text is `stage.reason`, as in the ledger.
@@ -56,7 +56,7 @@ pub struct Trace {
     /// The stages, in order. The path of a copy begins with the stage that made the copy.
     pub hops: Vec<Hop>,
     /// How the path ended.
-    pub end: End,
+    pub end: PathEnd,
     /// The bytes of the packet at the end of its path.
     pub bytes: Vec<u8>,
     /// Whether the packet is a copy.
@@ -132,23 +132,23 @@ impl Tracer {
     /// Passes a packet through the stages, as if this port had received the packet at `time`. Returns the trace of the
     /// packet, followed by the traces of its copies. The `time` of the first packet is also the start time of the run.
     ///
-    /// If a stage panics, the trace ends with [`End::Panicked`]. Do not use the tracer any more after a panic.
+    /// If a stage panics, the trace ends with [`PathEnd::Panicked`]. Do not use the tracer any more after a panic.
     pub fn trace(&mut self, port: usize, time: Nanos, packet: &[u8]) -> Vec<Trace> {
         let start = *self.start.get_or_insert(time);
         let ctx = Ctx { start, start_wallclock: start, now: time, worker: 0 };
         let stamp = Stamp::new(time, ClockSource::Virtual);
         if !self.graph.entry(port as u8).push_bytes(packet, stamp, &mut self.pool) {
-            let end = End::TooLong(self.pool.layout().room());
+            let end = PathEnd::TooLong(self.pool.layout().room());
             return vec![Trace { hops: Vec::new(), end, bytes: packet.to_vec(), copy: false }];
         }
         let names = PipelineNames { stages: &self.stages, ports: &self.ports };
-        let mut observer = TraceObserver { names, recorder: PathRecorder::default() };
+        let mut observer = PathObserver { names, recorder: PathRecorder::default() };
         let (graph, pool) = (&mut self.graph, &mut self.pool);
         let walked = catch_unwind(AssertUnwindSafe(|| graph.walk(&ctx, pool, &mut observer)));
         if let Err(panic) = walked {
             let mut recorder = observer.recorder;
             if let Some((stage, batch)) = self.graph.interrupted() {
-                let end = End::Panicked { stage: stage.to_owned(), message: panic_message(&*panic).to_owned() };
+                let end = PathEnd::Panicked { stage: stage.to_owned(), message: panic_message(&*panic).to_owned() };
                 recorder.end_all(&end, batch);
             }
             return recorder.take().into_iter().flat_map(|traced| traced.traces).collect();
@@ -240,11 +240,11 @@ impl PipelineNames<'_> {
 
     /// Returns how a path ends when the packet leaves the stage `node` for `target`. Returns `None` if `target` is
     /// another stage.
-    fn end(self, node: usize, target: Target, reason: &str) -> Option<End> {
+    fn end(self, node: usize, target: Target, reason: &str) -> Option<PathEnd> {
         match target {
             Target::Node(_) => None,
-            Target::Port(port) => Some(End::Sent(self.ports.get(port).map_or("?", String::as_str).to_owned())),
-            Target::Egress | Target::Drop => Some(End::Dropped(format!("{}.{reason}", self.stage(node)))),
+            Target::Port(port) => Some(PathEnd::Sent(self.ports.get(port).map_or("?", String::as_str).to_owned())),
+            Target::Egress | Target::Drop => Some(PathEnd::Dropped(format!("{}.{reason}", self.stage(node)))),
         }
     }
 }
@@ -252,7 +252,7 @@ impl PipelineNames<'_> {
 /// A trace that is not complete yet.
 struct OpenTrace {
     hops: Vec<Hop>,
-    end: Option<End>,
+    end: Option<PathEnd>,
     bytes: Vec<u8>,
     origin: TraceOrigin,
 }
@@ -267,7 +267,7 @@ enum TraceOrigin {
 }
 
 impl OpenTrace {
-    fn end(&mut self, end: End, packet: &Packet<'_>) {
+    fn end(&mut self, end: PathEnd, packet: &Packet<'_>) {
         self.end = Some(end);
         self.bytes = packet.data().to_vec();
     }
@@ -328,8 +328,8 @@ impl PathRecorder {
                 let own = names.stages.get(node).map_or(&[][..], |stage| &stage.reasons);
                 (None, names.end(node, Target::Drop, &reason.name(own)))
             }
-            PacketFate::Consumed => (None, Some(End::Consumed)),
-            PacketFate::Held => (None, Some(End::Held)),
+            PacketFate::Consumed => (None, Some(PathEnd::Consumed)),
+            PacketFate::Held => (None, Some(PathEnd::Held)),
             PacketFate::Copied(output, target, slot) => {
                 let name = names.output(node, output);
                 let end = names.end(node, target, &name);
@@ -358,7 +358,7 @@ impl PathRecorder {
     }
 
     /// Ends all open paths, because a stage has panicked. `batch` has the packets of the stage.
-    fn end_all(&mut self, end: &End, batch: &mut Batch) {
+    fn end_all(&mut self, end: &PathEnd, batch: &mut Batch) {
         for packet in batch.iter_mut() {
             if let Some(open) = self.known.get(&packet.slot()).and_then(|trace| self.open.get_mut(*trace)) {
                 open.end(end.clone(), &packet);
@@ -388,7 +388,7 @@ impl PathRecorder {
         let mut traced: Vec<TracedPacket> = Vec::new();
         for (index, OpenTrace { hops, end, bytes, origin }) in std::mem::take(&mut self.open).into_iter().enumerate() {
             // The recorder sees the end of every packet, so this default is never used.
-            let end = end.unwrap_or(End::Consumed);
+            let end = end.unwrap_or(PathEnd::Consumed);
             match origin {
                 TraceOrigin::Received { port, stamp, frame } => {
                     roots.insert(index, traced.len());
@@ -420,12 +420,12 @@ impl PathRecorder {
 }
 
 /// Records the path of every packet.
-struct TraceObserver<'a> {
+struct PathObserver<'a> {
     names: PipelineNames<'a>,
     recorder: PathRecorder,
 }
 
-impl Observer for TraceObserver<'_> {
+impl Observer for PathObserver<'_> {
     fn before(&mut self, node: usize, stage: &mut dyn Stage, batch: &mut Batch) {
         self.recorder.before(self.names, node, stage, batch, |_| true);
     }
@@ -520,8 +520,8 @@ mod tests {
         assert_eq!(
             ends,
             [
-                (End::Sent("a".to_owned()), false, vec!["mirror", "tx"]),
-                (End::Sent("b".to_owned()), true, vec!["mirror", "copies"])
+                (PathEnd::Sent("a".to_owned()), false, vec!["mirror", "tx"]),
+                (PathEnd::Sent("b".to_owned()), true, vec!["mirror", "copies"])
             ]
         );
         assert!(found.traces.iter().all(|trace| trace.bytes == packet(2000)));
@@ -561,7 +561,7 @@ mod tests {
             walk(&mut tracer, &mut observer, &info);
             let (_, found) = traced.pop().unwrap();
             assert_eq!(found.frame, packet(3000));
-            assert_eq!(found.traces[0].end, End::Dropped("filter.other".to_owned()));
+            assert_eq!(found.traces[0].end, PathEnd::Dropped("filter.other".to_owned()));
             assert!(traced.pop().is_err());
         }
         assert!(observer.is_over());

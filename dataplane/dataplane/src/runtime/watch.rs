@@ -44,12 +44,12 @@ struct Recurring {
 
 /// The event thread of a device. Dropping this value ends the thread.
 pub(crate) struct Watch {
-    shared: Arc<Shared>,
+    shared: Arc<WatchState>,
     clocks: Clocks,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct WatchState {
     stop: AtomicBool,
     lines: Mutex<VecDeque<String>>,
     pending_events: Arc<PendingEvents>,
@@ -60,7 +60,7 @@ struct Shared {
     failures: Mutex<Vec<String>>,
 }
 
-impl Shared {
+impl WatchState {
     fn ports(&self) -> MutexGuard<'_, Vec<OnPort>> {
         self.on_port.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -121,10 +121,10 @@ impl Watch {
         name: &str,
         follow: ClockFollower,
         stop: RunStop,
-        body: impl FnOnce(&Shared) + Send + 'static,
+        body: impl FnOnce(&WatchState) + Send + 'static,
     ) -> Result<Self> {
         let clocks = follow.clocks();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WatchState {
             stop: AtomicBool::new(false),
             lines: Mutex::default(),
             pending_events: Arc::default(),
@@ -200,7 +200,7 @@ impl Drop for Watch {
     }
 }
 
-fn listen<D: Device>(device: &D, shared: &Shared) {
+fn listen<D: Device>(device: &D, shared: &WatchState) {
     let mut counts: HashMap<(EventKind, u32), u64> = HashMap::new();
     while !shared.stop.load(Ordering::Relaxed) {
         let until_due = shared.follow().until_due(STOP_CHECK_INTERVAL);

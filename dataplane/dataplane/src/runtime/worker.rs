@@ -13,7 +13,7 @@ use crate::runtime::idle::IdlePolicy;
 use crate::runtime::lane_swap::{RetiredLane, RetiringLane, ReturnedSlots};
 use crate::runtime::packet_observer::PacketObserver;
 use crate::runtime::sample::{
-    Counters, LaneError, LoopCounters, Message, Sample, Scope, Stamps, Swap, Times, WorkerEnd,
+    LaneError, LoopCounters, Message, Sample, Scope, Stamps, Swap, Times, WorkerCounters, WorkerEnd,
 };
 use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker_info::WorkerInfo;
@@ -572,7 +572,7 @@ impl Worker {
 
     /// Fills a sample, which must be empty.
     pub(crate) fn fill(&mut self, sample: &mut Sample, now: Ticks) {
-        let Counters { at, counts, lanes, retiring, stamps, nodes, stages, connected, out, posted } =
+        let WorkerCounters { at, counts, lanes, retiring, stamps, nodes, stages, connected, out, posted } =
             &mut sample.counters;
         (*at, *counts) = (now, self.counts);
         for (((lane, counters), stamps), connected) in self.lanes.iter().zip(lanes).zip(stamps).zip(connected) {

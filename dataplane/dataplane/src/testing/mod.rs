@@ -34,7 +34,7 @@ mod pipeline;
 
 pub use pipeline::Pipeline;
 
-pub use crate::runtime::{End, Hop, Trace};
+pub use crate::runtime::{Hop, PathEnd, Trace};
 pub use dataplane_core::harness::{Fate, Frame, Harness, HarnessBuilder, Outcome, frame, port};
 
 /// Returns the frames of a pcap or pcapng file.

@@ -13,7 +13,7 @@ use dataplane_stages as stages;
 /// returns their traces.
 ///
 /// ```
-/// use dataplane::testing::{End, Pipeline, frame};
+/// use dataplane::testing::{PathEnd, Pipeline, frame};
 ///
 /// let mut pipeline = Pipeline::from_toml(r#"
 ///     [[port]]
@@ -33,7 +33,7 @@ use dataplane_stages as stages;
 /// "#)?;
 /// let packet = frame().ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into()).udp(1, 2).build();
 /// let traces = pipeline.run("wan", &[packet])?;
-/// assert_eq!(traces[0].end, End::Sent("wan".to_owned()));
+/// assert_eq!(traces[0].end, PathEnd::Sent("wan".to_owned()));
 /// assert_eq!(traces[0].path(), ["parse", "tx"]);
 /// # Ok::<(), dataplane::Error>(())
 /// ```

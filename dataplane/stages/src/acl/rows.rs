@@ -5,13 +5,13 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::rules::{Action, Rules};
+use super::rules::{RuleAction, Rules};
 use dataplane_core::pipeline::{Table, TablePage, TableQuery};
 
 /// The rules of a stage, in order of precedence. The last row has the packets that no rule matches.
 pub(super) struct RuleTable {
     pub(super) rules: Arc<Rules>,
-    pub(super) default: Action,
+    pub(super) default: RuleAction,
 }
 
 /// A rule of a stage `acl`.
@@ -23,7 +23,7 @@ pub(super) struct RuleRow {
     /// The name of the hit counter.
     name: String,
     /// The action.
-    action: Action,
+    action: RuleAction,
     /// The packets that the rule matched.
     hits: u64,
     /// The text of the rule.

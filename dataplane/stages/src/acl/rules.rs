@@ -18,7 +18,7 @@ use dataplane_tables::classifier::{Classifier, FlagMatch, Rule};
 /// The action for packets that match a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Action {
+pub(super) enum RuleAction {
     /// Send the packet to the next stage.
     Permit,
     /// Drop the packet.
@@ -30,7 +30,7 @@ pub(super) enum Action {
 #[serde(deny_unknown_fields)]
 pub(super) struct RuleSpec {
     /// The action for packets that match the rule: `permit` or `deny`.
-    action: Action,
+    action: RuleAction,
     /// Prefix of the source address.
     src: Option<Prefix>,
     /// Prefix of the destination address.
@@ -142,7 +142,7 @@ impl RuleSpec {
 
 impl fmt::Display for RuleSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let action = if self.action == Action::Deny { "deny" } else { "permit" };
+        let action = if self.action == RuleAction::Deny { "deny" } else { "permit" };
         write!(f, "{action} {}", self.protocol)?;
         let named: [(&str, Option<&dyn fmt::Display>); 6] = [
             ("src", self.src.as_ref().map(|value| value as _)),
@@ -188,12 +188,12 @@ pub(super) struct Rules {
     pub(super) classifier: Classifier,
     /// For each rule, its index in the order of precedence, and its action. Element n belongs to the rule with the
     /// number n in the classifier.
-    pub(super) verdicts: Vec<(u32, Action)>,
+    pub(super) verdicts: Vec<(u32, RuleAction)>,
     /// Names of the hit counters. No two rules have the same name.
     pub(super) names: Vec<String>,
     /// The rules as text.
     pub(super) texts: Vec<String>,
-    pub(super) actions: Vec<Action>,
+    pub(super) actions: Vec<RuleAction>,
     /// For each rule, whether the rule sets the name of its counter.
     pub(super) named: Vec<bool>,
 }
@@ -376,7 +376,7 @@ impl Rules {
         let compiled: Vec<Rule> = rules.iter().map(RuleSpec::compile).collect();
         let mut classifier = before.map_or_else(|| Classifier::new(&[]), |before| before.classifier.clone());
         classifier.update(&compiled);
-        let mut verdicts = vec![(0, Action::Deny); classifier.number_bound()];
+        let mut verdicts = vec![(0, RuleAction::Deny); classifier.number_bound()];
         for ((number, _), (place, rule)) in classifier.rules().zip((0..).zip(&rules)) {
             verdicts[number as usize] = (place, rule.action);
         }

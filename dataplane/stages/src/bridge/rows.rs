@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::table::{Table as MacTable, UNIT};
+use super::table::{BridgeTable, UNIT};
 use dataplane_core::pipeline::{Table, TablePage, TableQuery};
 
 /// The MAC addresses that a bridge has learned.
 pub(super) struct LearnedMacs {
-    pub(super) table: Arc<MacTable>,
+    pub(super) table: Arc<BridgeTable>,
     pub(super) ports: Vec<String>,
 }
 

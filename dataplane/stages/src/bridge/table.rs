@@ -19,7 +19,7 @@ use dataplane_core::header::MacAddr;
 /// One word holds a complete entry, so each load and store is atomic. After two concurrent stores, the entry is one of
 /// the two stored entries. The exact-match table of `dataplane-tables` is not used, because only one thread can change
 /// that table.
-pub(super) struct Table {
+pub(super) struct BridgeTable {
     pub(super) words: Box<[AtomicU64]>,
     /// The random factor and summand of the hash.
     pub(super) seeds: [u64; 2],
@@ -52,13 +52,13 @@ const AHEAD: u64 = 16;
 /// The number of buckets that one call of `sweep` searches.
 pub(super) const SWEPT: usize = 16;
 
-impl std::fmt::Debug for Table {
+impl std::fmt::Debug for BridgeTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Table").finish_non_exhaustive()
     }
 }
 
-impl Table {
+impl BridgeTable {
     pub(super) fn new() -> Self {
         let random = RandomState::new();
         let factor = (0..).map(|seed| random.hash_one(seed)).find(|factor| spreads(*factor)).unwrap_or_default();

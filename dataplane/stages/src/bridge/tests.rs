@@ -103,7 +103,7 @@ fn vlans_are_separate_and_each_port_carries_only_its_vlans() {
 fn addresses_with_equal_distances_spread_over_the_buckets() {
     for _ in 0..32 {
         for shift in [0, 8, 16] {
-            let table = Table::new();
+            let table = BridgeTable::new();
             for number in 0..40_000u64 {
                 let [.., a, b, c, d, e] = (number << shift).to_be_bytes();
                 table.learn(MacAddr([2, a, b, c, d, e]), 0, 1, 1);
@@ -116,7 +116,7 @@ fn addresses_with_equal_distances_spread_over_the_buckets() {
 
 #[test]
 fn entry_of_a_worker_whose_clock_is_ahead_is_fresh() {
-    let table = Table::new();
+    let table = BridgeTable::new();
     for (seen, now, expected) in [(5, 4, Some(2)), (5, 5, Some(2)), (5, 80, Some(2)), (5, 81, None), (0, TIME, Some(2))]
     {
         table.learn(host_mac(1), 0, 2, seen);
@@ -127,7 +127,7 @@ fn entry_of_a_worker_whose_clock_is_ahead_is_fresh() {
 /// Many random addresses fill the table. The table does not grow, and keeps an address that is learned later.
 #[test]
 fn active_address_stays_in_the_table_when_random_addresses_fill_it() {
-    let table = Table::new();
+    let table = BridgeTable::new();
     for number in 0..200_000u32 {
         let [a, b, c, d] = number.to_be_bytes();
         table.learn(MacAddr([2, 9, a, b, c, d]), 0, 1, 1);
@@ -135,7 +135,7 @@ fn active_address_stays_in_the_table_when_random_addresses_fill_it() {
     assert_eq!(table.words.len(), 1 << 16);
     table.learn(host_mac(1), 0, 2, 2);
     assert_eq!(table.find(host_mac(1), 0, 2, 75), Some(2));
-    let left = |table: &Table| table.words.iter().filter(|way| way.load(Ordering::Relaxed) != 0).count();
+    let left = |table: &BridgeTable| table.words.iter().filter(|way| way.load(Ordering::Relaxed) != 0).count();
     assert!(left(&table) > 60_000);
     for from in (0..1 << BUCKET_BITS).step_by(SWEPT) {
         table.sweep(from, 78, 76);
@@ -146,7 +146,7 @@ fn active_address_stays_in_the_table_when_random_addresses_fill_it() {
 /// An attacker who knows the buckets sends from four addresses that share the bucket of a host on another port.
 #[test]
 fn four_addresses_of_one_bucket_do_not_evict_a_host_of_another_port() {
-    let table = Table::new();
+    let table = BridgeTable::new();
     let bucket = |mac| table.place(mac, 0).0.as_ptr();
     let addresses = (0u32..).map(|number| {
         let [a, b, c, d] = number.to_be_bytes();
@@ -185,7 +185,7 @@ fn evictions_of_addresses_are_counted() {
 #[test]
 fn buckets_of_addresses_differ_between_tables() {
     let buckets = || {
-        let table = Table::new();
+        let table = BridgeTable::new();
         let start = table.words.as_ptr().addr();
         let bucket = |number: u16| {
             let [a, b] = number.to_be_bytes();
@@ -361,7 +361,7 @@ fn invalid_parameters_are_refused_with_their_key() {
 
 #[test]
 fn listed_entries_have_the_learned_addresses_vlans_and_ports() {
-    let table = table::Table::new();
+    let table = table::BridgeTable::new();
     let mut learned = Vec::new();
     for number in 0..2_000u32 {
         let [_, a, b, c] = number.wrapping_mul(2_654_435).to_be_bytes();

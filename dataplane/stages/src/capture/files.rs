@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
-use super::writer::{Record, Writer, last_complete_block};
+use super::writer::{CaptureWriter, Record, last_complete_block};
 use dataplane_core::file::{self, LockedFile, Readers};
 use dataplane_core::pcapng::STATISTICS_BLOCK_LEN;
 
@@ -52,7 +52,7 @@ pub(super) struct Files<'a> {
 }
 
 struct Open {
-    writer: Writer<BufWriter<LockedFile>>,
+    writer: CaptureWriter<BufWriter<LockedFile>>,
     /// The timestamp of the first packet.
     since: u64,
     /// The number of packets in all earlier files.
@@ -167,7 +167,7 @@ impl<'a> Files<'a> {
 
     /// Returns the writer of the open file, or of a new file if none is open. Old files are deleted only after the new
     /// file was started, so that the capture deletes no file when the disk is full.
-    fn open(&mut self, since: u64) -> io::Result<&mut Writer<BufWriter<LockedFile>>> {
+    fn open(&mut self, since: u64) -> io::Result<&mut CaptureWriter<BufWriter<LockedFile>>> {
         if self.open.is_none() {
             let spec = self.spec;
             let number = self.started + 1;
@@ -178,7 +178,7 @@ impl<'a> Files<'a> {
             let file = BufWriter::with_capacity(1 << 16, file);
             self.started = number;
             self.names.push_back(self.path.clone());
-            let writer = Writer::new(file, &spec.interface, spec.snaplen.into())?;
+            let writer = CaptureWriter::new(file, &spec.interface, spec.snaplen.into())?;
             self.open.insert(Open { writer, since, before: self.packets, flushed: 0 }).flush()?;
             while let Some(oldest) = self.names.front()
                 && spec.rotation.is_some_and(|rotation| self.names.len() > rotation.keep)

@@ -16,7 +16,7 @@ const BURST: usize = 32;
 pub(super) type Buffer = Box<[u8]>;
 
 /// A copied packet on its way to the file.
-pub(super) struct Frame {
+pub(super) struct CapturedFrame {
     nanos: u64,
     /// The length of the original packet in bytes.
     original: u32,
@@ -28,7 +28,7 @@ pub(super) struct Frame {
     buffer: Buffer,
 }
 
-impl Frame {
+impl CapturedFrame {
     /// Copies as much of a packet as fits into a buffer, followed by the comment: the parts in `comment`, joined.
     #[inline(always)]
     pub(super) fn new(mut buffer: Buffer, nanos: u64, source: ClockSource, packet: &[u8], comment: &[&str]) -> Self {
@@ -55,12 +55,12 @@ impl Frame {
 /// The worker's side of the rings.
 pub(super) struct Inlet {
     free: Consumer<Buffer>,
-    full: Producer<Frame>,
+    full: Producer<CapturedFrame>,
 }
 
 /// The writer's side of the rings.
 pub(super) struct Outlet {
-    full: Consumer<Frame>,
+    full: Consumer<CapturedFrame>,
     free: Producer<Buffer>,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn ring(buffers: usize, snaplen: u16) -> (Inlet, Outlet) {
 
 /// Returns the memory of the buffers and rings of one worker in bytes.
 pub(super) fn memory(buffers: usize, snaplen: u16) -> u64 {
-    let slots = 2 * (size_of::<Frame>() + size_of::<Buffer>());
+    let slots = 2 * (size_of::<CapturedFrame>() + size_of::<Buffer>());
     (buffers * (usize::from(snaplen) + COMMENT + slots)) as u64
 }
 
@@ -102,7 +102,7 @@ impl Inlet {
     pub(super) fn put<P>(
         &mut self,
         packets: &mut impl ExactSizeIterator<Item = P>,
-        mut frame: impl FnMut(P, Buffer) -> Frame,
+        mut frame: impl FnMut(P, Buffer) -> CapturedFrame,
     ) -> usize {
         let wanted = packets.len();
         // Reading the number of returned buffers costs a cache miss, because the writer writes to that cache line. Use the
@@ -125,7 +125,7 @@ impl Outlet {
 
     /// Calls `write` for the waiting frames, up to one burst, and then gives all their buffers back to the worker
     /// together. Returns the number of frames.
-    pub(super) fn take(&mut self, mut write: impl FnMut(&Frame)) -> usize {
+    pub(super) fn take(&mut self, mut write: impl FnMut(&CapturedFrame)) -> usize {
         let count = self.full.slots().min(BURST);
         let (Ok(frames), Ok(slots)) = (self.full.read_chunk(count), self.free.write_chunk_uninit(count)) else {
             return 0;
@@ -153,7 +153,7 @@ mod tests {
                 while next < PACKETS {
                     let burst = next..PACKETS.min(next + 1 + next % 50);
                     next += inlet.put(&mut burst.into_iter().map(u32::to_le_bytes), |bytes, buffer| {
-                        Frame::new(buffer, 1, ClockSource::Virtual, &bytes, &["a", "ö"])
+                        CapturedFrame::new(buffer, 1, ClockSource::Virtual, &bytes, &["a", "ö"])
                     }) as u32;
                     std::thread::yield_now();
                 }
@@ -177,7 +177,7 @@ mod tests {
         let (mut inlet, mut outlet) = ring(1, 4);
         let long = format!("{}ö", "x".repeat(COMMENT - 1));
         let put = inlet.put(&mut [[7; 6]; 2].iter(), |bytes, buffer| {
-            Frame::new(buffer, 1, ClockSource::Virtual, bytes, &[&long, "", "y"])
+            CapturedFrame::new(buffer, 1, ClockSource::Virtual, bytes, &[&long, "", "y"])
         });
         assert_eq!(put, 1, "only one buffer is free");
         let taken = outlet.take(|frame| {

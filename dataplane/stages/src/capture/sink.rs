@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::files::{Files, Spec};
-use super::ring::{Buffer, Frame, Inlet, Outlet, ring};
+use super::ring::{Buffer, CapturedFrame, Inlet, Outlet, ring};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
 use dataplane_core::pipeline::{Problem, RunStop, StopSignal, Task, thread_name};
@@ -63,17 +63,17 @@ pub(super) struct Sink {
     buffers: usize,
     /// The number of stages that have joined and not left.
     users: AtomicUsize,
-    writer: Arc<Mutex<Option<Writer>>>,
+    writer: Arc<Mutex<Option<WriterThread>>>,
 }
 
 /// The writer thread. The result is the first write error.
-type Writer = JoinHandle<Result<()>>;
+type WriterThread = JoinHandle<Result<()>>;
 
 /// Starts the writer thread, and closes the file when a change has removed the capture.
 pub(super) struct WriterTask {
     shared: Arc<Shared>,
     spec: Spec,
-    writer: Arc<Mutex<Option<Writer>>>,
+    writer: Arc<Mutex<Option<WriterThread>>>,
 }
 
 impl Task for WriterTask {
@@ -150,7 +150,7 @@ impl Sink {
 
 /// Ends the writer thread, which completes the file. Returns the first write error, unless an earlier call has returned
 /// the error.
-fn close(shared: &Shared, writer: &Mutex<Option<Writer>>) -> Result<()> {
+fn close(shared: &Shared, writer: &Mutex<Option<WriterThread>>) -> Result<()> {
     let writer = writer.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(writer) = writer else { return Ok(()) };
     shared.stop.store(true, Ordering::Release);
@@ -183,7 +183,7 @@ impl Tap {
         &mut self,
         mut packets: impl ExactSizeIterator<Item = P>,
         wait: bool,
-        mut frame: impl FnMut(P, Buffer) -> Frame,
+        mut frame: impl FnMut(P, Buffer) -> CapturedFrame,
     ) -> (u64, u64) {
         let shared = &*self.sink.shared;
         let mut taken = 0;
@@ -302,7 +302,7 @@ struct Faults<'a> {
 
 impl Faults<'_> {
     /// Writes a frame, unless a limit is reached or writing has failed.
-    fn write(&mut self, files: &mut Files<'_>, frame: &Frame) {
+    fn write(&mut self, files: &mut Files<'_>, frame: &CapturedFrame) {
         if self.failed.is_some() {
             // The worker copied the packet before the worker could see the failure.
             self.shared.lose(1);
@@ -393,8 +393,9 @@ mod tests {
         let sink = Arc::new(sink);
         let tap = sink.clone().join(RunStop::default());
         let (mut inlet, outlet) = ring(4, 64);
-        let put = inlet
-            .put(&mut [[7; 60]; 3].iter(), |bytes, buffer| Frame::new(buffer, 1, ClockSource::Virtual, bytes, &[]));
+        let put = inlet.put(&mut [[7; 60]; 3].iter(), |bytes, buffer| {
+            CapturedFrame::new(buffer, 1, ClockSource::Virtual, bytes, &[])
+        });
         assert_eq!(put, 3);
         let free = inlet.into_free();
         sink.shared.joined.lock().unwrap().push(outlet);
@@ -457,7 +458,7 @@ mod tests {
         let messages = Arc::new(AtomicUsize::new(0));
         let mut late = tracing::subscriber::with_default(Counter(messages.clone()), || sink.join(RunStop::default()));
         assert_eq!(messages.load(Ordering::Relaxed), 1);
-        let frame = |bytes: &[u8; 60], buffer| Frame::new(buffer, 1, ClockSource::Virtual, bytes, &[]);
+        let frame = |bytes: &[u8; 60], buffer| CapturedFrame::new(buffer, 1, ClockSource::Virtual, bytes, &[]);
         // More packets than buffers.
         let (taken, missed) = late.offer([[7; 60]; 9].iter(), true, frame);
         assert_eq!(taken + missed, 9);

@@ -4,7 +4,7 @@ use std::process::Command;
 use pcap_parser::pcapng::{Block, parse_block_le};
 use pcap_parser::traits::PcapNGPacketBlock;
 
-use super::writer::{Record, Writer};
+use super::writer::{CaptureWriter, Record};
 use super::*;
 use dataplane_core::clock::{ClockSource, Stamp};
 use dataplane_core::harness::{Fate, Harness, frame};
@@ -286,7 +286,7 @@ fn capture_continues_in_the_next_file_after_a_failure() {
 #[test]
 fn each_clock_has_its_own_interface_description() {
     let mut file = Vec::new();
-    let mut writer = Writer::new(&mut file, "eth0", 100).unwrap();
+    let mut writer = CaptureWriter::new(&mut file, "eth0", 100).unwrap();
     let mut expected = 0;
     for (nanos, source) in [ClockSource::Software, ClockSource::DeviceTicks, ClockSource::Software].iter().enumerate() {
         let nanos = nanos as u64;

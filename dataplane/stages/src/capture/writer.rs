@@ -49,7 +49,7 @@ pub(super) fn last_complete_block(file: impl Read + Seek, from: u64, len: u64) -
 }
 
 /// Writes the blocks of a file.
-pub(super) struct Writer<W> {
+pub(super) struct CaptureWriter<W> {
     out: W,
     name: String,
     snaplen: u32,
@@ -60,7 +60,7 @@ pub(super) struct Writer<W> {
     written: u64,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> CaptureWriter<W> {
     /// Writes the section header.
     pub(super) fn new(out: W, name: &str, snaplen: u32) -> io::Result<Self> {
         let (name, block) = (name.to_owned(), Vec::with_capacity(4096));

@@ -130,7 +130,7 @@ impl Ord for HeldHop {
 pub(super) type GroupKey = Vec<(GroupPath, u16)>;
 
 #[derive(Debug)]
-struct Group {
+struct StoredGroup {
     /// The number of prefixes and groups of several paths that refer to this group.
     users: u32,
     key: GroupKey,
@@ -141,10 +141,10 @@ struct Group {
 
 /// The writer of the groups.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(super) struct GroupWriter {
     cells: Arc<Groups>,
     known: HashMap<GroupKey, u32>,
-    groups: HashMap<u32, Group>,
+    groups: HashMap<u32, StoredGroup>,
     free: Vec<u32>,
     next: u32,
     free_blocks: Vec<usize>,
@@ -153,7 +153,7 @@ pub(super) struct Writer {
     retired: VecDeque<(u64, u32, Option<usize>)>,
 }
 
-impl Writer {
+impl GroupWriter {
     pub(super) fn new() -> Self {
         let cells = Groups {
             words: (0..MAX_GROUPS).map(|_| AtomicU64::new(0)).collect(),
@@ -220,7 +220,7 @@ impl Writer {
         };
         self.cells.words[number as usize].store(word, Ordering::Release);
         self.known.insert(key.clone(), number);
-        self.groups.insert(number, Group { users: 1, key: key.clone(), block, singles });
+        self.groups.insert(number, StoredGroup { users: 1, key: key.clone(), block, singles });
         Some(number)
     }
 

@@ -36,24 +36,24 @@ pub type ListedRoute = (usize, IpNet, Arc<RouteTarget>);
 /// list. Workers never access the list, so they never wait for the lock. A reader holds the lock while it copies one
 /// page of routes ([`Listing::page`]), not longer.
 #[derive(Debug, Default)]
-pub(super) struct Listing(Mutex<Routes>);
+pub(super) struct Listing(Mutex<ListedRoutes>);
 
 #[derive(Debug, Default)]
-struct Routes {
+struct ListedRoutes {
     /// The number of the group of each route.
     groups: BTreeMap<(usize, IpNet), u32>,
     /// The target of each group.
     targets: HashMap<u32, Arc<RouteTarget>>,
 }
 
-impl Routes {
+impl ListedRoutes {
     fn route(&self, (&(table, prefix), group): (&(usize, IpNet), &u32)) -> Option<ListedRoute> {
         Some((table, prefix, self.targets.get(group)?.clone()))
     }
 }
 
 impl Listing {
-    fn lock(&self) -> MutexGuard<'_, Routes> {
+    fn lock(&self) -> MutexGuard<'_, ListedRoutes> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

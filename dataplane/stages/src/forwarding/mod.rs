@@ -1,8 +1,8 @@
 //! Tables of routes and neighbours that change while workers read them.
 //!
-//! One thread writes the tables ([`Writer`]). Each stage of each worker reads the tables through its own [`Reader`].
-//! A lookup only loads atomic words, so a lookup never locks, waits or allocates. A lookup sees all earlier changes. A
-//! change never disturbs lookups of other entries. See `docs/router.md`.
+//! One thread writes the tables ([`ForwardingWriter`]). Each stage of each worker reads the tables through its own
+//! [`ForwardingReader`]. A lookup only loads atomic words, so a lookup never locks, waits or allocates. A lookup sees
+//! all earlier changes. A change never disturbs lookups of other entries. See `docs/router.md`.
 
 mod groups;
 mod listing;
@@ -32,7 +32,7 @@ pub use listing::{ListedRoute, RouteHop, RouteTarget};
 pub use neighbors::{MAX_NEIGHBORS, ReportedEvent, ResolutionState};
 pub use refused::Refused;
 pub use rows::{ConfigNeighbors, NeighborRow, NeighborState, NeighborTable};
-pub use writer::{MAX_ROUTES, Writer};
+pub use writer::{ForwardingWriter, MAX_ROUTES};
 
 /// Largest number of routing tables: the main table and the tables of VRFs.
 pub const MAX_TABLES: usize = 16;
@@ -49,7 +49,7 @@ pub struct Forwarding {
     neighbors: Arc<neighbors::Neighbors>,
     readers: readers::Readers,
     requests: FromWorkers<NextHop>,
-    counts: [AtomicU64; Count::ALL.len()],
+    counts: [AtomicU64; TableCount::ALL.len()],
 }
 
 /// The routes of one routing table.
@@ -73,7 +73,7 @@ struct PortState {
 /// The counters of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Count {
+pub enum TableCount {
     /// Current number of routes.
     Routes,
     /// Current number of neighbours.
@@ -91,7 +91,7 @@ pub enum Count {
     LostRequests,
 }
 
-impl Count {
+impl TableCount {
     /// All counters, with their names.
     pub const ALL: [(Self, &'static str); 7] = [
         (Self::Routes, "routes"),
@@ -125,8 +125,12 @@ impl Forwarding {
     }
 
     /// Adds a reader.
-    pub fn register_reader(self: &Arc<Self>) -> Reader {
-        Reader { reader: self.readers.join(), requests: RefCell::new(self.requests.join()), shared: self.clone() }
+    pub fn register_reader(self: &Arc<Self>) -> ForwardingReader {
+        ForwardingReader {
+            reader: self.readers.join(),
+            requests: RefCell::new(self.requests.join()),
+            shared: self.clone(),
+        }
     }
 
     /// Returns the number of ports.
@@ -183,15 +187,15 @@ impl Forwarding {
         self.neighbors.slots()
     }
 
-    /// Returns the neighbour in a slot and its state. If the calling thread has no [`Reader`], the writer may give the
-    /// slot to another neighbour during this call. The result is then only for display.
+    /// Returns the neighbour in a slot and its state. If the calling thread has no [`ForwardingReader`], the writer may
+    /// give the slot to another neighbour during this call. The result is then only for display.
     pub fn neighbor_at(&self, slot: usize) -> Option<(NextHop, ResolutionState)> {
         Some((self.neighbors.hop(slot)?, self.neighbors.at(slot).0))
     }
 
     /// Returns the state of a neighbour, and whether an answer from the neighbour is awaited. If the calling thread has
-    /// no [`Reader`], the writer may give the slot to another neighbour during this call. The result is then only a
-    /// hint.
+    /// no [`ForwardingReader`], the writer may give the slot to another neighbour during this call. The result is then
+    /// only a hint.
     pub fn neighbor_state(&self, hop: NextHop) -> Option<(ResolutionState, bool)> {
         let place = self.neighbors.find(hop)?;
         Some((self.neighbors.at(place).0, self.neighbors.is_asked(place)))
@@ -203,30 +207,30 @@ impl Forwarding {
     }
 
     /// Returns the current value of a counter.
-    pub fn count(&self, count: Count) -> u64 {
+    pub fn count(&self, count: TableCount) -> u64 {
         self.counts[count as usize].load(Ordering::Relaxed)
     }
 
     /// Adds to a counter.
-    pub fn add(&self, count: Count, by: u64) {
+    pub fn add(&self, count: TableCount, by: u64) {
         self.counts[count as usize].fetch_add(by, Ordering::Relaxed);
     }
 
     /// Sets a counter.
-    pub fn set(&self, count: Count, to: u64) {
+    pub fn set(&self, count: TableCount, to: u64) {
         self.counts[count as usize].store(to, Ordering::Relaxed);
     }
 }
 
 /// A reader of the tables, for one stage of one worker.
 #[derive(Debug)]
-pub struct Reader {
+pub struct ForwardingReader {
     shared: Arc<Forwarding>,
-    reader: readers::Reader,
+    reader: readers::EpochReader,
     requests: RefCell<Producer<NextHop>>,
 }
 
-impl Reader {
+impl ForwardingReader {
     /// Marks a quiescent state: the stage keeps no result of an earlier lookup. The stage calls this function between
     /// batches.
     #[inline]
@@ -283,7 +287,7 @@ impl Reader {
         // Nothing else borrows the queue during this call.
         let pushed = self.requests.try_borrow_mut().is_ok_and(|mut requests| requests.push(hop).is_ok());
         if !pushed {
-            self.shared.add(Count::LostRequests, 1);
+            self.shared.add(TableCount::LostRequests, 1);
         }
     }
 
@@ -334,7 +338,7 @@ impl Reader {
 
     /// Reports the counters of the tables. All stages share the counters, so only one stage of one worker reports them.
     pub fn counters(&self, report: &mut dyn CounterReport) {
-        for (count, name) in Count::ALL {
+        for (count, name) in TableCount::ALL {
             report.add(name, self.shared.count(count));
         }
     }

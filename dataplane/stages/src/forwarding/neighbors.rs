@@ -173,11 +173,11 @@ impl Neighbors {
 
 /// An entry, as the writer tracks it.
 #[derive(Debug)]
-struct NeighborEntry {
+struct WrittenNeighbor {
     slot: usize,
     /// Number of routes that use the neighbour.
     routes: u32,
-    /// Whether [`Writer::set`] has set a state that [`Writer::unset`] has not cleared.
+    /// Whether [`NeighborWriter::set`] has set a state that [`NeighborWriter::unset`] has not cleared.
     has_state: bool,
 }
 
@@ -193,9 +193,9 @@ struct RetiredEntry {
 
 /// The writer of the neighbour table.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(super) struct NeighborWriter {
     cells: Arc<Neighbors>,
-    entries: HashMap<NextHop, NeighborEntry>,
+    entries: HashMap<NextHop, WrittenNeighbor>,
     /// Retired entries in the order of their removal. The key is the number of the removal.
     retired: BTreeMap<u64, RetiredEntry>,
     /// For each retired next hop, its key in `retired`.
@@ -210,7 +210,7 @@ pub(super) struct Writer {
     hold_time: HoldTime,
 }
 
-impl Writer {
+impl NeighborWriter {
     pub(super) fn new(hold_time: HoldTime) -> Self {
         let (cells, retired_slots) = (Arc::new(Neighbors::new()), vec![false; SLOTS]);
         let (entries, retired, retired_hops) = (HashMap::new(), BTreeMap::new(), HashMap::new());
@@ -231,7 +231,7 @@ impl Writer {
     }
 
     /// Returns the entry of a neighbour, and creates it if necessary.
-    fn find_or_insert(&mut self, hop: NextHop) -> Result<&mut NeighborEntry, Refused> {
+    fn find_or_insert(&mut self, hop: NextHop) -> Result<&mut WrittenNeighbor, Refused> {
         if !self.entries.contains_key(&hop) {
             if self.entries.len() >= MAX_NEIGHBORS {
                 return Err(Refused::Full);
@@ -243,7 +243,7 @@ impl Writer {
             cell.low.store(address as u64, Ordering::Relaxed);
             // A reader that sees this word also sees the address.
             cell.word.store(USED | v6 | u64::from(hop.port) << PORT | WATCHED, Ordering::Release);
-            self.entries.insert(hop, NeighborEntry { slot, routes: 0, has_state: false });
+            self.entries.insert(hop, WrittenNeighbor { slot, routes: 0, has_state: false });
         }
         self.entries.get_mut(&hop).ok_or(Refused::Full)
     }
@@ -349,7 +349,7 @@ impl Writer {
         self.entries.get(&hop).is_some_and(|entry| entry.routes > 0)
     }
 
-    /// Returns the neighbours that have a state from [`Writer::set`].
+    /// Returns the neighbours that have a state from [`NeighborWriter::set`].
     pub(super) fn with_state(&self) -> impl Iterator<Item = NextHop> + '_ {
         self.entries.iter().filter(|(_, entry)| entry.has_state).map(|(hop, _)| *hop)
     }
@@ -389,19 +389,19 @@ mod tests {
         NextHop { address: std::net::Ipv4Addr::from(10 << 24 | number).into(), port: 0 }
     }
 
-    fn window(writer: &Writer, hop: NextHop) -> impl Iterator<Item = usize> + use<> {
+    fn window(writer: &NeighborWriter, hop: NextHop) -> impl Iterator<Item = usize> + use<> {
         writer.cells.window(bits(hop.address).0, USED)
     }
 
     /// Returns another next hop that takes this slot if the slot is free.
-    fn hop_for_slot(writer: &Writer, slot: usize) -> NextHop {
+    fn hop_for_slot(writer: &NeighborWriter, slot: usize) -> NextHop {
         (100..1 << 24).map(hop).find(|hop| window(writer, *hop).next() == Some(slot)).unwrap()
     }
 
     #[test]
     fn number_of_a_next_hop_is_not_reused_while_stages_may_hold_its_packets() {
         let hold_time = HoldTime::default();
-        let mut writer = Writer::new(hold_time.clone());
+        let mut writer = NeighborWriter::new(hold_time.clone());
         hold_time.set([4, 30].map(|seconds| Nanos(seconds * 1_000_000_000)));
         let slot = writer.add_route(hop(1)).unwrap() as usize - 1;
         writer.remove_route(hop(1), 1);
@@ -416,7 +416,7 @@ mod tests {
     /// The neighbour is removed and added more often than its window has slots.
     #[test]
     fn neighbour_that_comes_and_goes_keeps_its_slot() {
-        let mut writer = Writer::new(HoldTime::default());
+        let mut writer = NeighborWriter::new(HoldTime::default());
         let mac = MacAddr([2, 0, 0, 0, 0, 1]);
         let mut slots = Vec::new();
         for change in 0..40 {
@@ -433,7 +433,7 @@ mod tests {
 
     #[test]
     fn slot_of_a_neighbour_that_came_back_is_reserved_from_its_latest_removal() {
-        let mut writer = Writer::new(HoldTime::default());
+        let mut writer = NeighborWriter::new(HoldTime::default());
         let slot = writer.add_route(hop(1)).unwrap() as usize - 1;
         writer.remove_route(hop(1), 1);
         assert_eq!(writer.add_route(hop(1)), Ok(slot as u32 + 1));
@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn refusal_distinguishes_retired_slots_from_a_full_table() {
-        let mut writer = Writer::new(HoldTime::default());
+        let mut writer = NeighborWriter::new(HoldTime::default());
         for (number, slot) in (100..).zip(window(&writer, hop(1))) {
             writer.retire(hop(number), slot, 1);
         }

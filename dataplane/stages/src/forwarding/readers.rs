@@ -19,9 +19,9 @@ pub(super) struct Readers {
 
 /// One reader. A dropped reader no longer delays the reuse of objects.
 #[derive(Debug)]
-pub(super) struct Reader(Arc<CachePadded<AtomicU64>>);
+pub(super) struct EpochReader(Arc<CachePadded<AtomicU64>>);
 
-impl Drop for Reader {
+impl Drop for EpochReader {
     fn drop(&mut self) {
         self.0.store(u64::MAX, Ordering::Release);
     }
@@ -33,15 +33,15 @@ impl Readers {
     }
 
     /// Adds a reader.
-    pub(super) fn join(&self) -> Reader {
+    pub(super) fn join(&self) -> EpochReader {
         let seen = Arc::new(CachePadded::new(AtomicU64::new(self.epoch.load(Ordering::Acquire))));
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).push(seen.clone());
-        Reader(seen)
+        EpochReader(seen)
     }
 
     /// Marks the reader as quiescent: the reader keeps no result of an earlier lookup.
     #[inline]
-    pub(super) fn pass(&self, reader: &Reader) {
+    pub(super) fn pass(&self, reader: &EpochReader) {
         reader.0.store(self.epoch.load(Ordering::Acquire), Ordering::Release);
     }
 

@@ -12,15 +12,15 @@ use super::*;
 use dataplane_core::pipeline::HoldTime;
 use dataplane_testing::StopOnDrop;
 
-fn tables() -> (Arc<Forwarding>, Box<Writer>) {
+fn tables() -> (Arc<Forwarding>, Box<ForwardingWriter>) {
     let (shared, mut writer) =
-        Writer::with_tables(vec!["a".to_owned(), "b".to_owned(), "c".to_owned()], HoldTime::default());
+        ForwardingWriter::with_tables(vec!["a".to_owned(), "b".to_owned(), "c".to_owned()], HoldTime::default());
     assert_eq!(writer.open(&shared, 0), Ok(true));
     (shared, writer)
 }
 
 /// Returns the path that the lookup of a destination selects for a flow.
-fn find(reader: &Reader, ingress: u8, destination: IpAddr, flow: u32) -> Option<Path> {
+fn find(reader: &ForwardingReader, ingress: u8, destination: IpAddr, flow: u32) -> Option<Path> {
     let (v4, v6) = reader.routes(ingress)?;
     let group = match destination {
         IpAddr::V4(address) => v4.lookup(address.into()),
@@ -355,7 +355,7 @@ fn neighbour_is_requested_once_until_requests_are_allowed_again() {
     for _ in 0..2 * MAX_REQUESTS {
         reader.request_resolution(hop);
     }
-    assert_eq!(shared.count(Count::LostRequests), MAX_REQUESTS as u64);
+    assert_eq!(shared.count(TableCount::LostRequests), MAX_REQUESTS as u64);
 }
 
 #[test]
@@ -370,7 +370,7 @@ fn use_of_a_neighbour_is_reported_later_if_the_queue_of_requests_was_full() {
         let other = NextHop { address: gateway(2), port: 0 };
         (0..MAX_REQUESTS).for_each(|_| reader.request_resolution(other));
         assert!((0..100).all(|_| reader.next_hop_state(path.next_hop) == resolved));
-        assert_eq!(shared.count(Count::LostRequests), 0);
+        assert_eq!(shared.count(TableCount::LostRequests), 0);
         assert_eq!(std::iter::from_fn(|| shared.next_request()).filter(|request| *request == hop).count(), 0);
         assert_eq!(reader.next_hop_state(path.next_hop), resolved);
         assert_eq!((shared.next_request(), shared.next_request()), (Some(hop), None));

@@ -9,7 +9,7 @@ use super::groups::{self, GroupKey, GroupPath, HeldHop, RouteKind};
 use super::listing::{Listing, RouteTarget};
 use super::neighbors;
 use super::refused::Refused;
-use super::{Count, Forwarding, MAX_TABLES, ReportedEvent, ResolutionState, TableViews};
+use super::{Forwarding, MAX_TABLES, ReportedEvent, ResolutionState, TableCount, TableViews};
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{HoldTime, NextHop, PortInfo};
 use dataplane_tables::TableError;
@@ -30,31 +30,31 @@ const NEVER_FORWARDED: [&str; 4] = ["224.0.0.0/4", "255.255.255.255/32", "fe80::
 
 /// Writes routes and neighbours to its tables. Each set of tables has exactly one writer.
 #[derive(Debug)]
-pub struct Writer {
-    tables: [Option<Table>; MAX_TABLES],
-    groups: groups::Writer,
+pub struct ForwardingWriter {
+    tables: [Option<PrefixTables>; MAX_TABLES],
+    groups: groups::GroupWriter,
     listing: Arc<Listing>,
-    neighbors: neighbors::Writer,
+    neighbors: neighbors::NeighborWriter,
     /// Names of the ports.
     port_names: Vec<String>,
     epoch: u64,
 }
 
 #[derive(Debug)]
-struct Table {
+struct PrefixTables {
     v4: Lpm4,
     v6: Lpm6,
 }
 
-impl Writer {
+impl ForwardingWriter {
     /// Creates empty tables for ports with these names, and the writer of the tables. The number of a removed next hop
     /// is not reused for the time `hold`, because a stage may still hold packets with this number.
     pub fn with_tables(port_names: Vec<String>, hold: HoldTime) -> (Arc<Forwarding>, Box<Self>) {
         let writer = Self {
             tables: std::array::from_fn(|_| None),
-            groups: groups::Writer::new(),
+            groups: groups::GroupWriter::new(),
             listing: Arc::default(),
-            neighbors: neighbors::Writer::new(hold),
+            neighbors: neighbors::NeighborWriter::new(hold),
             port_names,
             epoch: 1,
         };
@@ -79,7 +79,7 @@ impl Writer {
     pub fn open(&mut self, shared: &Forwarding, table: usize) -> Result<bool, TableError> {
         let Some(entry) = self.tables.get_mut(table) else { return Ok(false) };
         if entry.is_none() {
-            let mut created = Table { v4: Lpm4::with_lines(LINES_V4)?, v6: Lpm6::with_lines(LINES_V6)? };
+            let mut created = PrefixTables { v4: Lpm4::with_lines(LINES_V4)?, v6: Lpm6::with_lines(LINES_V6)? };
             // Readers may use the table before the next call of `publish`, and adding the first routes already retires
             // cache lines. So set the epoch before the first lines are retired.
             created.v4.reclaim(self.epoch, 0);
@@ -236,7 +236,7 @@ impl Writer {
         self.neighbors.add_route(hop)
     }
 
-    /// Releases the entry of a next hop that [`Writer::reserve_next_hop`] has reserved.
+    /// Releases the entry of a next hop that [`ForwardingWriter::reserve_next_hop`] has reserved.
     pub fn release(&mut self, hop: NextHop) {
         self.neighbors.remove_route(hop, self.epoch);
     }
@@ -301,12 +301,12 @@ impl Writer {
         }
         self.groups.reclaim(quiet);
         self.neighbors.reclaim(quiet, Instant::now());
-        shared.set(Count::Routes, self.routes() as u64);
-        shared.set(Count::Neighbors, self.neighbors.len() as u64);
+        shared.set(TableCount::Routes, self.routes() as u64);
+        shared.set(TableCount::Neighbors, self.neighbors.len() as u64);
     }
 }
 
-impl Table {
+impl PrefixTables {
     fn get(&self, prefix: IpNet) -> Option<u32> {
         match prefix {
             IpNet::V4(net) => self.v4.get(net.network().into(), net.prefix_len()),

@@ -12,7 +12,7 @@ pub(super) const BAD_ADVERTISEMENT: Reason = Reason::of_stage(2);
 
 /// How the stage handles a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum IcmpVerdict {
     Answered,
     /// The message was for this host and was passed to the resolver.
     Consumed,

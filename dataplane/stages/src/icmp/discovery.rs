@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::answer::{NO_TAILROOM, Verdict, layers};
+use super::answer::{IcmpVerdict, NO_TAILROOM, layers};
 use crate::resolution::{NeighborInfo, NeighborMessageKind};
 use crate::responder::is_host;
 use dataplane_core::header::checksum::Sum;
@@ -20,14 +20,14 @@ use dataplane_core::mem::Packet;
 const UNSPECIFIED: [u8; 16] = [0; 16];
 
 /// Turns a valid solicitation for an address of this host into an advertisement.
-pub(super) fn advertise(packet: &mut Packet<'_>, mac: MacAddr, router: bool) -> Option<Verdict> {
+pub(super) fn advertise(packet: &mut Packet<'_>, mac: MacAddr, router: bool) -> Option<IcmpVerdict> {
     let message_len = layers::<Ipv6>(packet)?.2.len();
     const LEN: usize = Neighbor::LEN + LinkAddress::LEN;
     // The advertisement always has one option, so its length may differ from the length of the solicitation.
     let end = usize::from(packet.meta().end) - message_len + LEN;
     let missing = end.saturating_sub(packet.len());
     if missing > 0 && packet.append(missing).is_none() {
-        return Some(Verdict::Refused(NO_TAILROOM));
+        return Some(IcmpVerdict::Refused(NO_TAILROOM));
     }
     packet.truncate(end);
     packet.meta_mut().end = end as u16;
@@ -52,7 +52,7 @@ pub(super) fn advertise(packet: &mut Packet<'_>, mac: MacAddr, router: bool) -> 
     let sum = Sum::default().pseudo_ipv6(&ip.source, &ip.destination, protocol::ICMPV6, LEN as u32);
     let sum = sum.bytes(front.as_bytes()).bytes(option).checksum();
     front.checksum.set(sum);
-    Some(Verdict::Answered)
+    Some(IcmpVerdict::Answered)
 }
 
 /// Returns the information about the sender of a solicitation. Makes the checks of RFC 4861, section 7.1.1, except for

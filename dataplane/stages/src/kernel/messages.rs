@@ -19,7 +19,7 @@ use dataplane_core::header::MacAddr;
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct KernelLink {
     pub(super) index: u32,
     pub(super) name: String,
     pub(super) mac: Option<MacAddr>,
@@ -34,7 +34,7 @@ pub(super) struct Link {
 
 /// An address of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Address {
+pub(super) struct KernelAddress {
     pub(super) index: u32,
     pub(super) address: IpAddr,
     /// Whether the address has global scope.
@@ -45,7 +45,7 @@ pub(super) struct Address {
 
 /// A neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Neighbor {
+pub(super) struct KernelNeighbor {
     pub(super) index: u32,
     pub(super) address: IpAddr,
     pub(super) resolved: ResolutionState,
@@ -72,7 +72,7 @@ pub(super) enum KernelTarget {
 
 /// A route.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Route {
+pub(super) struct KernelRoute {
     pub(super) table: u32,
     pub(super) prefix: IpNet,
     pub(super) metric: u32,
@@ -82,14 +82,14 @@ pub(super) struct Route {
 /// A change that a message reports, or an entry of a dump.
 #[derive(Debug)]
 pub(super) enum Update {
-    Link(Link),
+    Link(KernelLink),
     LinkRemoved(u32),
-    Address(Address),
-    AddressRemoved(Address),
-    Neighbor(Neighbor),
-    NeighborRemoved(Neighbor),
-    Route(Route),
-    RouteRemoved(Route),
+    Address(KernelAddress),
+    AddressRemoved(KernelAddress),
+    Neighbor(KernelNeighbor),
+    NeighborRemoved(KernelNeighbor),
+    Route(KernelRoute),
+    RouteRemoved(KernelRoute),
 }
 
 /// Converts a message. Returns `None` for a message that is not relevant.
@@ -114,14 +114,14 @@ pub(super) fn read(message: RouteNetlinkMessage) -> Option<Update> {
     })
 }
 
-fn link(message: LinkMessage) -> Option<Link> {
+fn link(message: LinkMessage) -> Option<KernelLink> {
     if u8::from(message.header.interface_family) != u8::from(AddressFamily::Unspec) {
         return None;
     }
     let flags = message.header.flags;
     let up = (flags.contains(LinkFlags::Up), flags.contains(LinkFlags::LowerUp));
     let index = message.header.index;
-    let mut link = Link { index, name: String::new(), mac: None, mtu: 0, up, master: None, table: None };
+    let mut link = KernelLink { index, name: String::new(), mac: None, mtu: 0, up, master: None, table: None };
     for attribute in message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name = name,
@@ -144,7 +144,7 @@ fn link(message: LinkMessage) -> Option<Link> {
     Some(link)
 }
 
-fn address(message: &AddressMessage) -> Option<Address> {
+fn address(message: &AddressMessage) -> Option<KernelAddress> {
     let (mut local, mut peer) = (None, None);
     for attribute in &message.attributes {
         match attribute {
@@ -153,7 +153,7 @@ fn address(message: &AddressMessage) -> Option<Address> {
             _ => {}
         }
     }
-    Some(Address {
+    Some(KernelAddress {
         index: message.header.index,
         // An IPv6 address without a peer has only `Address`. With a peer, `Address` is the peer.
         address: local.or(peer)?,
@@ -162,7 +162,7 @@ fn address(message: &AddressMessage) -> Option<Address> {
     })
 }
 
-fn neighbor(message: &NeighbourMessage) -> Option<Neighbor> {
+fn neighbor(message: &NeighbourMessage) -> Option<KernelNeighbor> {
     if message.header.flags.contains(NeighbourFlags::Proxy) {
         return None;
     }
@@ -181,7 +181,7 @@ fn neighbor(message: &NeighbourMessage) -> Option<Neighbor> {
         (_, Some(mac)) => ResolutionState::At(mac),
     };
     let stale = message.header.state == NeighbourState::Stale;
-    Some(Neighbor { index: message.header.ifindex, address: address?, resolved, stale })
+    Some(KernelNeighbor { index: message.header.ifindex, address: address?, resolved, stale })
 }
 
 fn ip(address: &RouteAddress) -> Option<IpAddr> {
@@ -216,7 +216,7 @@ fn hop_of(hop: &RouteNextHop) -> Option<KernelHop> {
     alive.then_some(KernelHop { index: hop.interface_index, via, weight, encapsulated })
 }
 
-fn route(message: &RouteMessage) -> Option<Route> {
+fn route(message: &RouteMessage) -> Option<KernelRoute> {
     let header = &message.header;
     // Skip routes by source address or type of service, and cloned cache entries.
     if header.tos != 0 || header.source_prefix_length != 0 || header.flags.contains(RouteFlags::Cloned) {
@@ -258,5 +258,5 @@ fn route(message: &RouteMessage) -> Option<Route> {
         RouteType::Throw => KernelTarget::Special(RouteKind::Throw),
         _ => return None,
     };
-    Some(Route { table, prefix: prefix.trunc(), metric, target })
+    Some(KernelRoute { table, prefix: prefix.trunc(), metric, target })
 }

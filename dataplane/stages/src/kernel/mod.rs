@@ -18,13 +18,13 @@ mod tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::forwarding::{Count, Forwarding, Writer};
+use crate::forwarding::{Forwarding, ForwardingWriter, TableCount};
 use crate::parameter::MEMORY_HELP;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::pipeline::{CapabilitySet, PortInfo, Setup, StopSignal, Task};
 use overflow::Overflow;
-use socket::{Events, Received, Requests};
-use state::State;
+use socket::{Events, Requests, WaitResult};
+use state::MirrorState;
 
 /// Longest time that a worker's neighbour request waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -44,8 +44,8 @@ const FAILURE_DELAY: Duration = Duration::from_secs(1);
 /// background task that mirrors the kernel's state.
 pub fn tables(setup: &mut Setup<'_>) -> Arc<Forwarding> {
     setup.shared_by_stages(|setup| {
-        let (tables, writer) = Writer::for_ports(setup.ports(), setup.hold_time());
-        let mirror = Mirror::new(tables.clone(), writer, setup.ports());
+        let (tables, writer) = ForwardingWriter::for_ports(setup.ports(), setup.hold_time());
+        let mirror = KernelMirror::new(tables.clone(), writer, setup.ports());
         setup.task("kernel-mirror", mirror);
         // The mirror asks the kernel to resolve neighbours.
         setup.needs_capabilities(CapabilitySet::NET_ADMIN);
@@ -54,26 +54,26 @@ pub fn tables(setup: &mut Setup<'_>) -> Arc<Forwarding> {
 }
 
 /// The background task that mirrors the kernel state of this network namespace.
-struct Mirror {
+struct KernelMirror {
     tables: Arc<Forwarding>,
     /// The writer of the tables, until the task is started.
-    writer: Option<Box<Writer>>,
+    writer: Option<Box<ForwardingWriter>>,
     ports: Vec<PortInfo>,
     /// Size of the socket buffer, in bytes.
     backlog: usize,
     resync_interval: Duration,
     /// The known state and the netlink sockets. `None` until the task is started.
-    open: Option<(State, Events, Requests)>,
+    open: Option<(MirrorState, Events, Requests)>,
 }
 
-impl Mirror {
-    fn new(tables: Arc<Forwarding>, writer: Box<Writer>, ports: &[PortInfo]) -> Self {
+impl KernelMirror {
+    fn new(tables: Arc<Forwarding>, writer: Box<ForwardingWriter>, ports: &[PortInfo]) -> Self {
         let (backlog, resync_interval) = (socket::BACKLOG, RESYNC_INTERVAL);
         Self { tables, writer: Some(writer), ports: ports.to_vec(), backlog, resync_interval, open: None }
     }
 }
 
-impl Task for Mirror {
+impl Task for KernelMirror {
     /// Reads the kernel's state, so that the workers have the routes for their first packet.
     fn start(&mut self) -> Result<()> {
         let failed = |what: &str, error: std::io::Error| Error::Kernel(format!("{what}: {error}"));
@@ -81,7 +81,7 @@ impl Task for Mirror {
         // Subscribe first: changes during the dump are then in the queue of events.
         let events = Events::open(self.backlog).map_err(|error| failed("cannot subscribe to changes", error))?;
         let mut requests = Requests::open().map_err(|error| failed("cannot open a netlink socket", error))?;
-        let mut state = State::new(self.tables.clone(), writer, &self.ports)
+        let mut state = MirrorState::new(self.tables.clone(), writer, &self.ports)
             .map_err(|error| Error::Memory(format!("{error}; help: {MEMORY_HELP}")))?;
         state.resync(&mut requests).map_err(|error| failed("cannot read routes", error))?;
         state.set_workers_running();
@@ -98,17 +98,23 @@ impl Task for Mirror {
 }
 
 /// Follows the changes until `stop` is set.
-fn follow(state: &mut State, events: &Events, requests: &mut Requests, resync_interval: Duration, stop: &StopSignal) {
+fn follow(
+    state: &mut MirrorState,
+    events: &Events,
+    requests: &mut Requests,
+    resync_interval: Duration,
+    stop: &StopSignal,
+) {
     let (mut resync_at, mut last_retry, mut last_resync) = (None::<Instant>, Instant::now(), Instant::now());
     let (mut overflow, mut last_check) = (Overflow::default(), None::<Instant>);
     while !stop.is_set() {
         match events.wait(POLL_INTERVAL, |message| state.apply(message)) {
             Ok(received) => {
-                let lost = received == Received::Lost;
+                let lost = received == WaitResult::Lost;
                 if lost {
                     tracing::debug!("kernel: messages were lost, reading the whole state again");
                 }
-                if received == Received::All {
+                if received == WaitResult::All {
                     state.end_replay();
                 }
                 if lost || state.take_resync_needed() {
@@ -127,7 +133,7 @@ fn follow(state: &mut State, events: &Events, requests: &mut Requests, resync_in
         }
         if resync_at.is_some_and(|at| at <= Instant::now()) {
             resync_at = None;
-            state.tables().add(Count::Resyncs, 1);
+            state.tables().add(TableCount::Resyncs, 1);
             if let Err(error) = state.resync(requests) {
                 tracing::warn!("kernel: cannot read the whole state again: {error}");
                 resync_at = Some(Instant::now() + FAILURE_DELAY);
@@ -162,8 +168,8 @@ pub(crate) fn fuzz(input: &[u8]) {
 
     let ports = [("a", "a0"), ("b", "b0")]
         .map(|(name, interface)| PortInfo { interface: Some(interface.to_owned()), ..port(name) });
-    let (tables, writer) = Writer::for_ports(&ports, dataplane_core::pipeline::HoldTime::default());
-    let mut state = State::new(tables.clone(), writer, &ports).expect("memory for the tables");
+    let (tables, writer) = ForwardingWriter::for_ports(&ports, dataplane_core::pipeline::HoldTime::default());
+    let mut state = MirrorState::new(tables.clone(), writer, &ports).expect("memory for the tables");
     let reader = tables.register_reader();
     socket::fuzz(input, |message| state.apply(message));
     state.publish();

@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_EXCL, NLM_F_REPLACE};
 
-use super::messages::{KernelTarget, Route};
+use super::messages::{KernelRoute, KernelTarget};
 use crate::forwarding::MAX_ROUTES;
 
 /// The kernel's table of the host's own addresses. The kernel looks up this table first.
@@ -89,7 +89,7 @@ impl Rib {
     }
 
     /// Adds a route, or replaces a known route. `flags` are the netlink flags of the message.
-    pub(super) fn add(&mut self, route: Route, flags: u16) {
+    pub(super) fn add(&mut self, route: KernelRoute, flags: u16) {
         let key = (route.table, route.prefix);
         let ranked = RankedRoute { metric: route.metric, target: route.target };
         // An IPv6 message lists all paths of its prefix and metric. An IPv4 message with the exclusive flag reports the
@@ -144,7 +144,7 @@ impl Rib {
     }
 
     /// Removes a route.
-    pub(super) fn remove(&mut self, route: &Route) {
+    pub(super) fn remove(&mut self, route: &KernelRoute) {
         let key = (route.table, route.prefix);
         if matches!(key.1, IpNet::V4(_)) {
             self.record(key, route.metric, ReplayedEvents::One);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     fn apply(rib: &mut Rib, (flags, metric, gateway): Event) {
-        let route = Route { table: MAIN, prefix: prefix(), metric, target: target(gateway) };
+        let route = KernelRoute { table: MAIN, prefix: prefix(), metric, target: target(gateway) };
         match flags {
             Some(flags) => rib.add(route, flags),
             None => rib.remove(&route),

@@ -36,7 +36,7 @@ pub(super) struct Message {
 
 /// Result of [`Events::wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Received {
+pub(super) enum WaitResult {
     /// The queue is empty.
     All,
     /// The queue may have further messages.
@@ -98,9 +98,9 @@ impl Events {
     }
 
     /// Waits for changes and calls `each` with each change.
-    pub(super) fn wait(&self, within: Duration, mut each: impl FnMut(Message)) -> io::Result<Received> {
+    pub(super) fn wait(&self, within: Duration, mut each: impl FnMut(Message)) -> io::Result<WaitResult> {
         if !is_readable(&self.0, within)? {
-            return Ok(Received::All);
+            return Ok(WaitResult::All);
         }
         let mut buffer = Vec::with_capacity(READ_BUFFER);
         for _ in 0..MAX_READS {
@@ -111,13 +111,13 @@ impl Events {
                         each(Message { flags: message.header.flags, inner });
                     }
                 }),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Received::All),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(WaitResult::All),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if is_loss(&error) => return self.discard().map(|()| Received::Lost),
+                Err(error) if is_loss(&error) => return self.discard().map(|()| WaitResult::Lost),
                 Err(error) => return Err(error),
             }
         }
-        Ok(Received::Part)
+        Ok(WaitResult::Part)
     }
 
     /// Discards all queued messages after a loss, because the whole state is read again anyway. After a loss, the

@@ -12,11 +12,12 @@ use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, Neig
 use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::messages::{self, Address, KernelTarget, Link, Neighbor, Update};
+use super::messages::{self, KernelAddress, KernelLink, KernelNeighbor, KernelTarget, Update};
 use super::rib::{LOCAL, MAIN, Rib};
 use super::socket::{Message, Requests};
 use crate::forwarding::{
-    Count, Forwarding, MAX_TABLES, Refused, ReportedEvent, ResolutionState, RouteHop, RouteKind, RouteTarget, Writer,
+    Forwarding, ForwardingWriter, MAX_TABLES, Refused, ReportedEvent, ResolutionState, RouteHop, RouteKind,
+    RouteTarget, TableCount,
 };
 use crate::parameter::MEMORY_HELP;
 use dataplane_core::header::MacAddr;
@@ -27,11 +28,11 @@ use dataplane_tables::TableError;
 const MAX_REQUESTS_AT_ONCE: usize = 32;
 
 /// The state of the thread that mirrors the kernel's routes and neighbours.
-pub(super) struct State {
+pub(super) struct MirrorState {
     tables: Arc<Forwarding>,
-    writer: Box<Writer>,
+    writer: Box<ForwardingWriter>,
     ports: Vec<PortInfo>,
-    links: HashMap<u32, Link>,
+    links: HashMap<u32, KernelLink>,
     /// Port numbers by the index of their interface.
     numbers: HashMap<u32, u8>,
     /// The port numbers at the last time that all routes were written.
@@ -41,7 +42,7 @@ pub(super) struct State {
     /// For each table of [`Forwarding`], the number that the kernel uses for the table.
     kernel_tables: Vec<u32>,
     rib: Rib,
-    addresses: Vec<Address>,
+    addresses: Vec<KernelAddress>,
     /// Whether a resync is needed, because the kernel has possibly not reported all changes.
     resync_needed: bool,
     /// Two counts at the last refusal of a neighbour: the known neighbours, and the slots freed so far. The tables can
@@ -54,14 +55,14 @@ pub(super) struct State {
     warned: HashSet<&'static str>,
 }
 
-impl State {
+impl MirrorState {
     /// Creates the state with an empty main table.
     ///
     /// # Errors
     /// There is not enough memory for the main table.
     pub(super) fn new(
         tables: Arc<Forwarding>,
-        mut writer: Box<Writer>,
+        mut writer: Box<ForwardingWriter>,
         ports: &[PortInfo],
     ) -> Result<Self, TableError> {
         writer.open(&tables, 0)?;
@@ -102,7 +103,7 @@ impl State {
 
     /// Counts a refused neighbour, and logs the first refusal of each kind.
     fn refuse_neighbor(&mut self, hop: NextHop, refused: Refused) {
-        self.tables.add(Count::Refused, 1);
+        self.tables.add(TableCount::Refused, 1);
         let (what, retry) = match refused {
             Refused::Full => ("neighbors", ""),
             Refused::Retired => ("retired", "; the program tries again in a few seconds"),
@@ -171,7 +172,7 @@ impl State {
             Update::NeighborRemoved(neighbor) => {
                 if let Some(hop) = self.hop(&neighbor) {
                     self.writer.unset_neighbor(hop);
-                    self.tables.add(Count::Changes, 1);
+                    self.tables.add(TableCount::Changes, 1);
                 }
             }
             Update::Route(route) => {
@@ -200,7 +201,7 @@ impl State {
     }
 
     /// Whether a link is the interface of a port, or a VRF.
-    fn is_relevant(&self, link: &Link) -> bool {
+    fn is_relevant(&self, link: &KernelLink) -> bool {
         let is_port = |name: &str| self.ports.iter().any(|port| port.interface.as_deref() == Some(name));
         let was = self.links.get(&link.index).is_some_and(|known| is_port(&known.name));
         is_port(&link.name) || was || link.table.is_some()
@@ -244,7 +245,7 @@ impl State {
             Ok(false) => format!("at most {MAX_TABLES} tables are possible"),
             Err(error) => format!("{error}; help: {MEMORY_HELP}"),
         };
-        self.tables.add(Count::Refused, 1);
+        self.tables.add(TableCount::Refused, 1);
         self.warn("tables", format!("table {table} is not mirrored: {reason}"));
         number
     }
@@ -272,12 +273,12 @@ impl State {
         }
     }
 
-    fn hop(&self, neighbor: &Neighbor) -> Option<NextHop> {
+    fn hop(&self, neighbor: &KernelNeighbor) -> Option<NextHop> {
         let port = *self.numbers.get(&neighbor.index)?;
         Some(NextHop { address: neighbor.address, port })
     }
 
-    fn set_neighbor(&mut self, neighbor: &Neighbor) {
+    fn set_neighbor(&mut self, neighbor: &KernelNeighbor) {
         let Some(hop) = self.hop(neighbor) else { return };
         let event = if neighbor.stale { ReportedEvent::NextUse } else { ReportedEvent::None };
         let known = self.tables.neighbor_state(hop);
@@ -295,7 +296,7 @@ impl State {
             );
         }
         match self.writer.set_neighbor(hop, neighbor.resolved, event) {
-            Ok(()) => self.tables.add(Count::Changes, 1),
+            Ok(()) => self.tables.add(TableCount::Changes, 1),
             Err(refused) => {
                 self.at_refusal = Some((self.writer.neighbors_known(), self.writer.neighbor_slots_freed()));
                 self.refuse_neighbor(hop, refused);
@@ -329,7 +330,7 @@ impl State {
     /// Writes the best route of a prefix to the tables.
     fn write(&mut self, table: usize, prefix: IpNet) {
         let target = self.rib.best(self.kernel_tables[table], prefix).and_then(|target| self.target(target));
-        self.tables.add(Count::Changes, 1);
+        self.tables.add(TableCount::Changes, 1);
         self.refused.remove(&(table, prefix));
         match target {
             Some(target) => {
@@ -341,7 +342,7 @@ impl State {
                 }
                 if let Err(refused) = written {
                     self.refused.insert((table, prefix));
-                    self.tables.add(Count::Refused, 1);
+                    self.tables.add(TableCount::Refused, 1);
                     self.warn(
                         "routes",
                         format!("cannot set the route to {prefix}: {refused}; an older route, if any, stays in use"),
@@ -353,7 +354,7 @@ impl State {
             }
         }
         // Publish regularly during a long series of changes, so that retired memory can be reused.
-        if self.tables.count(Count::Changes).is_multiple_of(1024) {
+        if self.tables.count(TableCount::Changes).is_multiple_of(1024) {
             self.publish();
         }
     }
@@ -430,7 +431,7 @@ impl State {
         }
         if self.rib.refused > 0 {
             let refused = std::mem::take(&mut self.rib.refused);
-            self.tables.add(Count::Refused, refused);
+            self.tables.add(TableCount::Refused, refused);
             self.warn("routes", format!("{refused} routes are ignored, because the table is full"));
         }
         Ok(())
@@ -470,7 +471,7 @@ impl State {
                 self.refuse_neighbor(hop, refused);
                 continue;
             }
-            self.tables.add(Count::Asked, 1);
+            self.tables.add(TableCount::Asked, 1);
             let mut message = NeighbourMessage::default();
             let (family, address) = match hop.address {
                 IpAddr::V4(address) => (AddressFamily::Inet, NeighbourAddress::Inet(address)),

@@ -14,7 +14,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::*;
-use crate::forwarding::{Path, Reader, ResolutionState, RouteKind};
+use crate::forwarding::{ForwardingReader, Path, ResolutionState, RouteKind};
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{HoldTime, NextHop, Owner, RunStop, TaskSpec, Tasks};
 use dataplane_testing::namespace::{in_namespace, ip, try_ip};
@@ -28,13 +28,13 @@ fn set(path: &str, value: &str) {
 }
 
 /// Runs a mirror until the returned value is dropped.
-fn start(mirror: Mirror) -> Result<Tasks> {
+fn start(mirror: KernelMirror) -> Result<Tasks> {
     let owner = Owner::Stage("mirror".to_owned());
     Tasks::start(vec![TaskSpec { name: "mirror".to_owned(), task: Box::new(mirror), owner }], &RunStop::default())
 }
 
 /// Creates two ports on the interfaces `a0` and `b0`, which are in one namespace with their veth peers `a1` and `b1`.
-fn two_ports() -> (Arc<Forwarding>, Box<Writer>, Vec<PortInfo>) {
+fn two_ports() -> (Arc<Forwarding>, Box<ForwardingWriter>, Vec<PortInfo>) {
     ip("link add a0 type veth peer name a1
         link add b0 type veth peer name b1
         link set a1 up
@@ -52,11 +52,11 @@ fn two_ports() -> (Arc<Forwarding>, Box<Writer>, Vec<PortInfo>) {
         interface: Some(interface.to_owned()),
         addresses: Vec::new(),
     };
-    let (tables, writer) = Writer::with_tables(vec!["a".to_owned(), "b".to_owned()], HoldTime::default());
+    let (tables, writer) = ForwardingWriter::with_tables(vec!["a".to_owned(), "b".to_owned()], HoldTime::default());
     (tables, writer, vec![port("a", "a0"), port("b", "b0")])
 }
 
-fn find(reader: &Reader, ingress: u8, destination: &str) -> Option<Path> {
+fn find(reader: &ForwardingReader, ingress: u8, destination: &str) -> Option<Path> {
     let (v4, v6) = reader.routes(ingress)?;
     let group = match destination.parse().unwrap() {
         IpAddr::V4(address) => v4.lookup(address.into()),
@@ -66,7 +66,7 @@ fn find(reader: &Reader, ingress: u8, destination: &str) -> Option<Path> {
 }
 
 /// Returns a short text for the route of a destination: the egress port and the gateway, or the kind of route.
-fn outcome(reader: &Reader, ingress: u8, destination: &str) -> String {
+fn outcome(reader: &ForwardingReader, ingress: u8, destination: &str) -> String {
     match find(reader, ingress, destination) {
         None => "none".to_owned(),
         Some(Path { kind: RouteKind::Forward, egress, next_hop }) => {
@@ -80,7 +80,7 @@ fn outcome(reader: &Reader, ingress: u8, destination: &str) -> String {
     }
 }
 
-fn expect(reader: &Reader, ingress: u8, destination: &str, expected: &str) {
+fn expect(reader: &ForwardingReader, ingress: u8, destination: &str, expected: &str) {
     until(&format!("{destination} is {expected}"), || {
         (outcome(reader, ingress, destination) == expected, || outcome(reader, ingress, destination))
     });
@@ -105,7 +105,7 @@ fn routes_of_every_kind_are_mirrored() {
         let (tables, writer, ports) = two_ports();
         ip("route add 20.0.0.0/8 via 10.1.0.9\n");
         let reader = tables.register_reader();
-        let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
+        let _mirror = start(KernelMirror::new(tables.clone(), writer, &ports)).unwrap();
         // Routes that existed before the mirror started are present when `start` returns.
         assert_eq!(outcome(&reader, 0, "20.1.1.1"), "0 10.1.0.9");
         assert_eq!(outcome(&reader, 0, "10.2.0.77"), "1");
@@ -216,7 +216,7 @@ fn neighbours_are_mirrored_and_resolved() {
         let (tables, writer, ports) = two_ports();
         set("ipv4/neigh/a0/retrans_time_ms", "50");
         let reader = tables.register_reader();
-        let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
+        let _mirror = start(KernelMirror::new(tables.clone(), writer, &ports)).unwrap();
         let hop = |address: &str, port| NextHop { address: address.parse().unwrap(), port };
         let known = |address: &str, port| reader.neighbor(hop(address, port));
         let becomes = |address: &str, port, expected: Option<ResolutionState>| {
@@ -237,7 +237,7 @@ fn neighbours_are_mirrored_and_resolved() {
         // No host has this address. The kernel tries to resolve the address, and reports the failure.
         reader.request_resolution(hop("10.1.0.66", 0));
         becomes("10.1.0.66", 0, Some(ResolutionState::Failed));
-        assert!(tables.count(Count::Asked) >= 1);
+        assert!(tables.count(TableCount::Asked) >= 1);
     });
 }
 
@@ -249,7 +249,7 @@ fn neighbours_are_requested_only_while_the_link_is_up() {
         let (tables, writer, ports) = two_ports();
         ip("link set a1 down\n");
         let reader = tables.register_reader();
-        let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
+        let _mirror = start(KernelMirror::new(tables.clone(), writer, &ports)).unwrap();
         let hop = |address: &str, port| NextHop { address: address.parse().unwrap(), port };
         reader.request_resolution(hop("10.1.0.66", 0));
         reader.request_resolution(hop("10.2.0.66", 1));
@@ -258,9 +258,9 @@ fn neighbours_are_requested_only_while_the_link_is_up() {
         // neighbour and for the count, because the kernel can report the neighbour before the mirror counts the
         // request.
         until("the second request", || {
-            (known("10.2.0.66", 1).is_some() && tables.count(Count::Asked) > 0, String::new)
+            (known("10.2.0.66", 1).is_some() && tables.count(TableCount::Asked) > 0, String::new)
         });
-        assert_eq!((known("10.1.0.66", 0), tables.count(Count::Asked)), (None, 1));
+        assert_eq!((known("10.1.0.66", 0), tables.count(TableCount::Asked)), (None, 1));
         ip("link set a1 up\n");
         until("a request after the link came up", || {
             reader.request_resolution(hop("10.1.0.66", 0));
@@ -275,7 +275,7 @@ fn routes_through_a_renamed_interface_are_local_until_it_is_renamed_back() {
         let (tables, writer, ports) = two_ports();
         ip("route add 20.0.0.0/8 via 10.2.0.9\n");
         let reader = tables.register_reader();
-        let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
+        let _mirror = start(KernelMirror::new(tables.clone(), writer, &ports)).unwrap();
         expect(&reader, 0, "20.1.1.1", "1 10.2.0.9");
         // Linux before 6.2 renames only interfaces that are down.
         if !try_ip("link set b0 name c0\n") {
@@ -295,7 +295,8 @@ fn route_behind_a_prepended_route_is_used_again() {
         let (tables, writer, ports) = two_ports();
         let reader = tables.register_reader();
         // Without a periodic resync, the mirror must know both routes from the messages.
-        let mirror = Mirror { resync_interval: Duration::MAX, ..Mirror::new(tables.clone(), writer, &ports) };
+        let mirror =
+            KernelMirror { resync_interval: Duration::MAX, ..KernelMirror::new(tables.clone(), writer, &ports) };
         let _mirror = start(mirror).unwrap();
         ip("route add 20.0.0.0/8 via 10.1.0.9
             route prepend 20.0.0.0/8 via 10.2.0.9\n");
@@ -317,7 +318,7 @@ fn local_prefix_hides_longer_prefixes_until_it_is_removed() {
         let (tables, writer, ports) = two_ports();
         ip("route add 20.0.0.0/16 via 10.2.0.9\n");
         let reader = tables.register_reader();
-        let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
+        let _mirror = start(KernelMirror::new(tables.clone(), writer, &ports)).unwrap();
         expect(&reader, 0, "20.0.1.1", "1 10.2.0.9");
         ip("route add local 20.0.0.0/8 dev lo\n");
         expect(&reader, 0, "20.9.1.1", "Local");
@@ -336,7 +337,7 @@ fn a_vrf_has_its_own_table() {
             return report_skip("no VRF devices");
         }
         let reader = tables.register_reader();
-        let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
+        let _mirror = start(KernelMirror::new(tables.clone(), writer, &ports)).unwrap();
         ip("link set red up
             link set b0 master red
             route add 20.0.0.0/8 via 10.1.0.9
@@ -359,8 +360,8 @@ fn routes_are_mirrored_although_the_socket_loses_messages() {
         let reader = tables.register_reader();
         // The mirror must detect the lost messages itself, because the periodic resync is an hour away.
         let hour = Duration::from_secs(3600);
-        let mirror = Mirror::new(tables.clone(), writer, &ports);
-        let _mirror = start(Mirror { backlog: 1 << 14, resync_interval: hour, ..mirror }).unwrap();
+        let mirror = KernelMirror::new(tables.clone(), writer, &ports);
+        let _mirror = start(KernelMirror { backlog: 1 << 14, resync_interval: hour, ..mirror }).unwrap();
         const MANY: u32 = 100_000;
         let lines = |verb: &str| -> String {
             let one = |at: u32| {
@@ -369,7 +370,7 @@ fn routes_are_mirrored_although_the_socket_loses_messages() {
             };
             (0..MANY).map(one).collect()
         };
-        let before = tables.count(Count::Routes);
+        let before = tables.count(TableCount::Routes);
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             let ended = StopOnDrop(&done);
@@ -388,14 +389,14 @@ fn routes_are_mirrored_although_the_socket_loses_messages() {
             });
             for (verb, expected) in [("add", u64::from(MANY)), ("del", 0)] {
                 ip(&lines(verb));
-                let count = || tables.count(Count::Routes).saturating_sub(before);
+                let count = || tables.count(TableCount::Routes).saturating_sub(before);
                 until(verb, || (count() == expected, || format!("{} routes", count())));
             }
             drop(ended);
             assert!(watch.join().unwrap() > 0);
         });
-        println!("{} resyncs, {} changes", tables.count(Count::Resyncs), tables.count(Count::Changes));
-        assert_eq!(tables.count(Count::Refused), 0);
+        println!("{} resyncs, {} changes", tables.count(TableCount::Resyncs), tables.count(TableCount::Changes));
+        assert_eq!(tables.count(TableCount::Refused), 0);
     });
 }
 
@@ -412,7 +413,7 @@ fn changes_after_a_loss_are_reported() {
             .collect::<String>());
         assert_eq!(
             events.wait(PATIENCE, |_| {}).unwrap(),
-            Received::Lost,
+            WaitResult::Lost,
             "5000 routes did not overflow the socket buffer"
         );
         ip("route add 20.0.0.0/8 via 10.1.0.9\n");
@@ -422,18 +423,18 @@ fn changes_after_a_loss_are_reported() {
             reported |=
                 matches!(messages::read(message.inner), Some(messages::Update::Route(route)) if route.prefix == prefix);
         };
-        assert_ne!(events.wait(PATIENCE, look).unwrap(), Received::Lost);
+        assert_ne!(events.wait(PATIENCE, look).unwrap(), WaitResult::Lost);
         assert!(reported);
     });
 }
 
 /// Creates the state for one port `a`, whose interface has the index 7. The messages come from the test instead of the
 /// kernel.
-fn port_without_kernel() -> (Arc<Forwarding>, State) {
+fn port_without_kernel() -> (Arc<Forwarding>, MirrorState) {
     let port =
         PortInfo { name: "a".to_owned(), mac: [2; 6], mtu: 1500, interface: Some("a0".to_owned()), addresses: vec![] };
-    let (tables, writer) = Writer::with_tables(vec!["a".to_owned()], HoldTime::default());
-    let mut state = State::new(tables.clone(), writer, &[port]).unwrap();
+    let (tables, writer) = ForwardingWriter::with_tables(vec!["a".to_owned()], HoldTime::default());
+    let mut state = MirrorState::new(tables.clone(), writer, &[port]).unwrap();
     let mut link = LinkMessage::default();
     link.header.index = 7;
     link.header.flags = LinkFlags::Up | LinkFlags::LowerUp;
@@ -442,7 +443,7 @@ fn port_without_kernel() -> (Arc<Forwarding>, State) {
     (tables, state)
 }
 
-fn apply(state: &mut State, inner: RouteNetlinkMessage) {
+fn apply(state: &mut MirrorState, inner: RouteNetlinkMessage) {
     state.apply(socket::Message { flags: 0, inner });
 }
 
@@ -507,7 +508,7 @@ fn refused_neighbours_are_read_again_when_there_is_room() {
     };
     let known = |number: u32| reader.neighbor(NextHop { address: address(number).into(), port: 0 }).is_some();
     let mut number = 0;
-    while tables.count(Count::Refused) == 0 {
+    while tables.count(TableCount::Refused) == 0 {
         assert!(!state.take_neighbors_to_retry());
         number += 1;
         apply(&mut state, RouteNetlinkMessage::NewNeighbour(message(number)));

@@ -9,7 +9,7 @@ use super::assembly::Key;
 
 /// The slots before and after a slot in a list. [`NONE`] marks the ends of a list.
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct ListLink {
     before: u16,
     after: u16,
 }
@@ -27,8 +27,8 @@ struct List {
 const EMPTY: List = List { first: NONE, last: NONE, len: 0 };
 
 impl List {
-    fn push(&mut self, links: &mut [Link], at: u16) {
-        links[usize::from(at)] = Link { before: self.last, after: NONE };
+    fn push(&mut self, links: &mut [ListLink], at: u16) {
+        links[usize::from(at)] = ListLink { before: self.last, after: NONE };
         match self.last {
             NONE => self.first = at,
             last => links[usize::from(last)].after = at,
@@ -36,8 +36,8 @@ impl List {
         (self.last, self.len) = (at, self.len + 1);
     }
 
-    fn remove(&mut self, links: &mut [Link], at: u16) {
-        let Link { before, after } = links[usize::from(at)];
+    fn remove(&mut self, links: &mut [ListLink], at: u16) {
+        let ListLink { before, after } = links[usize::from(at)];
         match before {
             NONE => self.first = after,
             before => links[usize::from(before)].after = after,
@@ -59,9 +59,9 @@ impl List {
 pub(super) struct Index {
     known: HashMap<Key, u16>,
     all: List,
-    by_age: Box<[Link]>,
+    by_age: Box<[ListLink]>,
     sources: HashMap<(bool, [u8; 16]), List>,
-    by_source: Box<[Link]>,
+    by_source: Box<[ListLink]>,
     free: Vec<u16>,
 }
 
@@ -74,7 +74,7 @@ impl Default for Index {
 impl Index {
     /// Creates an index with the given number of slots, all of which are free.
     pub(super) fn new(slots: u16) -> Self {
-        let links = || vec![Link { before: NONE, after: NONE }; usize::from(slots)].into_boxed_slice();
+        let links = || vec![ListLink { before: NONE, after: NONE }; usize::from(slots)].into_boxed_slice();
         // The capacity is twice the maximum number of entries, so that the maps never grow.
         let room = 2 * usize::from(slots);
         Self {

@@ -26,7 +26,7 @@ const MIN_FRAME_BYTES: usize = 60;
 
 /// A frame that a worker sends.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Frame {
+pub(crate) struct GeneratedFrame {
     port: u8,
     /// Size up to the end of the message, in bytes. `len` is the size of the whole frame, including padding.
     end: u16,
@@ -35,7 +35,7 @@ pub(crate) struct Frame {
     bytes: [u8; MAX_FRAME_BYTES],
 }
 
-impl Frame {
+impl GeneratedFrame {
     fn new(port: u8, v6: bool, parts: [&[u8]; 3]) -> Self {
         let (mut bytes, mut end) = ([0; MAX_FRAME_BYTES], 0);
         for part in parts {
@@ -75,7 +75,7 @@ pub(super) fn source_address(port: &PortInfo, to: IpAddr) -> Option<IpAddr> {
 
 /// Builds the request for a neighbour: a unicast frame if `at` is given, and a multicast or broadcast frame otherwise.
 /// Returns `None` if the port has no source address.
-pub(super) fn request(port: &PortInfo, hop: NextHop, at: Option<MacAddr>) -> Option<Frame> {
+pub(super) fn request(port: &PortInfo, hop: NextHop, at: Option<MacAddr>) -> Option<GeneratedFrame> {
     let mac = MacAddr(port.mac);
     Some(match (source_address(port, hop.address)?, hop.address) {
         (IpAddr::V4(own), IpAddr::V4(asked)) => {
@@ -93,7 +93,7 @@ pub(super) fn request(port: &PortInfo, hop: NextHop, at: Option<MacAddr>) -> Opt
 }
 
 /// Builds the frame that announces an address of this host to all hosts on the link.
-pub(super) fn announcement(number: u8, port: &PortInfo, own: IpAddr, router: bool) -> Frame {
+pub(super) fn announcement(number: u8, port: &PortInfo, own: IpAddr, router: bool) -> GeneratedFrame {
     let mac = MacAddr(port.mac);
     match own {
         IpAddr::V4(own) => arp(number, MacAddr::BROADCAST, &Arp::new(REQUEST, (mac, own), (MacAddr::ZERO, own))),
@@ -109,9 +109,9 @@ fn link(source: MacAddr, destination: MacAddr, ether_type: u16) -> Ethernet {
     Ethernet { destination, source, ether_type: U16::new(ether_type) }
 }
 
-fn arp(port: u8, to: MacAddr, message: &Arp) -> Frame {
+fn arp(port: u8, to: MacAddr, message: &Arp) -> GeneratedFrame {
     let link = link(message.sender_mac, to, ether_type::ARP);
-    Frame::new(port, false, [link.as_bytes(), message.as_bytes(), &[]])
+    GeneratedFrame::new(port, false, [link.as_bytes(), message.as_bytes(), &[]])
 }
 
 /// Builds a neighbour discovery message of the given type and flags. The message has an option with the sender's MAC
@@ -122,7 +122,7 @@ fn discovery(
     to: (MacAddr, [u8; 16]),
     (kind, flags, option): (u8, u32, u8),
     target: Ipv6Addr,
-) -> Frame {
+) -> GeneratedFrame {
     let ip = Ipv6 {
         version_class_flow: U32::new(6 << 28),
         payload_length: U16::new(MESSAGE as u16),
@@ -140,7 +140,7 @@ fn discovery(
     bytes[..Neighbor::LEN].copy_from_slice(message.as_bytes());
     bytes[Neighbor::LEN..].copy_from_slice(option.as_bytes());
     let link = link(from.0, to.0, ether_type::IPV6);
-    Frame::new(port, true, [link.as_bytes(), ip.as_bytes(), &bytes])
+    GeneratedFrame::new(port, true, [link.as_bytes(), ip.as_bytes(), &bytes])
 }
 
 /// Whether an address can belong to a neighbour on the link of its port. Addresses of this host and broadcast addresses

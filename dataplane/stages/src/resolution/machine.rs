@@ -29,7 +29,7 @@ pub(super) const FAILED_TIME: Millis = 3000;
 /// The rate limits of requests. Each limit counts only its own requests. So the repeated requests of a scan do not
 /// delay the first request for a new neighbour. A scan also does not delay the requests to known neighbours.
 #[derive(Clone, Copy, Debug)]
-enum Limit {
+enum RequestLimit {
     /// The first request for an unknown neighbour, if the request is sent immediately.
     First,
     /// The first multicast or broadcast request for an unknown neighbour, in two cases: the rate limit delayed the
@@ -43,7 +43,7 @@ enum Limit {
     Claimed,
 }
 
-impl Limit {
+impl RequestLimit {
     /// The requests per second and the burst of each limit.
     const ALL: [(u64, u64); 5] = [(1000, 128), (500, 64), (500, 64), (500, 64), (500, 64)];
 }
@@ -81,7 +81,7 @@ pub enum NeighborMessageKind {
 
 /// A received message about a neighbour.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Received {
+pub(super) struct ReceivedMessage {
     pub(super) hop: NextHop,
     /// MAC address in the message. `None` means the known MAC address.
     pub(super) mac: Option<MacAddr>,
@@ -93,7 +93,7 @@ pub(super) struct Received {
 
 /// An output of the state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum NeighborAction {
     /// Write this state of a neighbour to the table.
     Set(NextHop, ResolutionState, ReportedEvent),
     /// Remove a neighbour from the table.
@@ -103,7 +103,7 @@ pub(super) enum Action {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum MachineState {
     /// Not resolved yet. The number counts the requests sent by multicast or broadcast.
     Incomplete(u8),
     /// The neighbour did not answer.
@@ -120,8 +120,8 @@ enum State {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct NeighborEntry {
-    state: State,
+struct NeighborRecord {
+    state: MachineState,
     /// When the state ends by timeout.
     until: Millis,
     /// When the neighbour was last confirmed. If it was never confirmed, when the entry was created.
@@ -138,9 +138,9 @@ struct NeighborEntry {
 #[derive(Debug)]
 pub(super) struct StateMachine {
     settings: Settings,
-    entries: HashMap<NextHop, NeighborEntry>,
-    /// The buckets of each [`Limit`].
-    limits: [TokenBucket; Limit::ALL.len()],
+    entries: HashMap<NextHop, NeighborRecord>,
+    /// The buckets of each [`RequestLimit`].
+    limits: [TokenBucket; RequestLimit::ALL.len()],
     random: u64,
     /// Whether the last search for neighbours to evict found none. Reset at each timeout check. Index 0: room was
     /// needed for a neighbour that a worker requested. Index 1: room was needed for a neighbour that sent a request to
@@ -153,7 +153,7 @@ pub(super) struct StateMachine {
 
 impl StateMachine {
     pub(super) fn new(settings: Settings, seed: u64) -> Self {
-        let limits = Limit::ALL.map(|(rate, burst)| TokenBucket::new(rate, burst, 0));
+        let limits = RequestLimit::ALL.map(|(rate, burst)| TokenBucket::new(rate, burst, 0));
         let (entries, random) = (HashMap::new(), seed | 1);
         Self { settings, entries, limits, random, full: [false; 2], asked: 0, refused: 0, evicted: 0 }
     }
@@ -165,7 +165,13 @@ impl StateMachine {
     /// Takes over a neighbour that an earlier state machine has resolved. A forged message may have created the earlier
     /// entry, so the neighbour counts as a neighbour that has never answered. At the next use of the neighbour, its MAC
     /// address is verified.
-    pub(super) fn take_over(&mut self, hop: NextHop, mac: MacAddr, is_gateway: bool, actions: &mut Vec<Action>) {
+    pub(super) fn take_over(
+        &mut self,
+        hop: NextHop,
+        mac: MacAddr,
+        is_gateway: bool,
+        actions: &mut Vec<NeighborAction>,
+    ) {
         if is_gateway || self.entries.len() < self.settings.most {
             self.stale(hop, mac, 0, actions);
             if let Some(entry) = self.entries.get_mut(&hop) {
@@ -176,29 +182,37 @@ impl StateMachine {
 
     /// Handles a packet of a worker for a neighbour that is unknown or stale. `askable` is `false` if the
     /// address cannot belong to a neighbour on the port, such as a broadcast address.
-    pub(super) fn request(&mut self, hop: NextHop, askable: bool, now: Millis, actions: &mut Vec<Action>) {
+    pub(super) fn request(&mut self, hop: NextHop, askable: bool, now: Millis, actions: &mut Vec<NeighborAction>) {
         let known = self.entries.get(&hop).map(|entry| entry.state);
         match known {
             None if !self.make_room(false, actions) => self.refused += 1,
-            None if askable => self.ask_by_multicast(hop, 0, Limit::First, now, actions),
+            None if askable => self.ask_by_multicast(hop, 0, RequestLimit::First, now, actions),
             None => self.fail(hop, now, actions),
             // A forged message may have created the entry, so verify the MAC address at its first use.
-            Some(State::Stale(mac)) if !self.is_confirmed(hop) && self.verify(hop, mac, 0, now, actions) => {}
-            Some(State::Stale(mac)) => self.set_state(hop, State::Delay(mac), now + FIRST_PROBE_DELAY, now, actions),
+            Some(MachineState::Stale(mac)) if !self.is_confirmed(hop) && self.verify(hop, mac, 0, now, actions) => {}
+            Some(MachineState::Stale(mac)) => {
+                self.set_state(hop, MachineState::Delay(mac), now + FIRST_PROBE_DELAY, now, actions)
+            }
             Some(_) => {}
         }
     }
 
     /// Handles a packet of a worker for a gateway of the config, like [`StateMachine::request`]. The gateway gets an
     /// entry even if the port has its maximum number of neighbours.
-    pub(super) fn request_gateway(&mut self, hop: NextHop, askable: bool, now: Millis, actions: &mut Vec<Action>) {
+    pub(super) fn request_gateway(
+        &mut self,
+        hop: NextHop,
+        askable: bool,
+        now: Millis,
+        actions: &mut Vec<NeighborAction>,
+    ) {
         if let Some(entry) = self.entries.get_mut(&hop) {
             // A message, or a packet before the config had this gateway, may have created the entry.
             entry.is_gateway = true;
         } else if askable {
-            let (state, is_gateway) = (State::Incomplete(0), true);
-            self.entries.insert(hop, NeighborEntry { state, until: now, since: now, confirmed: false, is_gateway });
-            return self.ask_by_multicast(hop, 0, Limit::First, now, actions);
+            let (state, is_gateway) = (MachineState::Incomplete(0), true);
+            self.entries.insert(hop, NeighborRecord { state, until: now, since: now, confirmed: false, is_gateway });
+            return self.ask_by_multicast(hop, 0, RequestLimit::First, now, actions);
         }
         self.request(hop, askable, now, actions);
     }
@@ -206,13 +220,13 @@ impl StateMachine {
     /// Handles a message of a neighbour. A message with a different MAC address never replaces the known MAC address.
     /// If such a message has the override flag, the state machine verifies the known MAC address. RFC 4861 (sections
     /// 7.2.3 and 7.2.5) instead accepts the different MAC address immediately in the states stale, delay and probe.
-    pub(super) fn receive(&mut self, heard: &Received, now: Millis, actions: &mut Vec<Action>) {
-        let Received { hop, kind, overrides, .. } = *heard;
+    pub(super) fn receive(&mut self, heard: &ReceivedMessage, now: Millis, actions: &mut Vec<NeighborAction>) {
+        let ReceivedMessage { hop, kind, overrides, .. } = *heard;
         let known = self.entries.get(&hop).map(|entry| entry.state);
         let known_mac = match known {
-            Some(State::Reachable(mac) | State::Stale(mac) | State::Delay(mac)) => Some(mac),
-            Some(State::Probe(mac, _) | State::Doubted(mac, _)) => Some(mac),
-            Some(State::Incomplete(_) | State::Failed) | None => None,
+            Some(MachineState::Reachable(mac) | MachineState::Stale(mac) | MachineState::Delay(mac)) => Some(mac),
+            Some(MachineState::Probe(mac, _) | MachineState::Doubted(mac, _)) => Some(mac),
+            Some(MachineState::Incomplete(_) | MachineState::Failed) | None => None,
         };
         let Some(mac) = heard.mac.or(known_mac) else { return };
         let asks = kind == NeighborMessageKind::Request;
@@ -221,64 +235,74 @@ impl StateMachine {
             // entry, because packets to the sender of the request will follow.
             (None, _) if asks && self.make_room(true, actions) => self.stale(hop, mac, now, actions),
             (None, _) => self.refused += u64::from(asks),
-            (Some(State::Incomplete(_) | State::Failed), _) if kind == NeighborMessageKind::Reply => {
+            (Some(MachineState::Incomplete(_) | MachineState::Failed), _) if kind == NeighborMessageKind::Reply => {
                 self.confirm(hop, mac, now, actions);
             }
             // Packets use the MAC address from now on, so verify the MAC address immediately.
-            (Some(State::Incomplete(_) | State::Failed), _) => {
+            (Some(MachineState::Incomplete(_) | MachineState::Failed), _) => {
                 if !self.verify(hop, mac, 0, now, actions) {
                     self.stale(hop, mac, now, actions);
                 }
             }
-            (Some(State::Probe(..) | State::Doubted(..)), true) if kind == NeighborMessageKind::Reply => {
+            (Some(MachineState::Probe(..) | MachineState::Doubted(..)), true) if kind == NeighborMessageKind::Reply => {
                 self.confirm(hop, mac, now, actions);
             }
             (Some(_), true) => {}
             // Wait for an answer from the known MAC address. If no answer arrives, ask by multicast or broadcast.
-            (Some(State::Doubted(..)), false) => {}
-            (Some(State::Reachable(old) | State::Stale(old) | State::Delay(old) | State::Probe(old, _)), false)
-                if overrides =>
-            {
+            (Some(MachineState::Doubted(..)), false) => {}
+            (
+                Some(
+                    MachineState::Reachable(old)
+                    | MachineState::Stale(old)
+                    | MachineState::Delay(old)
+                    | MachineState::Probe(old, _),
+                ),
+                false,
+            ) if overrides => {
                 self.verify(hop, old, 0, now, actions);
             }
-            (Some(State::Reachable(old)), false) => self.stale(hop, old, now, actions),
-            (Some(State::Stale(_) | State::Delay(_) | State::Probe(..)), false) => {}
+            (Some(MachineState::Reachable(old)), false) => self.stale(hop, old, now, actions),
+            (Some(MachineState::Stale(_) | MachineState::Delay(_) | MachineState::Probe(..)), false) => {}
         }
     }
 
     /// Handles timeouts. The caller must call this function several times a second.
-    pub(super) fn check_timeouts(&mut self, now: Millis, actions: &mut Vec<Action>) {
+    pub(super) fn check_timeouts(&mut self, now: Millis, actions: &mut Vec<NeighborAction>) {
         self.full = [false; 2];
-        let due = |(hop, entry): (&NextHop, &NeighborEntry)| (entry.until <= now).then_some((*hop, *entry));
-        let mut due: Vec<(NextHop, NeighborEntry)> = self.entries.iter().filter_map(due).collect();
+        let due = |(hop, entry): (&NextHop, &NeighborRecord)| (entry.until <= now).then_some((*hop, *entry));
+        let mut due: Vec<(NextHop, NeighborRecord)> = self.entries.iter().filter_map(due).collect();
         // Known neighbours and gateways are asked first, the longest wait first. All other neighbours are asked in
         // random order, because most of them may be unused addresses that a host scans.
         due.sort_unstable_by_key(|(hop, _)| *hop);
         due.sort_by_cached_key(|(_, entry)| match entry.state {
-            State::Incomplete(_) if !entry.confirmed && !entry.is_gateway => (true, self.random()),
+            MachineState::Incomplete(_) if !entry.confirmed && !entry.is_gateway => (true, self.random()),
             _ => (false, entry.until),
         });
         for (hop, entry) in due {
             match entry.state {
-                State::Incomplete(MAX_SOLICITS..) => self.fail(hop, now, actions),
-                State::Incomplete(0) => self.ask_by_multicast(hop, 0, Limit::Waiting, now, actions),
-                State::Incomplete(tries) => self.ask_by_multicast(hop, tries, Limit::Repeat, now, actions),
-                State::Failed | State::Stale(_) => {
-                    self.entries.remove(&hop);
-                    actions.push(Action::Forget(hop));
+                MachineState::Incomplete(MAX_SOLICITS..) => self.fail(hop, now, actions),
+                MachineState::Incomplete(0) => self.ask_by_multicast(hop, 0, RequestLimit::Waiting, now, actions),
+                MachineState::Incomplete(tries) => {
+                    self.ask_by_multicast(hop, tries, RequestLimit::Repeat, now, actions)
                 }
-                State::Reachable(mac) => self.stale(hop, mac, now, actions),
-                State::Delay(mac) => self.probe(hop, mac, 0, now, actions),
-                State::Probe(mac, tries @ ..MAX_SOLICITS) => self.probe(hop, mac, tries, now, actions),
-                State::Doubted(mac, tries @ ..MAX_SOLICITS) => _ = self.verify(hop, mac, tries, now, actions),
-                State::Probe(..) | State::Doubted(..) => self.ask_by_multicast(hop, 0, Limit::Waiting, now, actions),
+                MachineState::Failed | MachineState::Stale(_) => {
+                    self.entries.remove(&hop);
+                    actions.push(NeighborAction::Forget(hop));
+                }
+                MachineState::Reachable(mac) => self.stale(hop, mac, now, actions),
+                MachineState::Delay(mac) => self.probe(hop, mac, 0, now, actions),
+                MachineState::Probe(mac, tries @ ..MAX_SOLICITS) => self.probe(hop, mac, tries, now, actions),
+                MachineState::Doubted(mac, tries @ ..MAX_SOLICITS) => _ = self.verify(hop, mac, tries, now, actions),
+                MachineState::Probe(..) | MachineState::Doubted(..) => {
+                    self.ask_by_multicast(hop, 0, RequestLimit::Waiting, now, actions)
+                }
             }
         }
     }
 
     /// Forgets all neighbours, because the link of the port has changed.
-    pub(super) fn forget_all(&mut self, actions: &mut Vec<Action>) {
-        actions.extend(self.entries.drain().map(|(hop, _)| Action::Forget(hop)));
+    pub(super) fn forget_all(&mut self, actions: &mut Vec<NeighborAction>) {
+        actions.extend(self.entries.drain().map(|(hop, _)| NeighborAction::Forget(hop)));
     }
 
     /// Removes a neighbour that the table refused.
@@ -287,40 +311,54 @@ impl StateMachine {
         self.entries.remove(&hop);
     }
 
-    fn permits(&mut self, limit: Limit, now: Millis) -> bool {
+    fn permits(&mut self, limit: RequestLimit, now: Millis) -> bool {
         self.limits[limit as usize].take(now * 1_000_000, 1)
     }
 
     /// Asks by multicast or broadcast, if the rate limit allows. An unknown neighbour that waits too long is given up,
     /// so that the entries of a scan do not pile up.
-    fn ask_by_multicast(&mut self, hop: NextHop, tries: u8, limit: Limit, now: Millis, actions: &mut Vec<Action>) {
+    fn ask_by_multicast(
+        &mut self,
+        hop: NextHop,
+        tries: u8,
+        limit: RequestLimit,
+        now: Millis,
+        actions: &mut Vec<NeighborAction>,
+    ) {
         let known = self.entries.get(&hop).copied();
         let is_known = known.is_some_and(|entry| entry.confirmed || entry.is_gateway);
         let age = known.map_or(0, |entry| now.saturating_sub(entry.since));
-        if self.permits(if is_known { Limit::Known } else { limit }, now) {
+        if self.permits(if is_known { RequestLimit::Known } else { limit }, now) {
             self.asked += 1;
-            self.set_state(hop, State::Incomplete(tries + 1), now + RETRANS_TIMER, now, actions);
-            actions.push(Action::Ask(hop, None));
+            self.set_state(hop, MachineState::Incomplete(tries + 1), now + RETRANS_TIMER, now, actions);
+            actions.push(NeighborAction::Ask(hop, None));
         } else if is_known || age < if tries == 0 { MAX_WAIT } else { MAX_REPEAT_TIME } {
-            self.set_state(hop, State::Incomplete(tries), now, now, actions);
+            self.set_state(hop, MachineState::Incomplete(tries), now, now, actions);
         } else if tries == 0 {
             self.refused += 1;
             self.entries.remove(&hop);
-            actions.push(Action::Forget(hop));
+            actions.push(NeighborAction::Forget(hop));
         } else {
             self.fail(hop, now, actions);
         }
     }
 
     /// Asks a neighbour by unicast whether it still exists, if the rate limit allows.
-    fn probe(&mut self, hop: NextHop, mac: MacAddr, tries: u8, now: Millis, actions: &mut Vec<Action>) {
-        self.ask_by_unicast(hop, (State::Probe(mac, tries + 1), RETRANS_TIMER), mac, now, actions);
+    fn probe(&mut self, hop: NextHop, mac: MacAddr, tries: u8, now: Millis, actions: &mut Vec<NeighborAction>) {
+        self.ask_by_unicast(hop, (MachineState::Probe(mac, tries + 1), RETRANS_TIMER), mac, now, actions);
     }
 
     /// Asks a neighbour by unicast whether it still has this MAC address, if the rate limit allows. Returns whether the
     /// neighbour is asked.
-    fn verify(&mut self, hop: NextHop, mac: MacAddr, tries: u8, now: Millis, actions: &mut Vec<Action>) -> bool {
-        self.ask_by_unicast(hop, (State::Doubted(mac, tries + 1), VERIFY_INTERVAL), mac, now, actions)
+    fn verify(
+        &mut self,
+        hop: NextHop,
+        mac: MacAddr,
+        tries: u8,
+        now: Millis,
+        actions: &mut Vec<NeighborAction>,
+    ) -> bool {
+        self.ask_by_unicast(hop, (MachineState::Doubted(mac, tries + 1), VERIFY_INTERVAL), mac, now, actions)
     }
 
     /// Asks by unicast and sets `state` for the time `time`, if the rate limit allows. Returns whether the neighbour is
@@ -328,17 +366,17 @@ impl StateMachine {
     fn ask_by_unicast(
         &mut self,
         hop: NextHop,
-        (state, time): (State, Millis),
+        (state, time): (MachineState, Millis),
         mac: MacAddr,
         now: Millis,
-        actions: &mut Vec<Action>,
+        actions: &mut Vec<NeighborAction>,
     ) -> bool {
-        let limit = if self.is_confirmed(hop) { Limit::Known } else { Limit::Claimed };
+        let limit = if self.is_confirmed(hop) { RequestLimit::Known } else { RequestLimit::Claimed };
         let is_permitted = self.permits(limit, now);
         if is_permitted {
             self.asked += 1;
             self.set_state(hop, state, now + time, now, actions);
-            actions.push(Action::Ask(hop, Some(mac)));
+            actions.push(NeighborAction::Ask(hop, Some(mac)));
         }
         is_permitted
     }
@@ -347,19 +385,19 @@ impl StateMachine {
         self.entries.get(&hop).is_some_and(|entry| entry.confirmed)
     }
 
-    fn fail(&mut self, hop: NextHop, now: Millis, actions: &mut Vec<Action>) {
-        self.set_state(hop, State::Failed, now + FAILED_TIME, now, actions);
+    fn fail(&mut self, hop: NextHop, now: Millis, actions: &mut Vec<NeighborAction>) {
+        self.set_state(hop, MachineState::Failed, now + FAILED_TIME, now, actions);
     }
 
-    fn stale(&mut self, hop: NextHop, mac: MacAddr, now: Millis, actions: &mut Vec<Action>) {
-        self.set_state(hop, State::Stale(mac), now + self.settings.ageing, now, actions);
+    fn stale(&mut self, hop: NextHop, mac: MacAddr, now: Millis, actions: &mut Vec<NeighborAction>) {
+        self.set_state(hop, MachineState::Stale(mac), now + self.settings.ageing, now, actions);
     }
 
     /// Handles an answer. The answer is valid for a random time between half and three halves of `reachable`, so that
     /// not all neighbours are asked at the same time.
-    fn confirm(&mut self, hop: NextHop, mac: MacAddr, now: Millis, actions: &mut Vec<Action>) {
+    fn confirm(&mut self, hop: NextHop, mac: MacAddr, now: Millis, actions: &mut Vec<NeighborAction>) {
         let time = self.settings.reachable / 2 + self.random() % self.settings.reachable.max(1);
-        self.set_state(hop, State::Reachable(mac), now + time, now, actions);
+        self.set_state(hop, MachineState::Reachable(mac), now + time, now, actions);
         if let Some(entry) = self.entries.get_mut(&hop) {
             (entry.confirmed, entry.since) = (true, now);
         }
@@ -373,18 +411,27 @@ impl StateMachine {
         self.random
     }
 
-    fn set_state(&mut self, hop: NextHop, state: State, until: Millis, now: Millis, actions: &mut Vec<Action>) {
-        let new = NeighborEntry { state, until, since: now, confirmed: false, is_gateway: false };
+    fn set_state(
+        &mut self,
+        hop: NextHop,
+        state: MachineState,
+        until: Millis,
+        now: Millis,
+        actions: &mut Vec<NeighborAction>,
+    ) {
+        let new = NeighborRecord { state, until, since: now, confirmed: false, is_gateway: false };
         let entry = self.entries.entry(hop).or_insert(new);
         (entry.state, entry.until) = (state, until);
         let (resolved, event) = match state {
-            State::Incomplete(_) => (ResolutionState::Unknown, ReportedEvent::Answer),
-            State::Failed => (ResolutionState::Failed, ReportedEvent::Answer),
-            State::Reachable(mac) | State::Delay(mac) => (ResolutionState::At(mac), ReportedEvent::None),
-            State::Stale(mac) => (ResolutionState::At(mac), ReportedEvent::NextUse),
-            State::Probe(mac, _) | State::Doubted(mac, _) => (ResolutionState::At(mac), ReportedEvent::Answer),
+            MachineState::Incomplete(_) => (ResolutionState::Unknown, ReportedEvent::Answer),
+            MachineState::Failed => (ResolutionState::Failed, ReportedEvent::Answer),
+            MachineState::Reachable(mac) | MachineState::Delay(mac) => (ResolutionState::At(mac), ReportedEvent::None),
+            MachineState::Stale(mac) => (ResolutionState::At(mac), ReportedEvent::NextUse),
+            MachineState::Probe(mac, _) | MachineState::Doubted(mac, _) => {
+                (ResolutionState::At(mac), ReportedEvent::Answer)
+            }
         };
-        actions.push(Action::Set(hop, resolved, event));
+        actions.push(NeighborAction::Set(hop, resolved, event));
     }
 
     /// Makes room for one more neighbour. Returns `false` if there is no room. Evicts neither neighbours in use
@@ -398,17 +445,19 @@ impl StateMachine {
     /// For a neighbour that sent a request to this host (`asked_us`), evicts the oldest neighbours that have never
     /// answered. Without such neighbours, evicts the oldest neighbour that has answered before but does not answer any
     /// more. Never evicts a stale neighbour that has answered before.
-    fn make_room(&mut self, asked_us: bool, actions: &mut Vec<Action>) -> bool {
+    fn make_room(&mut self, asked_us: bool, actions: &mut Vec<NeighborAction>) -> bool {
         if self.entries.len() < self.settings.most {
             return true;
         }
         if self.full[usize::from(asked_us)] {
             return false;
         }
-        let rank = |(hop, entry): (&NextHop, &NeighborEntry)| match entry.state {
+        let rank = |(hop, entry): (&NextHop, &NeighborRecord)| match entry.state {
             _ if entry.is_gateway => None,
-            State::Stale(_) if entry.confirmed && asked_us => None,
-            State::Stale(_) | State::Incomplete(_) | State::Failed => Some((entry.confirmed, entry.since, *hop)),
+            MachineState::Stale(_) if entry.confirmed && asked_us => None,
+            MachineState::Stale(_) | MachineState::Incomplete(_) | MachineState::Failed => {
+                Some((entry.confirmed, entry.since, *hop))
+            }
             _ => None,
         };
         // Evict several neighbours at once. Otherwise, each new neighbour of a flood would cause a scan of the table.
@@ -428,7 +477,7 @@ impl StateMachine {
         for (.., hop) in &gone {
             self.entries.remove(hop);
             self.evicted += 1;
-            actions.push(Action::Forget(*hop));
+            actions.push(NeighborAction::Forget(*hop));
         }
         self.full[usize::from(asked_us)] = gone.is_empty();
         !gone.is_empty()

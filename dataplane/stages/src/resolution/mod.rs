@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rtrb::Producer;
 
-use crate::forwarding::{self, Forwarding, MAX_NEIGHBORS, Reader, ResolutionState, Writer};
+use crate::forwarding::{self, Forwarding, ForwardingReader, ForwardingWriter, MAX_NEIGHBORS, ResolutionState};
 use crate::responder::is_host;
 use crate::rings::{FromWorkers, ToWorkers, WorkerEnd};
 use dataplane_core::error::Result;
@@ -30,8 +30,8 @@ use dataplane_core::pipeline::{
 };
 use dataplane_core::units::Period;
 use dataplane_tables::bucket::TokenBucket;
-use frames::Frame;
-use machine::{Action, Received, Settings, StateMachine};
+use frames::GeneratedFrame;
+use machine::{NeighborAction, ReceivedMessage, Settings, StateMachine};
 
 pub use machine::NeighborMessageKind;
 
@@ -90,8 +90,8 @@ pub struct Resolution {
     listens: [AtomicBool; 2],
     /// Whether this host announces itself as a host, not as a router.
     host: AtomicBool,
-    answers: FromWorkers<Received>,
-    hints: FromWorkers<Received>,
+    answers: FromWorkers<ReceivedMessage>,
+    hints: FromWorkers<ReceivedMessage>,
     open: OnceLock<OpenResolution>,
     /// The object that this object replaces, until the background task has taken over the neighbours.
     earlier: Mutex<Option<Arc<Resolution>>>,
@@ -104,21 +104,21 @@ struct OpenResolution {
     stage: String,
     tables: Arc<Forwarding>,
     /// The writer of the tables. The background task holds this lock for one step at a time.
-    writer: Mutex<Box<Writer>>,
+    writer: Mutex<Box<ForwardingWriter>>,
     /// Whether the background task has started.
     is_started: AtomicBool,
     /// The number of each next hop of the config, and the number of clients that use the next hop.
     numbers: Mutex<HashMap<NextHop, (u32, usize)>>,
-    frames: ToWorkers<Frame>,
+    frames: ToWorkers<GeneratedFrame>,
     /// For each port, whether its link has changed.
     changed: Vec<AtomicBool>,
-    counts: [AtomicU64; Count::ALL.len()],
+    counts: [AtomicU64; ResolutionCount::ALL.len()],
 }
 
 /// The counters.
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
-enum Count {
+enum ResolutionCount {
     Known,
     Asked,
     Refused,
@@ -126,7 +126,7 @@ enum Count {
     Ignored,
 }
 
-impl Count {
+impl ResolutionCount {
     /// All counters, with their names: known neighbours, requests sent, neighbours refused, neighbours evicted, and
     /// messages ignored.
     const ALL: [(Self, &'static str); 5] = [
@@ -139,7 +139,7 @@ impl Count {
 }
 
 impl OpenResolution {
-    fn set(&self, count: Count, to: u64) {
+    fn set(&self, count: ResolutionCount, to: u64) {
         self.counts[count as usize].store(to, Ordering::Relaxed);
     }
 }
@@ -184,7 +184,7 @@ impl Resolution {
             ageing: millis(parameters.ageing),
         };
         let open = resolution.open.get_or_init(|| {
-            let (tables, writer) = Writer::for_ports(&resolution.ports, setup.hold_time());
+            let (tables, writer) = ForwardingWriter::for_ports(&resolution.ports, setup.hold_time());
             setup.on_behalf_of::<Self, _>(|setup| {
                 setup.task("resolver", Resolver { resolution: resolution.clone(), state: None });
                 let (changed, checked) = (resolution.clone(), resolution.clone());
@@ -298,14 +298,14 @@ impl OpenResolution {
 pub struct ResolutionClient {
     resolution: Arc<Resolution>,
     /// Reader of the neighbour table.
-    pub reader: Reader,
+    pub reader: ForwardingReader,
     /// The next hops of the config.
     pub hops: Vec<NextHop>,
     /// The numbers of the next hops in the tables. Element 0 belongs to next hop 1 of the config, element 1 to next hop
     /// 2.
     pub numbers: Vec<u32>,
     /// The frames that wait to be sent.
-    frames: WorkerEnd<Frame>,
+    frames: WorkerEnd<GeneratedFrame>,
     /// Whether this client reports the counters that all workers share.
     reports_counters: bool,
 }
@@ -335,10 +335,10 @@ impl ResolutionClient {
     /// Reports the counters. All stages share the counters, so only one stage of one worker reports them.
     pub fn counters(&self, report: &mut dyn CounterReport) {
         if let Some(open) = self.resolution.open.get().filter(|_| self.reports_counters) {
-            for (count, name) in Count::ALL {
+            for (count, name) in ResolutionCount::ALL {
                 report.add(name, open.counts[count as usize].load(Ordering::Relaxed));
             }
-            report.add("requests_lost", open.tables.count(forwarding::Count::LostRequests));
+            report.add("requests_lost", open.tables.count(forwarding::TableCount::LostRequests));
         }
     }
 }
@@ -352,8 +352,8 @@ pub struct NeighborListener(Option<OpenListener>);
 struct OpenListener {
     resolution: Arc<Resolution>,
     hint_limit: TokenBucket,
-    answers: Producer<Received>,
-    hints: Producer<Received>,
+    answers: Producer<ReceivedMessage>,
+    hints: Producer<ReceivedMessage>,
 }
 
 impl NeighborListener {
@@ -400,7 +400,7 @@ impl NeighborListener {
             _ if is_own_address || !is_unicast_of_other_host || !is_host(address) => false,
             None => kind == NeighborMessageKind::Request && resolution.is_on_link(hop),
             Some((_, true)) if kind == NeighborMessageKind::Reply => {
-                let heard = Received { hop, mac, kind, overrides };
+                let heard = ReceivedMessage { hop, mac, kind, overrides };
                 if answers.push(heard).is_ok() {
                     return;
                 }
@@ -416,8 +416,8 @@ impl NeighborListener {
         };
         let now = ctx.now.0.saturating_sub(ctx.start.0);
         let passed = passed && hint_limit.take(now, 1);
-        if !passed || hints.push(Received { hop, mac, kind, overrides }).is_err() {
-            open.counts[Count::Ignored as usize].fetch_add(1, Ordering::Relaxed);
+        if !passed || hints.push(ReceivedMessage { hop, mac, kind, overrides }).is_err() {
+            open.counts[ResolutionCount::Ignored as usize].fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -436,7 +436,7 @@ struct ResolverState {
     resolution: Arc<Resolution>,
     /// The state machine of each port.
     machines: Vec<StateMachine>,
-    actions: Vec<Action>,
+    actions: Vec<NeighborAction>,
     /// Time of the last timeout check.
     last_timeout_check: u64,
     /// The time at which all unresolved neighbours got the event `NextUse` again most recently (see [`RETRY_INTERVAL`]).
@@ -480,7 +480,7 @@ impl ResolverState {
             }
         }
         for action in actions.drain(..) {
-            if let Action::Set(hop, resolved, event) = action
+            if let NeighborAction::Set(hop, resolved, event) = action
                 && writer.set_neighbor(hop, resolved, event).is_err()
                 && let Some(machine) = machines.get_mut(usize::from(hop.port))
             {
@@ -522,17 +522,17 @@ impl ResolverState {
             writer.allow_requests_again();
         }
         // The queues are only full if no worker empties them. Lost requests are sent again.
-        let send = |frame: Frame| _ = open.frames.push(frame);
+        let send = |frame: GeneratedFrame| _ = open.frames.push(frame);
         for action in actions.drain(..) {
             match action {
-                Action::Set(hop, resolved, event) => {
+                NeighborAction::Set(hop, resolved, event) => {
                     let written = writer.set_neighbor(hop, resolved, event);
                     if let (Err(_), Some(machine)) = (written, machines.get_mut(usize::from(hop.port))) {
                         machine.refuse(hop);
                     }
                 }
-                Action::Forget(hop) => writer.unset_neighbor(hop),
-                Action::Ask(hop, at) => {
+                NeighborAction::Forget(hop) => writer.unset_neighbor(hop),
+                NeighborAction::Ask(hop, at) => {
                     let port = resolution.ports.get(usize::from(hop.port));
                     _ = port.and_then(|port| frames::request(port, hop, at)).map(send);
                 }
@@ -554,10 +554,10 @@ impl ResolverState {
         }
         writer.publish(&open.tables);
         let sum = |of: fn(&StateMachine) -> u64| machines.iter().map(of).sum();
-        open.set(Count::Known, sum(|machine| machine.len() as u64));
-        open.set(Count::Asked, sum(|machine| machine.asked));
-        open.set(Count::Refused, sum(|machine| machine.refused));
-        open.set(Count::Evicted, sum(|machine| machine.evicted));
+        open.set(ResolutionCount::Known, sum(|machine| machine.len() as u64));
+        open.set(ResolutionCount::Asked, sum(|machine| machine.asked));
+        open.set(ResolutionCount::Refused, sum(|machine| machine.refused));
+        open.set(ResolutionCount::Evicted, sum(|machine| machine.evicted));
     }
 }
 

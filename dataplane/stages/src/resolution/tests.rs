@@ -35,8 +35,8 @@ fn mac(last: u8) -> MacAddr {
 
 /// Returns a message from the next hop with the number `last`. The message contains the MAC address with the number
 /// `at`, or no MAC address.
-fn heard(last: u8, at: Option<u8>, kind: NeighborMessageKind, overrides: bool) -> Received {
-    Received { hop: hop(last), mac: at.map(mac), kind, overrides }
+fn heard(last: u8, at: Option<u8>, kind: NeighborMessageKind, overrides: bool) -> ReceivedMessage {
+    ReceivedMessage { hop: hop(last), mac: at.map(mac), kind, overrides }
 }
 
 /// The entries that workers see after all actions until now, and the requests that the last actions sent.
@@ -47,13 +47,13 @@ struct View {
 }
 
 impl View {
-    fn take(&mut self, actions: &mut Vec<Action>) {
+    fn take(&mut self, actions: &mut Vec<NeighborAction>) {
         self.asked.clear();
         for action in actions.drain(..) {
             match action {
-                Action::Set(hop, resolved, mark) => _ = self.known.insert(hop, (resolved, mark)),
-                Action::Forget(hop) => _ = self.known.remove(&hop),
-                Action::Ask(hop, at) => self.asked.push((hop, at)),
+                NeighborAction::Set(hop, resolved, mark) => _ = self.known.insert(hop, (resolved, mark)),
+                NeighborAction::Forget(hop) => _ = self.known.remove(&hop),
+                NeighborAction::Ask(hop, at) => self.asked.push((hop, at)),
             }
         }
     }
@@ -310,7 +310,7 @@ proptest! {
             match choice {
                 3 => machine.request(made_up, true, now, &mut actions),
                 _ => machine.receive(
-                    &Received { hop: made_up, mac: Some(mac(9)), kind, overrides: true }, now, &mut actions,
+                    &ReceivedMessage { hop: made_up, mac: Some(mac(9)), kind, overrides: true }, now, &mut actions,
                 ),
             }
             // A forged message claims the address of a known neighbour.
@@ -354,7 +354,7 @@ fn unrequested_answer_creates_no_entry() {
     }
     assert_eq!((machine.len(), actions.len()), (0, 0));
     machine.receive(&heard(1, Some(1), NeighborMessageKind::Request, true), 0, &mut actions);
-    assert_eq!(actions, [Action::Set(hop(1), ResolutionState::At(mac(1)), ReportedEvent::NextUse)]);
+    assert_eq!(actions, [NeighborAction::Set(hop(1), ResolutionState::At(mac(1)), ReportedEvent::NextUse)]);
 }
 
 /// Runs the timeout checks of a time span, and returns the requests, each with its time.
@@ -916,7 +916,7 @@ fn new_neighbour_is_found_during_a_scan_while_the_table_is_full_of_stale_neighbo
         let [.., a, b, c] = number.to_be_bytes();
         NextHop { address: IpAddr::from([11, a, b, c]), port: 0 }
     };
-    let answer = |hop| Received { hop, mac: Some(mac(1)), kind: NeighborMessageKind::Reply, overrides: true };
+    let answer = |hop| ReceivedMessage { hop, mac: Some(mac(1)), kind: NeighborMessageKind::Reply, overrides: true };
     for number in 0..64 {
         machine.request(other(number), true, 0, &mut actions);
         machine.receive(&answer(other(number)), 0, &mut actions);
@@ -956,7 +956,7 @@ fn gateway_is_requested_although_the_table_is_full() {
     for (now, hop) in (1..).zip(hosts) {
         let machine = &mut state.machines[1];
         machine.request(hop, true, now, &mut state.actions);
-        let answer = Received { hop, mac: Some(mac(1)), kind: NeighborMessageKind::Reply, overrides: true };
+        let answer = ReceivedMessage { hop, mac: Some(mac(1)), kind: NeighborMessageKind::Reply, overrides: true };
         machine.receive(&answer, now, &mut state.actions);
         state.step(now);
     }
@@ -979,7 +979,7 @@ fn gateway_that_a_message_created_is_not_evicted() {
         machine.request(hop(last), true, 2, &mut actions);
     }
     assert!(machine.len() <= 16);
-    assert!(!actions.contains(&Action::Forget(hop(1))));
+    assert!(!actions.contains(&NeighborAction::Forget(hop(1))));
 }
 
 /// A forged message may have created the entry in the earlier state machine.
@@ -988,7 +988,7 @@ fn neighbour_of_an_earlier_state_machine_is_verified_at_its_first_use() {
     let (mut machine, mut actions) = (machine(16), Vec::new());
     machine.take_over(hop(1), mac(1), false, &mut actions);
     machine.request(hop(1), true, 1, &mut actions);
-    assert!(actions.contains(&Action::Ask(hop(1), Some(mac(1)))), "{actions:?}");
+    assert!(actions.contains(&NeighborAction::Ask(hop(1), Some(mac(1)))), "{actions:?}");
     // A full table has room for a gateway.
     for last in 2..=16 {
         machine.take_over(hop(last), mac(last), false, &mut actions);
@@ -998,8 +998,9 @@ fn neighbour_of_an_earlier_state_machine_is_verified_at_its_first_use() {
     for last in 20..=200 {
         machine.request(hop(last), true, 2, &mut actions);
     }
-    let is_set = |last| actions.iter().any(|action| matches!(action, Action::Set(known, ..) if *known == hop(last)));
-    assert!(!is_set(17) && is_set(18) && !actions.contains(&Action::Forget(hop(18))));
+    let is_set =
+        |last| actions.iter().any(|action| matches!(action, NeighborAction::Set(known, ..) if *known == hop(last)));
+    assert!(!is_set(17) && is_set(18) && !actions.contains(&NeighborAction::Forget(hop(18))));
 }
 
 /// The reserved part of the table has four entries.
@@ -1016,8 +1017,8 @@ fn full_share_loses_only_its_oldest_neighbours() {
     }
     actions.clear();
     machine.request(hop(105), true, 2 * REACHABLE + 105, &mut actions);
-    assert!(actions.contains(&Action::Forget(hop(101))), "{actions:?}");
-    assert!(!(102..=104).any(|last| actions.contains(&Action::Forget(hop(last)))), "{actions:?}");
+    assert!(actions.contains(&NeighborAction::Forget(hop(101))), "{actions:?}");
+    assert!(!(102..=104).any(|last| actions.contains(&NeighborAction::Forget(hop(last)))), "{actions:?}");
 }
 
 /// A request for a neighbour is lost: the test takes the request from the queue instead of the resolver.
@@ -1072,7 +1073,7 @@ fn neighbours_of_one_port_leave_room_for_the_neighbours_of_other_ports() {
     let resolve = |state: &mut ResolverState, hop: NextHop, now: u64| {
         let machine = &mut state.machines[usize::from(hop.port)];
         machine.request(hop, true, now, &mut state.actions);
-        let answer = Received { hop, mac: Some(mac(1)), kind: NeighborMessageKind::Reply, overrides: true };
+        let answer = ReceivedMessage { hop, mac: Some(mac(1)), kind: NeighborMessageKind::Reply, overrides: true };
         machine.receive(&answer, now, &mut state.actions);
         state.step(now);
     };

@@ -42,7 +42,7 @@ pub(super) struct Paths {
     /// Name of each path, for messages and as the seed of the path's pseudo-random numbers.
     names: Vec<String>,
     numbers: HashMap<String, u32>,
-    groups: Vec<Group>,
+    groups: Vec<PathGroup>,
     /// For each bucket of all groups, the number of the path that owns the bucket.
     buckets: Vec<u32>,
     known: HashMap<Vec<(u32, u16)>, u32>,
@@ -52,7 +52,7 @@ pub(super) struct Paths {
 
 /// The paths of a prefix.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Group {
+pub(super) struct PathGroup {
     first: u32,
     /// Number of buckets minus 1. The number of buckets is a power of two.
     mask: u32,
@@ -62,7 +62,7 @@ pub(super) struct Group {
     is_forwarding: bool,
 }
 
-impl Group {
+impl PathGroup {
     /// Returns the only path of the group, if the group has one path and that path forwards.
     #[inline]
     pub(super) fn forwarding_path(&self) -> Option<&RoutePath> {
@@ -116,7 +116,12 @@ impl Paths {
         let group = self.groups.len() as u32;
         let only = self.paths[self.buckets[first as usize] as usize];
         let mask = self.buckets.len() as u32 - first - 1;
-        self.groups.push(Group { first, mask, only, is_forwarding: mask == 0 && only.action == PathAction::Forward });
+        self.groups.push(PathGroup {
+            first,
+            mask,
+            only,
+            is_forwarding: mask == 0 && only.action == PathAction::Forward,
+        });
         self.known.insert(members.to_vec(), group);
         self.members_of.push(members.to_vec());
         group
@@ -125,7 +130,7 @@ impl Paths {
     /// Returns the number of the path that a flow takes, or `None` if the group does not exist.
     #[inline]
     pub(super) fn number(&self, group: u32, flow_hash: u32) -> Option<u32> {
-        let Group { first, mask, .. } = *self.groups.get(group as usize)?;
+        let PathGroup { first, mask, .. } = *self.groups.get(group as usize)?;
         // The hash may already have selected the worker, so its low bits may be equal for all packets here. The
         // multiplication mixes the bits.
         let bucket = (flow_hash.wrapping_mul(0x9e37_79b1) >> 24) & mask;
@@ -134,7 +139,7 @@ impl Paths {
 
     /// Returns all groups, by number.
     #[inline]
-    pub(super) fn groups(&self) -> &[Group] {
+    pub(super) fn groups(&self) -> &[PathGroup] {
         &self.groups
     }
 
@@ -142,7 +147,7 @@ impl Paths {
     #[inline]
     pub(super) fn choose(&self, group: u32, flow_hash: u32) -> Option<RoutePath> {
         match self.groups.get(group as usize)? {
-            Group { mask: 0, only, .. } => Some(*only),
+            PathGroup { mask: 0, only, .. } => Some(*only),
             _ => self.paths.get(self.number(group, flow_hash)? as usize).copied(),
         }
     }
@@ -155,7 +160,7 @@ impl Paths {
 
     /// Returns how many paths a group has.
     pub(super) fn members(&self, group: u32) -> usize {
-        let Some(Group { first, mask, .. }) = self.groups.get(group as usize) else { return 0 };
+        let Some(PathGroup { first, mask, .. }) = self.groups.get(group as usize) else { return 0 };
         let mut all = self.buckets[*first as usize..=(first + mask) as usize].to_vec();
         all.sort_unstable();
         all.dedup();

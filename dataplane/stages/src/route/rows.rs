@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::table::Routes;
+use super::table::SharedRoutes;
 use crate::forwarding::{Forwarding, ListedRoute, RouteKind, RouteTarget};
 use dataplane_core::pipeline::{NextHop, Table, TablePage, TableQuery};
 
@@ -65,7 +65,7 @@ fn port_name(ports: &[String], port: u8) -> String {
 
 /// Routes of the config.
 pub(super) struct ConfigRoutes {
-    pub(super) routes: Arc<Routes>,
+    pub(super) routes: Arc<SharedRoutes>,
     pub(super) ports: Vec<String>,
     pub(super) next_hops: Vec<NextHop>,
 }

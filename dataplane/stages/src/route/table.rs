@@ -61,7 +61,7 @@ const GRAMMAR: &str =
     "a line is `PREFIX via ADDRESS port NAME [weight N]`, `PREFIX port NAME [weight N]` or `PREFIX drop`";
 
 /// The routes that all workers share. A prefix refers to a group of paths.
-pub(super) struct Routes {
+pub(super) struct SharedRoutes {
     pub(super) v4: Lpm4,
     pub(super) v6: Lpm6,
     pub(super) paths: Paths,
@@ -71,7 +71,7 @@ pub(super) struct Routes {
 
 /// A path of a prefix, and the source of the route.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct ListedRoute {
+struct PrefixPath {
     prefix: IpNet,
     path: u32,
     /// This field precedes `weight`, so that sorting puts equal routes in the order of their sources. The later route
@@ -104,14 +104,14 @@ struct RouteSpec<'a> {
 struct Loader<'s, 'a> {
     setup: &'s mut Setup<'a>,
     paths: Paths,
-    listed: Vec<ListedRoute>,
+    listed: Vec<PrefixPath>,
     /// Port numbers by name. The lookup must be fast, because a file may name ports a million times.
     ports: HashMap<String, u8>,
     /// Buffer for building the names of paths.
     name: String,
 }
 
-impl Routes {
+impl SharedRoutes {
     /// Loads the routes of a config and of its file.
     pub(super) fn load(table: &[RouteEntry], file: Option<&FilePath>, setup: &mut Setup<'_>) -> Result<Self, Problem> {
         let mut loader =
@@ -163,7 +163,7 @@ impl Routes {
     /// Builds the lookup tables from sorted routes.
     fn build(
         mut paths: Paths,
-        listed: &[ListedRoute],
+        listed: &[PrefixPath],
         bad: &mut Vec<(u32, String)>,
         setup: &mut Setup<'_>,
     ) -> Result<Self, Problem> {
@@ -266,7 +266,7 @@ impl Loader<'_, '_> {
             let next_hop = via.map_or(0, |address| self.setup.next_hops().number(NextHop { address, port: egress }));
             self.paths.path(&self.name, RoutePath { next_hop, egress, action: PathAction::Forward })
         };
-        self.listed.push(ListedRoute { prefix, path, weight, source });
+        self.listed.push(PrefixPath { prefix, path, weight, source });
         Ok(())
     }
 
@@ -276,7 +276,7 @@ impl Loader<'_, '_> {
         for own in self.setup.ports().iter().flat_map(|port| &port.addresses) {
             let broadcasts = broadcast_addresses(own).into_iter().flatten().map(IpAddr::V4);
             let prefixes = broadcasts.chain([own.addr()]).map(IpNet::from);
-            self.listed.extend(prefixes.map(|prefix| ListedRoute {
+            self.listed.extend(prefixes.map(|prefix| PrefixPath {
                 prefix,
                 path,
                 source: RouteSource::Port,
@@ -352,7 +352,9 @@ pub(crate) fn fuzz(input: &[u8]) {
 
     let mut resources = Resources::new(vec![port("a"), port("b")], FilePath::new(""));
     let mut setup = Setup::new(&mut resources, "routes", 0, 1);
-    let Ok(routes) = crate::fuzzing::with_file(input, |path| Routes::load(&[], Some(path), &mut setup)) else { return };
+    let Ok(routes) = crate::fuzzing::with_file(input, |path| SharedRoutes::load(&[], Some(path), &mut setup)) else {
+        return;
+    };
     for line in input.split(|byte| *byte == b'\n') {
         let line = String::from_utf8_lossy(line.split(|byte| *byte == b'#').next().unwrap_or_default());
         let line = line.trim();

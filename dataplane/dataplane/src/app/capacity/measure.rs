@@ -128,13 +128,13 @@ pub(super) fn measure(
 }
 
 /// The progress of the worker at one time.
-struct Sample {
+struct ProgressSample {
     received: u64,
     /// The processor time of the worker in nanoseconds, if the kernel reports the time.
     processor: Option<u64>,
 }
 
-impl Sample {
+impl ProgressSample {
     /// Returns the processor time per received packet.
     fn since(&self, before: &Self) -> Option<f64> {
         let received = self.received.checked_sub(before.received).filter(|received| *received > 0)?;
@@ -142,8 +142,8 @@ impl Sample {
     }
 }
 
-fn sample(run: &Run) -> Sample {
-    Sample { received: run.progress().rx, processor: processor_time() }
+fn sample(run: &Run) -> ProgressSample {
+    ProgressSample { received: run.progress().rx, processor: processor_time() }
 }
 
 /// Returns the processor time of the thread of the only worker.

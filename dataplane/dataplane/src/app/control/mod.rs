@@ -11,7 +11,7 @@ mod socket;
 
 pub(super) use feed::{Feed, Phase};
 pub(super) use jobs::{Job, Jobs};
-pub(super) use server::Server;
+pub(super) use server::ControlServer;
 #[cfg(any(test, fuzzing))]
 pub(crate) use server::fuzz;
 pub(super) use socket::{Socket, group_problem, has_listener, in_use, path_problem, problem};

@@ -51,14 +51,14 @@ const RATE_INTERVAL: Duration = Duration::from_millis(500);
 const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Serves the clients of the control socket, and passes snapshots to the metrics server.
-pub(in crate::app) struct Server {
+pub(in crate::app) struct ControlServer {
     socket: Option<Socket>,
     feed: Option<Arc<Feed>>,
     /// The number of log messages that were lost.
     logs_lost: Option<ErrorCounter>,
     config: String,
     started: Instant,
-    clients: Vec<Client>,
+    clients: Vec<ClientConnection>,
     /// The scope of the requests to the workers that are in progress. `None` if no requests are in progress.
     asking: Option<Scope>,
     /// When the workers last answered.
@@ -71,12 +71,12 @@ pub(in crate::app) struct Server {
     has_accept_failed: bool,
 }
 
-struct Client {
+struct ClientConnection {
     stream: UnixStream,
     input: Vec<u8>,
     /// The number of bytes of `input` that are known to contain no newline.
     scanned: usize,
-    output: Output,
+    output: PendingAnswer,
     /// The request that is not answered yet.
     request: Option<Request>,
     /// The thread that handles the request.
@@ -99,14 +99,14 @@ struct Client {
 
 /// An answer that is not sent completely yet.
 #[derive(Default)]
-struct Output {
+struct PendingAnswer {
     /// The whole answer. The memory is freed after the last byte is sent.
     bytes: Vec<u8>,
     /// The number of bytes that are sent.
     sent: usize,
 }
 
-impl Output {
+impl PendingAnswer {
     fn is_empty(&self) -> bool {
         self.unsent().is_empty()
     }
@@ -122,7 +122,7 @@ impl Output {
     }
 }
 
-impl Server {
+impl ControlServer {
     /// Starts to listen, unless the config disables the control socket. `feed` is the feed of the metrics server.
     /// Returns `None` if there is neither a control socket nor a metrics server.
     ///
@@ -339,7 +339,7 @@ impl Server {
         {
             unsent -= self.clients.swap_remove(longest).output.unsent().len();
         }
-        let is_needed = self.clients.iter().any(Client::is_waiting)
+        let is_needed = self.clients.iter().any(ClientConnection::is_waiting)
             || self.feed.as_ref().is_some_and(|feed| feed.wanted().is_some());
         let mut memory: usize = self.clients.iter().map(|client| client.output.memory()).sum();
         while is_needed && memory > MAX_OUTPUT {
@@ -351,10 +351,10 @@ impl Server {
 
     /// Waits until there is something to do, at most this long.
     pub(in crate::app) fn wait(&mut self, time: Duration) {
-        let time = if self.clients.iter().any(Client::has_request) {
+        let time = if self.clients.iter().any(ClientConnection::has_request) {
             Duration::ZERO
         } else if self.asking.is_some()
-            || self.clients.iter().any(Client::is_waiting)
+            || self.clients.iter().any(ClientConnection::is_waiting)
             || self.feed.as_ref().is_some_and(|feed| feed.wanted().is_some())
         {
             ANSWER_POLL_INTERVAL
@@ -391,7 +391,7 @@ impl Server {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            let mut client = Client::new(stream);
+            let mut client = ClientConnection::new(stream);
             if !client.read_request() {
                 continue;
             }
@@ -415,14 +415,14 @@ fn is_later(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-impl Client {
+impl ClientConnection {
     fn new(stream: UnixStream) -> Self {
         let last_heard = Instant::now();
         Self {
             stream,
             input: Vec::new(),
             scanned: 0,
-            output: Output::default(),
+            output: PendingAnswer::default(),
             request: None,
             job: None,
             observation: None,
@@ -581,7 +581,7 @@ impl Client {
         let mut bytes = serde_json::to_vec(response).unwrap_or_default();
         bytes.push(b'\n');
         bytes.shrink_to_fit();
-        self.output = Output { bytes, sent: 0 };
+        self.output = PendingAnswer { bytes, sent: 0 };
         self.deadline = Some(Instant::now() + TIMEOUT);
     }
 
@@ -596,7 +596,7 @@ impl Client {
             Err(error) => return is_later(&error),
         }
         if self.output.is_empty() {
-            self.output = Output::default();
+            self.output = PendingAnswer::default();
             // The client may send its next request at any time.
             (self.last_heard, self.deadline) = (Instant::now(), None);
             return !self.is_refused;
@@ -612,7 +612,7 @@ pub(crate) fn fuzz(input: &[u8]) {
     let Some((&first, bytes)) = input.split_first() else { return };
     let (mut peer, ours) = UnixStream::pair().expect("a socket pair");
     ours.set_nonblocking(true).expect("a non-blocking socket");
-    let mut client = Client::new(ours);
+    let mut client = ClientConnection::new(ours);
     let (mut answered, mut refused, mut is_open) = (Vec::new(), 0, true);
     let at = usize::from(first).min(bytes.len());
     for piece in [&bytes[..at], &bytes[at..]] {
@@ -679,7 +679,7 @@ mod tests {
     fn partly_sent_answer_counts_with_its_whole_memory() {
         let (peer, ours) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        let mut client = Client::new(ours);
+        let mut client = ClientConnection::new(ours);
         client.answer(1, Ok(&"x".repeat(1 << 20)));
         let length = client.output.unsent().len();
         assert_eq!(client.output.memory(), length);
@@ -700,10 +700,10 @@ mod tests {
     fn file_of_the_black_box_is_freed_if_its_client_is_idle() {
         let (_peer, ours) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        let mut client = Client::new(ours);
+        let mut client = ClientConnection::new(ours);
         let mut is_kept = |time: Duration, has_output: bool| {
             client.black_box = Some(vec![0; 1 << 20]);
-            client.output = Output { bytes: vec![0; usize::from(has_output)], sent: 0 };
+            client.output = PendingAnswer { bytes: vec![0; usize::from(has_output)], sent: 0 };
             client.free_idle_file(client.last_heard + time);
             client.black_box.is_some()
         };
@@ -714,7 +714,7 @@ mod tests {
     }
 
     /// Starts a run whose statistics are long, and a server with a control socket at `path`.
-    fn run_with_long_answers(path: &Path) -> (Run, Server) {
+    fn run_with_long_answers(path: &Path) -> (Run, ControlServer) {
         let mut registry = dataplane_stages::registry();
         registry.add::<Many>("many");
         let registry = Arc::new(registry);
@@ -726,7 +726,8 @@ mod tests {
         let source = Source::new("test.toml", text.to_string(), &[]);
         let mut diagnostics = Diagnostics::new(&source);
         let assembly = assemble(&source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap().unwrap();
-        let server = Server::start(&assembly.plan.runtime, Path::new("test.toml"), None, &registry).unwrap().unwrap();
+        let server =
+            ControlServer::start(&assembly.plan.runtime, Path::new("test.toml"), None, &registry).unwrap().unwrap();
         (Run::start(assembly, Options::default()).unwrap(), server)
     }
 
@@ -744,7 +745,7 @@ mod tests {
         let path = folder.file("control.sock");
         let (run, mut server) = run_with_long_answers(&path);
         let _slow = [(); 3].map(|()| client(&path, "stats"));
-        let is_blocked = |server: &Server| {
+        let is_blocked = |server: &ControlServer| {
             let answers = server.clients.iter().map(|client| client.output.memory());
             answers.sum::<usize>() > MAX_OUTPUT
         };

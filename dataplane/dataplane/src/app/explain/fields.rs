@@ -17,7 +17,7 @@ use dataplane_core::header::{Header, protocol, vlan};
 
 /// A field whose value has changed.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Change {
+pub(super) struct FieldChange {
     field: &'static str,
     /// `None` if the field is new.
     before: Option<String>,
@@ -25,7 +25,7 @@ pub(super) struct Change {
     after: Option<String>,
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for FieldChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.before, &self.after) {
             (Some(before), Some(after)) => write!(f, "{} {before} → {after}", self.field),
@@ -39,7 +39,7 @@ impl fmt::Display for Change {
 type Field = (&'static str, String);
 
 /// Returns the differences between a frame before and after the pipeline, in the order of the headers.
-pub(super) fn changes(before: &[u8], after: &[u8]) -> Vec<Change> {
+pub(super) fn changes(before: &[u8], after: &[u8]) -> Vec<FieldChange> {
     if before == after {
         return Vec::new();
     }
@@ -49,10 +49,10 @@ pub(super) fn changes(before: &[u8], after: &[u8]) -> Vec<Change> {
     let mut names: Vec<&'static str> = new.iter().map(|(name, _)| *name).collect();
     names.extend(old.iter().map(|(name, _)| *name).filter(|name| value(&new, name).is_none()));
     let changed =
-        names.into_iter().map(|field| Change { field, before: value(&old, field), after: value(&new, field) });
-    let mut changes: Vec<Change> = changed.filter(|change| change.before != change.after).collect();
+        names.into_iter().map(|field| FieldChange { field, before: value(&old, field), after: value(&new, field) });
+    let mut changes: Vec<FieldChange> = changed.filter(|change| change.before != change.after).collect();
     if changes.is_empty() || rest(before) != rest(after) {
-        changes.push(Change { field: "other bytes", before: None, after: None });
+        changes.push(FieldChange { field: "other bytes", before: None, after: None });
     }
     changes
 }
@@ -282,7 +282,7 @@ mod tests {
     }
 
     fn shown(before: &[u8], after: &[u8]) -> Vec<String> {
-        changes(before, after).iter().map(Change::to_string).collect()
+        changes(before, after).iter().map(FieldChange::to_string).collect()
     }
 
     #[test]

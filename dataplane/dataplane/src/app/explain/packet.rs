@@ -5,9 +5,9 @@ use std::fmt::Write;
 use annotate_snippets::normalize_untrusted_str;
 use serde::Serialize;
 
-use super::fields::{Change, changes, summary};
-use crate::runtime::{End, Hop, Trace};
-use dataplane_control::observe::{Fate, TraceHop, TracePath, TracedPacket};
+use super::fields::{FieldChange, changes, summary};
+use crate::runtime::{Hop, PathEnd, Trace};
+use dataplane_control::observe::{TraceFate, TraceHop, TracePath, TracedPacket};
 
 /// A packet and its path, for JSON output.
 #[derive(Serialize)]
@@ -53,7 +53,7 @@ pub(super) struct Received {
 #[derive(Serialize)]
 pub(super) struct ExplainedPath {
     pub(super) path: Vec<ExplainedStep>,
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<FieldChange>,
     /// `sent`, `dropped`, `consumed`, `held`, `not_received`, `panicked`, `stuck` or `unknown`.
     pub(super) fate: &'static str,
     /// The port on which the packet is sent, the reason why the packet is dropped or not received, the stage and the
@@ -77,7 +77,8 @@ pub(super) struct ExplainedStep {
 pub(in crate::app) fn explained(number: usize, packet: TracedPacket) -> Explained {
     let frame = decode(&packet.bytes);
     let mut paths = packet.paths.into_iter().map(|path| live_path(&frame, path));
-    let unknown = || TracePath { stages: Vec::new(), fate: Fate::Other, detail: None, bytes: packet.bytes.clone() };
+    let unknown =
+        || TracePath { stages: Vec::new(), fate: TraceFate::Other, detail: None, bytes: packet.bytes.clone() };
     let explained = paths.next().unwrap_or_else(|| live_path(&frame, unknown()));
     let received = Some(Received { worker: packet.worker, port: packet.port });
     Explained { received, ..Explained::new(number, packet.time_ns, &frame, explained, paths.collect()) }
@@ -86,11 +87,11 @@ pub(in crate::app) fn explained(number: usize, packet: TracedPacket) -> Explaine
 fn live_path(frame: &[u8], path: TracePath) -> ExplainedPath {
     let step = |hop: TraceHop| ExplainedStep { stage: hop.stage, hit: hop.hit, output: hop.output };
     let fate = match path.fate {
-        Fate::Sent => "sent",
-        Fate::Dropped => "dropped",
-        Fate::Consumed => "consumed",
-        Fate::Held => "held",
-        Fate::Other => "unknown",
+        TraceFate::Sent => "sent",
+        TraceFate::Dropped => "dropped",
+        TraceFate::Consumed => "consumed",
+        TraceFate::Held => "held",
+        TraceFate::Other => "unknown",
     };
     ExplainedPath {
         changes: changes(frame, &decode(&path.bytes)),
@@ -108,12 +109,12 @@ pub(in crate::app) fn decode(digits: &str) -> Vec<u8> {
 pub(super) fn explained_path(frame: &[u8], trace: Trace) -> ExplainedPath {
     let step = |hop: Hop| ExplainedStep { stage: hop.stage, hit: hop.hit, output: hop.output };
     let (fate, detail) = match trace.end {
-        End::Sent(port) => ("sent", Some(port)),
-        End::Dropped(reason) => ("dropped", Some(reason)),
-        End::Consumed => ("consumed", None),
-        End::Held => ("held", None),
-        End::Panicked { stage, message } => ("panicked", Some(format!("{stage}: {}", clean(&message)))),
-        End::TooLong(room) => ("not_received", Some(format!("longer than a buffer, which holds {room} bytes"))),
+        PathEnd::Sent(port) => ("sent", Some(port)),
+        PathEnd::Dropped(reason) => ("dropped", Some(reason)),
+        PathEnd::Consumed => ("consumed", None),
+        PathEnd::Held => ("held", None),
+        PathEnd::Panicked { stage, message } => ("panicked", Some(format!("{stage}: {}", clean(&message)))),
+        PathEnd::TooLong(room) => ("not_received", Some(format!("longer than a buffer, which holds {room} bytes"))),
     };
     ExplainedPath {
         changes: changes(frame, &trace.bytes),
@@ -125,7 +126,7 @@ pub(super) fn explained_path(frame: &[u8], trace: Trace) -> ExplainedPath {
 
 /// Returns `true` if a stage panicked. The tracer is then not usable any more.
 pub(super) fn has_panicked(trace: &Trace) -> bool {
-    matches!(trace.end, End::Panicked { .. })
+    matches!(trace.end, PathEnd::Panicked { .. })
 }
 
 /// Returns a text without control characters, which a terminal could execute.
@@ -155,7 +156,7 @@ fn write_path(explained: &ExplainedPath, indent: &str, text: &mut String) {
         let _ = writeln!(text, "{indent}{}", path.join(" → "));
     }
     if !explained.changes.is_empty() {
-        let changes: Vec<String> = explained.changes.iter().map(Change::to_string).collect();
+        let changes: Vec<String> = explained.changes.iter().map(FieldChange::to_string).collect();
         let _ = writeln!(text, "{indent}changed: {}", changes.join(", "));
     }
     let _ = match (explained.fate, &explained.detail, explained.path.last()) {

@@ -73,7 +73,7 @@ impl From<f64> for Value {
 }
 
 /// A sample: the values of the labels, and the value of the metric.
-type Sample<'a> = (Vec<&'a str>, Value);
+type MetricSample<'a> = (Vec<&'a str>, Value);
 
 /// The source of the values.
 struct View<'a> {
@@ -93,22 +93,22 @@ struct View<'a> {
 /// A metric family: a metric with its labels.
 pub(super) struct Family {
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: FamilyKind,
     pub(super) unit: Option<Unit>,
     pub(super) labels: &'static [&'static str],
     pub(super) help: &'static str,
-    samples: for<'a> fn(&View<'a>) -> Vec<Sample<'a>>,
+    samples: for<'a> fn(&View<'a>) -> Vec<MetricSample<'a>>,
 }
 
 /// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FamilyKind {
     Counter,
     Gauge,
     Histogram,
 }
 
-impl Kind {
+impl FamilyKind {
     const fn of_client(self) -> MetricType {
         match self {
             Self::Counter => MetricType::Counter,
@@ -130,11 +130,11 @@ impl Kind {
 impl Family {
     const fn new(
         name: &'static str,
-        kind: Kind,
+        kind: FamilyKind,
         unit: Option<Unit>,
         labels: &'static [&'static str],
         help: &'static str,
-        samples: for<'a> fn(&View<'a>) -> Vec<Sample<'a>>,
+        samples: for<'a> fn(&View<'a>) -> Vec<MetricSample<'a>>,
     ) -> Self {
         Self { name, kind, unit, labels, help, samples }
     }
@@ -143,34 +143,34 @@ impl Family {
     #[cfg(test)]
     pub(super) fn full_name(&self) -> String {
         let unit = self.unit.as_ref().map_or(String::new(), |unit| format!("_{}", unit.as_str()));
-        let end = if self.kind == Kind::Counter { "_total" } else { "" };
+        let end = if self.kind == FamilyKind::Counter { "_total" } else { "" };
         format!("{PREFIX}_{}{unit}{end}", self.name)
     }
 }
 
-fn one<'a>(value: impl Into<Value>) -> Vec<Sample<'a>> {
+fn one<'a>(value: impl Into<Value>) -> Vec<MetricSample<'a>> {
     vec![(Vec::new(), value.into())]
 }
 
-fn ports<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&PortReport) -> V) -> Vec<Sample<'a>> {
+fn ports<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&PortReport) -> V) -> Vec<MetricSample<'a>> {
     view.report.ports.iter().map(|port| (vec![port.name.as_str()], value(port).into())).collect()
 }
 
-fn stages<'a>(view: &View<'a>, value: impl Fn(&StageReport) -> u64) -> Vec<Sample<'a>> {
+fn stages<'a>(view: &View<'a>, value: impl Fn(&StageReport) -> u64) -> Vec<MetricSample<'a>> {
     view.report.stages.iter().map(|stage| (vec![stage.name.as_str()], value(stage).into())).collect()
 }
 
-fn workers<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&WorkerReport) -> V) -> Vec<Sample<'a>> {
+fn workers<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&WorkerReport) -> V) -> Vec<MetricSample<'a>> {
     let named = view.numbers.iter().zip(&view.report.workers);
     named.map(|(number, worker)| (vec![number.as_str()], value(worker).into())).collect()
 }
 
-fn clocks<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&ClockReport) -> V) -> Vec<Sample<'a>> {
+fn clocks<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&ClockReport) -> V) -> Vec<MetricSample<'a>> {
     let clocks = view.report.ports.iter().flat_map(|port| port.clocks.iter().map(move |clock| (port, clock)));
     clocks.map(|(port, clock)| (vec![port.name.as_str(), clock.source.name()], value(clock).into())).collect()
 }
 
-fn costs<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&CostSum, f64) -> V) -> Vec<Sample<'a>> {
+fn costs<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&CostSum, f64) -> V) -> Vec<MetricSample<'a>> {
     let costs = view.costs.iter().filter(|(.., sum, _)| sum.packets > 0);
     costs
         .map(|(part, is_stage, sum, seconds)| {
@@ -191,14 +191,14 @@ fn counts<'a>(
     owner: &'a str,
     known: impl IntoIterator<Item = &'a str>,
     counts: &'a BTreeMap<String, u64>,
-) -> impl Iterator<Item = Sample<'a>> {
+) -> impl Iterator<Item = MetricSample<'a>> {
     let mut all: BTreeMap<&str, u64> = known.into_iter().map(|name| (name, 0)).collect();
     all.extend(counts.iter().map(|(name, value)| (name.as_str(), *value)));
     all.into_iter().map(move |(name, value)| (vec![owner, name], value.into()))
 }
 
 /// Returns the values of one kind that stages define.
-fn stage_values<'a>(view: &View<'a>, kind: CounterKind) -> Vec<Sample<'a>> {
+fn stage_values<'a>(view: &View<'a>, kind: CounterKind) -> Vec<MetricSample<'a>> {
     let of_stage = |stage: &'a StageReport| {
         let values = stage.counters.iter().filter(move |(name, _)| stage.counter_kind(name) == kind);
         values.map(move |(name, value)| (vec![&*stage.name, &**name], Value::from(*value)))
@@ -232,7 +232,7 @@ fn entries_of<'a>(stage: &'a StageReport, rules: MetricsRules) -> (Vec<(&'a str,
 const PORT_DROPS: [&str; 5] = ["tx_full", "tx_error", "too_long", "not_connected", "stopped"];
 
 /// Returns the drops of the ports.
-fn port_drops<'a>(view: &View<'a>) -> Vec<Sample<'a>> {
+fn port_drops<'a>(view: &View<'a>) -> Vec<MetricSample<'a>> {
     let mut samples = Vec::new();
     for port in &view.report.ports {
         // The report of a port has no field for packets that the worker dropped because the run was stopped. The ledger
@@ -247,7 +247,7 @@ fn port_drops<'a>(view: &View<'a>) -> Vec<Sample<'a>> {
     samples
 }
 
-fn latency<'a>(latency: &Latency) -> Vec<Sample<'a>> {
+fn latency<'a>(latency: &Latency) -> Vec<MetricSample<'a>> {
     let buckets = latency.buckets(&BOUNDS);
     let bounds = BOUNDS.iter().map(|nanos| *nanos as f64 / 1e9).chain([f64::INFINITY]);
     let count = buckets.iter().sum();
@@ -258,18 +258,23 @@ fn latency<'a>(latency: &Latency) -> Vec<Sample<'a>> {
 pub(super) const FAMILIES: &[Family] = &[
     Family::new(
         "run_info",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         None,
         &["version", "config"],
         "The version of the program and the path of the config; always 1.",
         |view| vec![(vec![env!("CARGO_PKG_VERSION"), &view.facts.config], Value::Whole(1))],
     ),
-    Family::new("run_duration", Kind::Gauge, Some(Unit::Seconds), &[], "The time since the workers started.", |view| {
-        one(view.report.duration_s)
-    }),
+    Family::new(
+        "run_duration",
+        FamilyKind::Gauge,
+        Some(Unit::Seconds),
+        &[],
+        "The time since the workers started.",
+        |view| one(view.report.duration_s),
+    ),
     Family::new(
         "run_burst_packets",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         None,
         &[],
         "The maximum number of packets that a worker receives from a port in one loop (`runtime.burst`).",
@@ -277,68 +282,78 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "run_ready",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         None,
         &[],
         "1 if packets can pass: all workers make progress, and all required ports have a link and a peer.",
         |view| one(!view.is_stopping && unready(view.snapshot).is_empty()),
     ),
-    Family::new("run_errors", Kind::Gauge, None, &[], "The number of reasons why the run has failed so far.", |view| {
-        one(view.report.errors.len())
-    }),
+    Family::new(
+        "run_errors",
+        FamilyKind::Gauge,
+        None,
+        &[],
+        "The number of reasons why the run has failed so far.",
+        |view| one(view.report.errors.len()),
+    ),
     Family::new(
         "log_messages_lost",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &[],
         "Log messages that were lost because standard error was too slow.",
         |view| one(view.report.logs_lost),
     ),
-    Family::new("ledger_receive_packets", Kind::Counter, None, &[], "Packets received.", |view| {
+    Family::new("ledger_receive_packets", FamilyKind::Counter, None, &[], "Packets received.", |view| {
         one(view.report.ledger.rx)
     }),
-    Family::new("ledger_generated_packets", Kind::Counter, None, &[], "Packets generated by stages.", |view| {
+    Family::new("ledger_generated_packets", FamilyKind::Counter, None, &[], "Packets generated by stages.", |view| {
         one(view.report.ledger.generated)
     }),
     Family::new(
         "ledger_copied_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &[],
         "Packets created as copies of other packets.",
         |view| one(view.report.ledger.copied),
     ),
-    Family::new("ledger_transmit_packets", Kind::Counter, None, &[], "Packets sent.", |view| {
+    Family::new("ledger_transmit_packets", FamilyKind::Counter, None, &[], "Packets sent.", |view| {
         one(view.report.ledger.tx)
     }),
     Family::new(
         "ledger_dropped_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &[],
         "Packets dropped, for all reasons together.",
         |view| one(view.report.ledger.dropped),
     ),
-    Family::new("ledger_consumed_packets", Kind::Counter, None, &[], "Packets consumed by stages.", |view| {
+    Family::new("ledger_consumed_packets", FamilyKind::Counter, None, &[], "Packets consumed by stages.", |view| {
         one(view.report.ledger.consumed)
     }),
-    Family::new("ledger_held_packets", Kind::Gauge, None, &[], "Packets inside the pipeline.", |view| {
+    Family::new("ledger_held_packets", FamilyKind::Gauge, None, &[], "Packets inside the pipeline.", |view| {
         one(view.report.ledger.held)
     }),
     Family::new(
         "ledger_unaccounted_packets",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         None,
         &[],
         "The difference between the two sides of the ledger, which must be 0.",
         |view| one(view.report.ledger.unaccounted),
     ),
-    Family::new("port_info", Kind::Gauge, None, &["port", "device"], "The device of the port; always 1.", |view| {
-        view.report.ports.iter().map(|port| (vec![&*port.name, &*port.device], Value::Whole(1))).collect()
-    }),
+    Family::new(
+        "port_info",
+        FamilyKind::Gauge,
+        None,
+        &["port", "device"],
+        "The device of the port; always 1.",
+        |view| view.report.ports.iter().map(|port| (vec![&*port.name, &*port.device], Value::Whole(1))).collect(),
+    ),
     Family::new(
         "port_up",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         None,
         &["port"],
         "1 if the link is up. Missing if the device does not report the state of the link.",
@@ -347,23 +362,23 @@ pub(super) const FAMILIES: &[Family] = &[
             known.map(|(port, is_up)| (vec![port], is_up.into())).collect()
         },
     ),
-    Family::new("port_receive_packets", Kind::Counter, None, &["port"], "Packets received.", |view| {
+    Family::new("port_receive_packets", FamilyKind::Counter, None, &["port"], "Packets received.", |view| {
         ports(view, |port| port.packets.rx)
     }),
     Family::new(
         "port_receive_bytes",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port"],
         "Bytes received, without preamble and frame check sequence.",
         |view| ports(view, |port| port.bytes.rx),
     ),
-    Family::new("port_transmit_packets", Kind::Counter, None, &["port"], "Packets sent.", |view| {
+    Family::new("port_transmit_packets", FamilyKind::Counter, None, &["port"], "Packets sent.", |view| {
         ports(view, |port| port.packets.tx)
     }),
     Family::new(
         "port_transmit_bytes",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port"],
         "Bytes sent, without preamble and frame check sequence.",
@@ -371,7 +386,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_receive_lost_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port"],
         "Packets lost before the program received them. The ledger does not include these packets.",
@@ -379,7 +394,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_transmit_lost_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port"],
         "Packets counted as sent by a `pcap` link, but missing from the file of the link.",
@@ -387,7 +402,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_dropped_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port", "reason"],
         "Packets dropped at the port instead of being sent.",
@@ -395,7 +410,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_receive_errors",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port"],
         "Receive requests that completed with an error.",
@@ -403,7 +418,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_stale_completions",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port"],
         "Completions that match no request.",
@@ -411,7 +426,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_recoveries",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port"],
         "Resets of a queue pair after an error or a restart of the peer.",
@@ -419,7 +434,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_rebuilds",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port"],
         "Times that a worker created its queues again: a completion queue was lost, or a reset failed.",
@@ -427,7 +442,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_abandoned_requests",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port"],
         "Requests whose completion did not arrive in time.",
@@ -435,7 +450,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_unconnected_queue_pairs",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         None,
         &["port"],
         "Queue pairs of workers that have no connection to their peer.",
@@ -446,7 +461,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_device_statistic",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port", "counter"],
         "The counters of the device.",
@@ -459,7 +474,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_timestamps",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port", "clock"],
         "Completions with a timestamp of the clock.",
@@ -472,7 +487,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_implausible_timestamps",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port"],
         "Device timestamps that the program replaced with times of the system clock.",
@@ -480,7 +495,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_clock_error",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         Some(Unit::Seconds),
         &["port", "clock"],
         "The maximum error of a timestamp of the device clock.",
@@ -488,7 +503,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_clock_drift",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         Some(Unit::Ratios),
         &["port", "clock"],
         "The deviation of the device clock from its nominal frequency.",
@@ -496,7 +511,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_clock_offset",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         Some(Unit::Seconds),
         &["port", "clock"],
         "The offset that the program adds to the wall clock of the device.",
@@ -504,7 +519,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_clock_steps",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port", "clock"],
         "Comparisons of the device clock with the system clock.",
@@ -512,35 +527,45 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "port_clock_missed_steps",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["port", "clock"],
         "Comparisons in which the device clock could not be read.",
         |view| clocks(view, |clock| clock.missed),
     ),
-    Family::new("port_clock_jumps", Kind::Counter, None, &["port", "clock"], "Jumps of the device clock.", |view| {
-        clocks(view, |clock| clock.jumps)
-    }),
-    Family::new("port_clock_freezes", Kind::Counter, None, &["port", "clock"], "Stops of the device clock.", |view| {
-        clocks(view, |clock| clock.freezes)
-    }),
+    Family::new(
+        "port_clock_jumps",
+        FamilyKind::Counter,
+        None,
+        &["port", "clock"],
+        "Jumps of the device clock.",
+        |view| clocks(view, |clock| clock.jumps),
+    ),
+    Family::new(
+        "port_clock_freezes",
+        FamilyKind::Counter,
+        None,
+        &["port", "clock"],
+        "Stops of the device clock.",
+        |view| clocks(view, |clock| clock.freezes),
+    ),
     Family::new(
         "stage_info",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         None,
         &["stage", "use"],
         "The kind of the stage (key `use` in the config); always 1.",
         |view| view.report.stages.iter().map(|stage| (vec![&*stage.name, &*stage.kind], Value::Whole(1))).collect(),
     ),
-    Family::new("stage_packets", Kind::Counter, None, &["stage"], "Packets that entered the stage.", |view| {
+    Family::new("stage_packets", FamilyKind::Counter, None, &["stage"], "Packets that entered the stage.", |view| {
         stages(view, |stage| stage.packets)
     }),
-    Family::new("stage_batches", Kind::Counter, None, &["stage"], "Batches that entered the stage.", |view| {
+    Family::new("stage_batches", FamilyKind::Counter, None, &["stage"], "Batches that entered the stage.", |view| {
         stages(view, |stage| stage.batches)
     }),
     Family::new(
         "stage_output_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["stage", "output"],
         "Packets that left by the output.",
@@ -555,7 +580,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "stage_dropped_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["stage", "reason"],
         "Packets that the stage dropped.",
@@ -568,18 +593,18 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "stage_consumed_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["stage"],
         "Packets that the stage consumed.",
         |view| stages(view, |stage| stage.consumed),
     ),
-    Family::new("stage_copied_packets", Kind::Counter, None, &["stage"], "Copies that the stage made.", |view| {
+    Family::new("stage_copied_packets", FamilyKind::Counter, None, &["stage"], "Copies that the stage made.", |view| {
         stages(view, |stage| stage.copied)
     }),
     Family::new(
         "stage_generated_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["stage"],
         "Packets that the stage generated.",
@@ -587,7 +612,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "stage_missed_copies",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["stage"],
         "Copies that the stage requested, but did not get.",
@@ -595,7 +620,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "stage_panics",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["stage"],
         "Panics of the stage after which the run continued.",
@@ -603,7 +628,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "stage_quarantined_workers",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         None,
         &["stage"],
         "The number of workers on which the stage is quarantined after a panic.",
@@ -611,7 +636,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "stage_counter",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["stage", "counter"],
         "The counters that the stage defines.",
@@ -619,7 +644,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "stage_gauge",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         None,
         &["stage", "gauge"],
         "Values of the stage that can also decrease, such as the size of a table.",
@@ -627,7 +652,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "stage_rule_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["stage", "rule"],
         "Packets that matched a rule. The key `runtime.metrics_rules` selects the rules.",
@@ -643,7 +668,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "stage_rules_omitted",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         None,
         &["stage"],
         "Rules of the stage that have no series in `dataplane_stage_rule_packets_total`.",
@@ -654,7 +679,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "stage_memory",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         Some(Unit::Bytes),
         &["stage"],
         "The memory of the tables of the stage.",
@@ -662,7 +687,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "worker_info",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         None,
         &["worker", "core", "pages"],
         "The core and the kind of memory pages of the worker; always 1.",
@@ -673,13 +698,13 @@ pub(super) const FAMILIES: &[Family] = &[
                 .collect()
         },
     ),
-    Family::new("worker_up", Kind::Gauge, None, &["worker"], "1 if the worker makes progress.", |view| {
+    Family::new("worker_up", FamilyKind::Gauge, None, &["worker"], "1 if the worker makes progress.", |view| {
         let states = view.numbers.iter().zip(view.snapshot.workers());
         states.map(|(number, state)| (vec![&**number], (*state == WorkerState::Running).into())).collect()
     }),
     Family::new(
         "worker_stalls",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["worker"],
         "Times that the watchdog reported the worker, because the worker made no progress.",
@@ -688,23 +713,23 @@ pub(super) const FAMILIES: &[Family] = &[
             stalls.map(|(number, stalls)| (vec![&**number], (*stalls).into())).collect()
         },
     ),
-    Family::new("worker_loops", Kind::Counter, None, &["worker"], "Loops executed.", |view| {
+    Family::new("worker_loops", FamilyKind::Counter, None, &["worker"], "Loops executed.", |view| {
         workers(view, |worker| worker.loops)
     }),
     Family::new(
         "worker_idle_loops",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["worker"],
         "Loops in which no packet was received.",
         |view| workers(view, |worker| worker.idle_loops),
     ),
-    Family::new("worker_sleeps", Kind::Counter, None, &["worker"], "Sleeps of the worker.", |view| {
+    Family::new("worker_sleeps", FamilyKind::Counter, None, &["worker"], "Sleeps of the worker.", |view| {
         workers(view, |worker| worker.sleeps.unwrap_or_default().sleeps)
     }),
     Family::new(
         "worker_slept",
-        Kind::Counter,
+        FamilyKind::Counter,
         Some(Unit::Seconds),
         &["worker"],
         "The time that the worker slept.",
@@ -712,7 +737,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "worker_wakeups_measured",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["worker"],
         "Sleeps in which the time of the wake-up was measured.",
@@ -720,7 +745,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "worker_wakeup",
-        Kind::Counter,
+        FamilyKind::Counter,
         Some(Unit::Seconds),
         &["worker"],
         "The sum of the measured times from the end of a sleep until the worker ran.",
@@ -728,40 +753,45 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "worker_wakeup_max",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         Some(Unit::Seconds),
         &["worker"],
         "The longest measured time from the end of a sleep until the worker ran.",
         |view| workers(view, |worker| worker.sleeps.unwrap_or_default().wakeup_max_ns as f64 / 1e9),
     ),
-    Family::new("worker_receive_packets", Kind::Counter, None, &["worker"], "Packets received.", |view| {
+    Family::new("worker_receive_packets", FamilyKind::Counter, None, &["worker"], "Packets received.", |view| {
         workers(view, |worker| worker.ledger.rx)
     }),
     Family::new(
         "worker_receive_bytes",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["worker"],
         "Bytes received, without preamble and frame check sequence.",
         |view| workers(view, |worker| worker.bytes.rx),
     ),
-    Family::new("worker_transmit_packets", Kind::Counter, None, &["worker"], "Packets sent.", |view| {
+    Family::new("worker_transmit_packets", FamilyKind::Counter, None, &["worker"], "Packets sent.", |view| {
         workers(view, |worker| worker.ledger.tx)
     }),
     Family::new(
         "worker_transmit_bytes",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["worker"],
         "Bytes sent, without preamble and frame check sequence.",
         |view| workers(view, |worker| worker.bytes.tx),
     ),
-    Family::new("worker_generated_packets", Kind::Counter, None, &["worker"], "Packets generated by stages.", |view| {
-        workers(view, |worker| worker.ledger.generated)
-    }),
+    Family::new(
+        "worker_generated_packets",
+        FamilyKind::Counter,
+        None,
+        &["worker"],
+        "Packets generated by stages.",
+        |view| workers(view, |worker| worker.ledger.generated),
+    ),
     Family::new(
         "worker_copied_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["worker"],
         "Packets created as copies of other packets.",
@@ -769,7 +799,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "worker_dropped_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["worker", "owner", "reason"],
         "Packets dropped, by the stage or port that dropped the packets.",
@@ -789,26 +819,31 @@ pub(super) const FAMILIES: &[Family] = &[
                 .collect()
         },
     ),
-    Family::new("worker_consumed_packets", Kind::Counter, None, &["worker"], "Packets consumed by stages.", |view| {
-        workers(view, |worker| worker.ledger.consumed)
-    }),
-    Family::new("worker_held_packets", Kind::Gauge, None, &["worker"], "Packets inside the pipeline.", |view| {
+    Family::new(
+        "worker_consumed_packets",
+        FamilyKind::Counter,
+        None,
+        &["worker"],
+        "Packets consumed by stages.",
+        |view| workers(view, |worker| worker.ledger.consumed),
+    ),
+    Family::new("worker_held_packets", FamilyKind::Gauge, None, &["worker"], "Packets inside the pipeline.", |view| {
         workers(view, |worker| worker.ledger.held)
     }),
     Family::new(
         "worker_unaccounted_packets",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         None,
         &["worker"],
         "The difference between the two sides of the ledger, which must be 0.",
         |view| workers(view, |worker| worker.ledger.unaccounted),
     ),
-    Family::new("worker_buffers", Kind::Gauge, None, &["worker"], "Packet buffers in the pool.", |view| {
+    Family::new("worker_buffers", FamilyKind::Gauge, None, &["worker"], "Packet buffers in the pool.", |view| {
         workers(view, |worker| worker.slots)
     }),
     Family::new(
         "worker_memory",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         Some(Unit::Bytes),
         &["worker"],
         "The memory of the packet buffers.",
@@ -816,7 +851,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "latency",
-        Kind::Histogram,
+        FamilyKind::Histogram,
         Some(Unit::Seconds),
         &[],
         "The time from the receive timestamp to the send timestamp of a packet.",
@@ -824,7 +859,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "latency_max",
-        Kind::Gauge,
+        FamilyKind::Gauge,
         Some(Unit::Seconds),
         &[],
         "The highest latency since the start of the run.",
@@ -832,7 +867,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "latency_measured_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["clock"],
         "Packets in the histogram of the latency, by the clock of their timestamps.",
@@ -843,7 +878,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "latency_unmeasured_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &[],
         "Packets whose two timestamps are from different clocks.",
@@ -851,7 +886,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "packet_cost",
-        Kind::Counter,
+        FamilyKind::Counter,
         Some(Unit::Seconds),
         &["kind", "part"],
         "The time that the measured loops spent in a part of the loop.",
@@ -859,7 +894,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "packet_cost_packets",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["kind", "part"],
         "The packets that entered the part in the measured loops.",
@@ -867,7 +902,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family::new(
         "packet_cost_bursts",
-        Kind::Counter,
+        FamilyKind::Counter,
         None,
         &["kind", "part"],
         "The measured loops in which packets entered the part.",
@@ -925,10 +960,12 @@ impl Collector for Families {
                     (_, Value::Buckets(buckets, count, sum)) => {
                         metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?
                     }
-                    (Kind::Counter, Value::Whole(value)) => {
+                    (FamilyKind::Counter, Value::Whole(value)) => {
                         metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?
                     }
-                    (Kind::Counter, Value::Real(value)) => metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?,
+                    (FamilyKind::Counter, Value::Real(value)) => {
+                        metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?
+                    }
                     (_, Value::Whole(value)) => metric.encode_gauge(&value)?,
                     (_, Value::Signed(value)) => metric.encode_gauge(&value)?,
                     (_, Value::Real(value)) => metric.encode_gauge(&value)?,

@@ -40,7 +40,7 @@ pub(super) struct Http {
     feed: Arc<Feed>,
     facts: Arc<Facts>,
     stop: Arc<AtomicBool>,
-    clients: Vec<Client>,
+    clients: Vec<HttpConnection>,
     /// The latest page of metrics.
     metrics: Option<MetricsPage>,
     /// The time at which the run started to stop.
@@ -85,7 +85,7 @@ impl Stream for UnixStream {
 }
 
 /// The state of a connection.
-enum State {
+enum ConnectionState {
     /// The request is not complete.
     Reading(Vec<u8>),
     /// The request is complete, and the response needs a snapshot.
@@ -97,9 +97,9 @@ enum State {
     Ending,
 }
 
-struct Client {
+struct HttpConnection {
     stream: Box<dyn Stream>,
-    state: State,
+    state: ConnectionState,
     accepted: Instant,
     /// The time at which the response was created. Before, the time at which the server accepted the connection.
     responded: Instant,
@@ -160,9 +160,9 @@ impl Http {
         }
         for client in &self.clients {
             let what = match client.state {
-                State::Reading(_) | State::Ending => PollFlags::IN,
-                State::Writing(..) => PollFlags::OUT,
-                State::Waiting(_) => continue,
+                ConnectionState::Reading(_) | ConnectionState::Ending => PollFlags::IN,
+                ConnectionState::Writing(..) => PollFlags::OUT,
+                ConnectionState::Waiting(_) => continue,
             };
             fds.push(PollFd::from_borrowed_fd(client.stream.fd(), what));
         }
@@ -211,8 +211,14 @@ impl Http {
             {
                 self.clients.swap_remove(slowest);
             }
-            let (accepted, state) = (Instant::now(), State::Reading(Vec::new()));
-            self.clients.push(Client { stream, state, accepted, responded: accepted, deadline: accepted + TIMEOUT });
+            let (accepted, state) = (Instant::now(), ConnectionState::Reading(Vec::new()));
+            self.clients.push(HttpConnection {
+                stream,
+                state,
+                accepted,
+                responded: accepted,
+                deadline: accepted + TIMEOUT,
+            });
         }
     }
 
@@ -231,21 +237,21 @@ impl Http {
         self.metrics.take_if(|page| page.taken.elapsed() >= METRICS_AGE);
         let is_draining = self.stopping.is_some_and(|since| since.elapsed() < self.facts.drain_timeout + STOP_MARGIN);
         for client in &mut self.clients {
-            let State::Waiting(request) = client.state else { continue };
+            let ConnectionState::Waiting(request) = client.state else { continue };
             let page = match (&latest, request.what) {
-                _ if phase == Phase::Starting => Page::Starting,
-                (_, Resource::Healthy) if is_draining => Page::Draining,
+                _ if phase == Phase::Starting => HttpPage::Starting,
+                (_, Resource::Healthy) if is_draining => HttpPage::Draining,
                 (_, Resource::Metrics(format)) => match &mut self.metrics {
-                    Some(page) => Page::Metrics(page.text(format, &self.facts, phase == Phase::Stopping), format),
-                    None => Page::Missing(Scope::All),
+                    Some(page) => HttpPage::Metrics(page.text(format, &self.facts, phase == Phase::Stopping), format),
+                    None => HttpPage::Missing(Scope::All),
                 },
-                (_, Resource::Ready) if phase == Phase::Stopping => Page::Stopping,
-                (Some((snapshot, _)), _) => Page::Snapshot(snapshot),
-                (None, _) => Page::Missing(Scope::Health),
+                (_, Resource::Ready) if phase == Phase::Stopping => HttpPage::Stopping,
+                (Some((snapshot, _)), _) => HttpPage::Snapshot(snapshot),
+                (None, _) => HttpPage::Missing(Scope::Health),
             };
             match page {
-                Page::Missing(_) if client.is_late() => client.answer(&Page::Stuck),
-                Page::Missing(scope) => self.feed.request(scope),
+                HttpPage::Missing(_) if client.is_late() => client.answer(&HttpPage::Stuck),
+                HttpPage::Missing(scope) => self.feed.request(scope),
                 page => client.answer(&page),
             }
         }
@@ -260,7 +266,7 @@ impl MetricsPage {
 }
 
 /// The information for a response.
-enum Page<'a> {
+enum HttpPage<'a> {
     /// The workers have not started.
     Starting,
     /// The run stops, and the workers wait for packets in progress.
@@ -275,7 +281,7 @@ enum Page<'a> {
     Metrics(Arc<str>, Format),
 }
 
-impl Page<'_> {
+impl HttpPage<'_> {
     fn response(&self, what: Resource) -> Response {
         const UNAVAILABLE: &str = "503 Service Unavailable";
         let problems = match (self, what) {
@@ -298,23 +304,23 @@ impl Page<'_> {
     }
 }
 
-impl Client {
+impl HttpConnection {
     /// Returns `true` if the server waits for the client to send the request, to read the response or to close the
     /// connection, and [`PATIENCE`] is over. While the client must read the response, [`PATIENCE`] starts when the
     /// response is created. Otherwise, [`PATIENCE`] starts when the server accepts the connection. A client that reads
     /// small parts is slow too, because such clients could otherwise use all connections.
     fn is_slow(&self) -> bool {
         let since = match self.state {
-            State::Reading(_) | State::Ending => self.accepted,
-            State::Writing(..) => self.responded,
-            State::Waiting(_) => return false,
+            ConnectionState::Reading(_) | ConnectionState::Ending => self.accepted,
+            ConnectionState::Writing(..) => self.responded,
+            ConnectionState::Waiting(_) => return false,
         };
         since.elapsed() >= PATIENCE
     }
 
     /// Reads a part of the request, unless the request is complete. Answers a request that the server refuses.
     fn read(&mut self) {
-        let State::Reading(input) = &mut self.state else { return };
+        let ConnectionState::Reading(input) = &mut self.state else { return };
         let mut bytes = [0; MAX_REQUEST];
         let room = MAX_REQUEST - input.len();
         match self.stream.read(&mut bytes[..room]) {
@@ -328,7 +334,7 @@ impl Client {
             Ok(None) => {}
             Ok(Some(request)) => {
                 self.deadline = Instant::now() + TIMEOUT;
-                self.state = State::Waiting(request);
+                self.state = ConnectionState::Waiting(request);
             }
             Err(Refused { status, message }) => self.send(Response::text(status, message), false),
         }
@@ -336,12 +342,12 @@ impl Client {
 
     /// Marks the connection as expired. The next check of the deadlines closes the connection.
     fn close(&mut self) {
-        (self.state, self.deadline) = (State::Ending, self.accepted);
+        (self.state, self.deadline) = (ConnectionState::Ending, self.accepted);
     }
 
     /// Answers the request, if the client waits for a response.
-    fn answer(&mut self, page: &Page<'_>) {
-        if let State::Waiting(request) = self.state {
+    fn answer(&mut self, page: &HttpPage<'_>) {
+        if let ConnectionState::Waiting(request) = self.state {
             self.send(page.response(request.what), request.is_head);
         }
     }
@@ -362,15 +368,15 @@ impl Client {
         );
         self.responded = Instant::now();
         self.deadline = self.responded + TIMEOUT;
-        self.state = State::Writing(headers.into(), if is_head { "".into() } else { body }, 0);
+        self.state = ConnectionState::Writing(headers.into(), if is_head { "".into() } else { body }, 0);
     }
 
     /// Sends as much of the response as the socket accepts. Returns `false` if the connection has ended.
     fn write(&mut self) -> bool {
         match &mut self.state {
-            State::Reading(_) | State::Waiting(_) => return true,
-            State::Ending => return self.discard(),
-            State::Writing(headers, body, sent) => {
+            ConnectionState::Reading(_) | ConnectionState::Waiting(_) => return true,
+            ConnectionState::Ending => return self.discard(),
+            ConnectionState::Writing(headers, body, sent) => {
                 while *sent < headers.len() + body.len() {
                     let rest = match headers.get(*sent..).filter(|rest| !rest.is_empty()) {
                         Some(rest) => rest,
@@ -384,7 +390,7 @@ impl Client {
                 }
             }
         }
-        self.state = State::Ending;
+        self.state = ConnectionState::Ending;
         self.stream.end_output().is_ok() && self.discard()
     }
 
@@ -411,18 +417,18 @@ mod tests {
         let (server, mut reader) = UnixStream::pair().unwrap();
         server.set_nonblocking(true).unwrap();
         let accepted = Instant::now();
-        let (stream, state) = (Box::new(server), State::Reading(Vec::new()));
-        let mut client = Client { stream, state, accepted, responded: accepted, deadline: accepted + TIMEOUT };
+        let (stream, state) = (Box::new(server), ConnectionState::Reading(Vec::new()));
+        let mut client = HttpConnection { stream, state, accepted, responded: accepted, deadline: accepted + TIMEOUT };
         // The response is larger than the buffer of the socket.
         client.send(Response::text("200 OK", "x".repeat(16 << 20)), false);
-        assert!(client.write() && matches!(client.state, State::Writing(..)));
+        assert!(client.write() && matches!(client.state, ConnectionState::Writing(..)));
         assert!(!client.is_slow());
         client.responded = client.responded.checked_sub(PATIENCE).unwrap();
         assert!(client.is_slow());
         reader.set_nonblocking(true).unwrap();
         while reader.read(&mut [0; 4096]).is_ok() {}
-        assert!(client.write() && matches!(client.state, State::Writing(..)) && client.is_slow());
-        while matches!(client.state, State::Writing(..)) {
+        assert!(client.write() && matches!(client.state, ConnectionState::Writing(..)) && client.is_slow());
+        while matches!(client.state, ConnectionState::Writing(..)) {
             while reader.read(&mut [0; 4096]).is_ok() {}
             assert!(client.write());
         }

@@ -48,24 +48,24 @@ impl Listener {
     ///
     /// # Errors
     /// Returns an error if the thread cannot be started.
-    pub(super) fn serve(self, facts: Facts) -> Result<Server, String> {
+    pub(super) fn serve(self, facts: Facts) -> Result<MetricsServer, String> {
         let Self { acceptor, feed } = self;
         let stop = Arc::new(AtomicBool::new(false));
         let http = http::Http::new(acceptor, feed.clone(), facts, stop.clone());
         let thread = thread::Builder::new().name("metrics".to_owned()).spawn(|| http.run());
         let thread = thread.map_err(|error| format!("{KEY}: cannot start a thread: {error}"))?;
-        Ok(Server { feed, stop, thread: Some(thread) })
+        Ok(MetricsServer { feed, stop, thread: Some(thread) })
     }
 }
 
 /// A running metrics server. Dropping this value ends its thread and removes its Unix socket.
-pub(super) struct Server {
+pub(super) struct MetricsServer {
     feed: Arc<Feed>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Server {
+impl Drop for MetricsServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         self.feed.wake();

@@ -12,14 +12,14 @@ pub(super) enum Edit {
     /// Adds an entry to a list, before the entry at this place, or at the end.
     Add { list: &'static str, entry: InlineTable, before: Option<String> },
     /// Removes the matching entries from a list.
-    Remove { list: &'static str, what: String, entry: Entry },
+    Remove { list: &'static str, what: String, entry: RemovedEntry },
     /// Sets keys.
     Set(Vec<(String, Value)>),
 }
 
 /// The entries of a list to remove.
 #[derive(Clone, Debug)]
-pub(super) enum Entry {
+pub(super) enum RemovedEntry {
     /// The routes to a prefix. `path` has further keys that the routes must match.
     Route { prefix: IpNet, path: InlineTable },
     /// The rule with this name or text.
@@ -169,19 +169,19 @@ fn no_rule(item: &mut Item, name: &str) -> String {
     format!("no rule of the config has the name or the text `{name}`; help: {help}")
 }
 
-fn remove(stage: &mut dyn TableLike, list: &str, what: &str, wanted: &Entry, name: &str) -> Result<(), String> {
+fn remove(stage: &mut dyn TableLike, list: &str, what: &str, wanted: &RemovedEntry, name: &str) -> Result<(), String> {
     let is_wanted = |entry: &dyn TableLike| match wanted {
-        Entry::Route { prefix, path } => {
+        RemovedEntry::Route { prefix, path } => {
             let is_same = |(key, value): (&str, &Value)| text_of(entry, key) == Some(plain(value));
             let of_entry = text_of(entry, "prefix").and_then(|prefix| prefix.parse::<IpNet>().ok());
             of_entry.is_some_and(|entry| entry.trunc() == *prefix) && path.iter().all(is_same)
         }
-        Entry::Rule(name) => is_rule(entry, name),
+        RemovedEntry::Rule(name) => is_rule(entry, name),
     };
     let missing = |item: Option<&mut Item>| match (wanted, item) {
-        (Entry::Rule(rule), Some(item)) => no_rule(item, rule),
-        (Entry::Rule(rule), None) => format!("stage `{name}` has no rule `{rule}` in the config"),
-        (Entry::Route { .. }, _) => {
+        (RemovedEntry::Rule(rule), Some(item)) => no_rule(item, rule),
+        (RemovedEntry::Rule(rule), None) => format!("stage `{name}` has no rule `{rule}` in the config"),
+        (RemovedEntry::Route { .. }, _) => {
             format!(
                 "stage `{name}` has no route to {what} in the config; help: routes of a file are changed in the file"
             )
@@ -416,12 +416,12 @@ burst = 10
     }
 
     fn no_route(prefix: &str, text: &str) -> Edit {
-        let entry = Entry::Route { prefix: prefix.parse().unwrap(), path: path(&words(text)).unwrap() };
+        let entry = RemovedEntry::Route { prefix: prefix.parse().unwrap(), path: path(&words(text)).unwrap() };
         Edit::Remove { list: "table", what: prefix.to_owned(), entry }
     }
 
     fn no_rule(name: &str) -> Edit {
-        Edit::Remove { list: "rules", what: name.to_owned(), entry: Entry::Rule(name.to_owned()) }
+        Edit::Remove { list: "rules", what: name.to_owned(), entry: RemovedEntry::Rule(name.to_owned()) }
     }
 
     #[test]

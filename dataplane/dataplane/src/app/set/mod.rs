@@ -13,7 +13,7 @@ use super::console::CommandError;
 use super::{args, stats};
 use crate::runtime::digest_of;
 use dataplane_control::{Apply, Call, Client, Error, ErrorCode};
-use edit::{Edit, Entry};
+use edit::{Edit, RemovedEntry};
 
 /// How often the command tries again if another client changes the config at the same time.
 const ATTEMPTS: usize = 3;
@@ -75,7 +75,7 @@ fn of_route(route: &SetRoute) -> Result<Edit, String> {
             Ok(Edit::Add { list: "table", entry, before: None })
         }
         SetRoute::Del { prefix: text, path, .. } => {
-            let entry = Entry::Route { prefix: prefix(text)?, path: edit::path(path)? };
+            let entry = RemovedEntry::Route { prefix: prefix(text)?, path: edit::path(path)? };
             Ok(Edit::Remove { list: "table", what: text.clone(), entry })
         }
     }
@@ -88,7 +88,7 @@ fn of_acl(acl: &SetAcl) -> Result<Edit, String> {
         }
         SetAcl::Del { rule, .. } => {
             let rule = rule.join(" ");
-            Ok(Edit::Remove { list: "rules", what: rule.clone(), entry: Entry::Rule(rule) })
+            Ok(Edit::Remove { list: "rules", what: rule.clone(), entry: RemovedEntry::Rule(rule) })
         }
         SetAcl::Default { action, .. } => Ok(Edit::Set(vec![("default".to_owned(), Value::from(action.as_str()))])),
     }

@@ -77,7 +77,7 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
 }
 
 /// A message to the screen, from the thread that requests the statistics.
-enum Sample {
+enum StatisticsMessage {
     /// The first answer of a connection.
     First(Box<LiveStatistics>),
     Live(Box<LiveStatistics>),
@@ -91,7 +91,7 @@ enum Sample {
 /// reason in the last case.
 fn watch(
     terminal: &mut ratatui::DefaultTerminal,
-    samples: &Receiver<Sample>,
+    samples: &Receiver<StatisticsMessage>,
     signal: &AtomicUsize,
     is_paused: &AtomicBool,
 ) -> std::io::Result<Option<String>> {
@@ -105,16 +105,16 @@ fn watch(
                 Err(TryRecvError::Disconnected) => {
                     return Ok(Some("the thread that requests samples has ended".to_owned()));
                 }
-                Ok(Sample::First(live)) => {
+                Ok(StatisticsMessage::First(live)) => {
                     screen.model.connect(*live);
                     screen.connection = Connection::Open;
                 }
-                Ok(Sample::Live(live)) => {
+                Ok(StatisticsMessage::Live(live)) => {
                     screen.model.update(*live);
                     screen.connection = Connection::Open;
                 }
-                Ok(Sample::Lost(why)) => screen.connection = Connection::Lost(why),
-                Ok(Sample::Over(why)) => return Ok(Some(why)),
+                Ok(StatisticsMessage::Lost(why)) => screen.connection = Connection::Lost(why),
+                Ok(StatisticsMessage::Over(why)) => return Ok(Some(why)),
             }
             is_changed = true;
         }
@@ -152,7 +152,7 @@ struct Sampler {
 
 impl Sampler {
     /// Requests statistics until the receiver of the samples is dropped.
-    fn run(&self, mut client: Client, sender: &SyncSender<Sample>) {
+    fn run(&self, mut client: Client, sender: &SyncSender<StatisticsMessage>) {
         let mut is_first = true;
         loop {
             while !is_first && self.is_paused.load(Ordering::Relaxed) {
@@ -160,8 +160,8 @@ impl Sampler {
             }
             let begin = Instant::now();
             let sample = match client.call(&Call::Stats {}).and_then(|answer: Answer| answer.parse()) {
-                Ok(live) if is_first => Sample::First(Box::new(live)),
-                Ok(live) => Sample::Live(Box::new(live)),
+                Ok(live) if is_first => StatisticsMessage::First(Box::new(live)),
+                Ok(live) => StatisticsMessage::Live(Box::new(live)),
                 Err(error) => match self.reconnect(&error, sender) {
                     Some(again) => {
                         (client, is_first) = (again, true);
@@ -183,12 +183,12 @@ impl Sampler {
 
     /// Connects again after an error. Returns `None` if the command ends: the receiver is dropped, the selected process
     /// has ended, or the answer has another format.
-    fn reconnect(&self, error: &Error, sender: &SyncSender<Sample>) -> Option<Client> {
+    fn reconnect(&self, error: &Error, sender: &SyncSender<StatisticsMessage>) -> Option<Client> {
         let why = match error {
             Error::Ended(_) => "the program has ended".to_owned(),
             Error::Answer(..) => {
                 let help = "the program may have another version, so use `dataplane stats --json`";
-                let _ = sender.send(Sample::Over(format!("{error}; help: {help}")));
+                let _ = sender.send(StatisticsMessage::Over(format!("{error}; help: {help}")));
                 return None;
             }
             error => error.to_string(),
@@ -196,11 +196,13 @@ impl Sampler {
         if let Some(process) = self.process
             && matches!(error, Error::Ended(_))
         {
-            let _ = sender.send(Sample::Over(format!("process {process} has ended")));
+            let _ = sender.send(StatisticsMessage::Over(format!("process {process} has ended")));
             return None;
         }
         loop {
-            sender.send(Sample::Lost(format!("{why}: waiting for the program to answer again (q quits)"))).ok()?;
+            sender
+                .send(StatisticsMessage::Lost(format!("{why}: waiting for the program to answer again (q quits)")))
+                .ok()?;
             thread::sleep(RECONNECT_INTERVAL);
             let client = match &self.socket {
                 Some(path) => Client::connect(path),
@@ -209,7 +211,7 @@ impl Sampler {
             if let (None, Some(process), Err(Error::NoProcess(_) | Error::NotListening(_))) =
                 (&self.socket, self.process, &client)
             {
-                let _ = sender.send(Sample::Over(format!("process {process} has ended")));
+                let _ = sender.send(StatisticsMessage::Over(format!("process {process} has ended")));
                 return None;
             }
             if let Ok(client) = client {

@@ -8,12 +8,12 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table as Grid, TableState, Wrap};
 
 use super::model::{History, Model, find};
-use super::tables::{self, Column, Sort, Table};
+use super::tables::{self, Column, ScreenTable, Sort};
 use dataplane_core::telemetry::{BitsPerSecond, CostReport, Duration, LatencyReport, LiveStatistics, PacketsPerSecond};
 
 /// A page of the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Page {
+pub(super) enum ScreenPage {
     Overview,
     Ports,
     Workers,
@@ -22,7 +22,7 @@ pub(super) enum Page {
     Latency,
 }
 
-impl Page {
+impl ScreenPage {
     const ALL: [(Self, &'static str); 6] = [
         (Self::Overview, "overview"),
         (Self::Ports, "ports"),
@@ -50,13 +50,13 @@ pub(super) enum Connection {
 pub(super) struct Screen {
     pub(super) model: Model,
     pub(super) connection: Connection,
-    page: Page,
+    page: ScreenPage,
     /// The stage whose page is open.
     stage: Option<String>,
     is_paused: bool,
     is_listing_errors: bool,
     /// The order of the rows, for each page, and then for the page of a stage.
-    sorts: [Option<Sort>; Page::ALL.len() + 1],
+    sorts: [Option<Sort>; ScreenPage::ALL.len() + 1],
     /// The number of the selected row on the page, and on the page of a stage.
     selected: [usize; 2],
     has_colours: bool,
@@ -71,11 +71,11 @@ impl Screen {
         Self {
             model: Model::default(),
             connection: Connection::Open,
-            page: Page::Overview,
+            page: ScreenPage::Overview,
             stage: None,
             is_paused: false,
             is_listing_errors: false,
-            sorts: [None; Page::ALL.len() + 1],
+            sorts: [None; ScreenPage::ALL.len() + 1],
             selected: [0; 2],
             has_colours,
             is_utf8,
@@ -98,13 +98,13 @@ impl Screen {
             KeyCode::Char('e') => self.is_listing_errors = !self.is_listing_errors,
             KeyCode::Esc | KeyCode::Backspace if self.is_listing_errors => self.is_listing_errors = false,
             KeyCode::Esc | KeyCode::Backspace if self.stage.is_some() => self.stage = None,
-            KeyCode::Esc if self.page == Page::Overview => return false,
-            KeyCode::Esc => self.open(Page::Overview),
+            KeyCode::Esc if self.page == ScreenPage::Overview => return false,
+            KeyCode::Esc => self.open(ScreenPage::Overview),
             KeyCode::Char(number @ '1'..='6') => {
-                self.open(Page::ALL[number as usize - '1' as usize].0);
+                self.open(ScreenPage::ALL[number as usize - '1' as usize].0);
             }
             KeyCode::Tab => self.open(self.page.step(1)),
-            KeyCode::BackTab => self.open(self.page.step(Page::ALL.len() - 1)),
+            KeyCode::BackTab => self.open(self.page.step(ScreenPage::ALL.len() - 1)),
             KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
             KeyCode::Up | KeyCode::Char('k') => self.select(self.selected().saturating_sub(1)),
             KeyCode::Down | KeyCode::Char('j') => self.select(self.selected() + 1),
@@ -119,7 +119,9 @@ impl Screen {
                     sort.is_descending = !sort.is_descending;
                 }
             }
-            KeyCode::Enter if self.stage.is_none() && matches!(self.page, Page::Overview | Page::Stages) => {
+            KeyCode::Enter
+                if self.stage.is_none() && matches!(self.page, ScreenPage::Overview | ScreenPage::Stages) =>
+            {
                 let table = self.table();
                 let row = table.as_ref().and_then(|table| table.rows.get(self.selected()));
                 self.stage = row.and_then(|row| row.first()).map(|cell| cell.text.clone());
@@ -130,7 +132,7 @@ impl Screen {
         true
     }
 
-    fn open(&mut self, page: Page) {
+    fn open(&mut self, page: ScreenPage) {
         (self.page, self.stage, self.selected, self.is_listing_errors) = (page, None, [0; 2], false);
     }
 
@@ -141,7 +143,7 @@ impl Screen {
 
     /// Returns the index of the order of the rows.
     fn sorted(&self) -> usize {
-        if self.stage.is_some() { Page::ALL.len() } else { self.page as usize }
+        if self.stage.is_some() { ScreenPage::ALL.len() } else { self.page as usize }
     }
 
     fn select(&mut self, row: usize) {
@@ -161,16 +163,16 @@ impl Screen {
     }
 
     /// Returns the table of the page. Keys select and sort the rows of this table.
-    fn table(&self) -> Option<Table> {
+    fn table(&self) -> Option<ScreenTable> {
         let (model, live) = (&self.model, self.model.live()?);
         let mut table = match (&self.stage, self.page) {
             (Some(stage), _) => tables::details(model, find(&live.report, stage)?),
             (None, page) => match page {
-                Page::Overview | Page::Stages => tables::stages(model, live),
-                Page::Ports => tables::ports(model, live),
-                Page::Workers => tables::workers(model, live),
-                Page::Drops => tables::drops(model, live),
-                Page::Latency => return None,
+                ScreenPage::Overview | ScreenPage::Stages => tables::stages(model, live),
+                ScreenPage::Ports => tables::ports(model, live),
+                ScreenPage::Workers => tables::workers(model, live),
+                ScreenPage::Drops => tables::drops(model, live),
+                ScreenPage::Latency => return None,
             },
         };
         table.sort(self.sorts[self.sorted()]);
@@ -204,8 +206,8 @@ impl Screen {
                 frame.render_widget(Paragraph::new(errors).wrap(Wrap { trim: false }), body);
             }
             (Some(live), Some(stage), _) => self.draw_stage(frame, body, live, stage),
-            (Some(live), None, Page::Overview) => self.draw_overview(frame, body, live),
-            (Some(live), None, Page::Latency) => self.draw_latency(frame, body, live),
+            (Some(live), None, ScreenPage::Overview) => self.draw_overview(frame, body, live),
+            (Some(live), None, ScreenPage::Latency) => self.draw_latency(frame, body, live),
             (Some(_), None, _) => {
                 if let Some(table) = self.table() {
                     self.draw_table(frame, body, &table, true);
@@ -270,7 +272,7 @@ impl Screen {
     /// Returns the line with the names of the pages.
     fn tabs(&self) -> Line<'static> {
         let mut spans = Vec::new();
-        for (number, (page, name)) in Page::ALL.into_iter().enumerate() {
+        for (number, (page, name)) in ScreenPage::ALL.into_iter().enumerate() {
             let is_open = page == self.page && self.stage.is_none();
             let style = if is_open { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
             spans.push(Span::styled(format!(" {} {name} ", number + 1), style));
@@ -290,7 +292,7 @@ impl Screen {
         let most = usize::from(area.height / 5).max(2) - 1;
         let ports = tables::ports(&self.model, live).shortened(most, '2');
         let workers = tables::workers(&self.model, live).shortened(most, '3');
-        let height = |table: &Table| Constraint::Length(table.rows.len() as u16 + 1);
+        let height = |table: &ScreenTable| Constraint::Length(table.rows.len() as u16 + 1);
         let parts =
             [Constraint::Length(4), height(&ports), height(&workers), Constraint::Min(3), Constraint::Length(1)];
         let [graphs, of_ports, of_workers, of_stages, latency] = Layout::vertical(parts).areas(area);
@@ -326,7 +328,7 @@ impl Screen {
 
     /// Draws a table. If not all columns fit, the last columns are missing, and the heading ends with a mark. A number
     /// is never cut.
-    fn draw_table(&self, frame: &mut Frame<'_>, area: Rect, table: &Table, is_selectable: bool) {
+    fn draw_table(&self, frame: &mut Frame<'_>, area: Rect, table: &ScreenTable, is_selectable: bool) {
         let sort = self.sorts[self.sorted()].filter(|_| is_selectable);
         let is_text = |column: usize| {
             let heading = table.columns[column].0;
@@ -436,7 +438,7 @@ impl Screen {
 
 /// Returns the width of a column: room for the heading, for the mark of the order, and for the widest cell. The width
 /// of the first column does not depend on its cells.
-fn column_width(table: &Table, column: usize) -> u16 {
+fn column_width(table: &ScreenTable, column: usize) -> u16 {
     let (heading, width) = table.columns[column];
     let cells = table.rows.iter().filter(|_| column > 0).filter_map(|row| row.get(column));
     let cells = cells.map(|cell| text_width(&cell.text)).max().unwrap_or(0);

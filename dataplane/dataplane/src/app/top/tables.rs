@@ -61,7 +61,7 @@ pub(super) type Column = (&'static str, u16);
 
 /// A table.
 #[derive(Clone, Debug)]
-pub(super) struct Table {
+pub(super) struct ScreenTable {
     pub(super) columns: &'static [Column],
     pub(super) rows: Vec<Vec<Cell>>,
 }
@@ -73,7 +73,7 @@ pub(super) struct Sort {
     pub(super) is_descending: bool,
 }
 
-impl Table {
+impl ScreenTable {
     /// Sorts the rows. Rows with the same value keep their order.
     pub(super) fn sort(&mut self, sort: Option<Sort>) {
         let Some(Sort { column, is_descending }) = sort else { return };
@@ -112,7 +112,7 @@ pub(super) const STAGES: &[Column] =
 pub(super) const DROPS: &[Column] = &[("drop", 20), ("now", 9), ("total", 20)];
 pub(super) const DETAILS: &[Column] = &[("name", 20), ("kind", 8), ("now", 11), ("total", 20)];
 
-pub(super) fn ports(model: &Model, live: &LiveStatistics) -> Table {
+pub(super) fn ports(model: &Model, live: &LiveStatistics) -> ScreenTable {
     let row = |rates: &dataplane_core::telemetry::PortRates| {
         // Two reports may have different ports, because a change can add and remove ports.
         let find = |report: &Report| report.ports.iter().find(|port| port.name == rates.name).cloned();
@@ -139,10 +139,10 @@ pub(super) fn ports(model: &Model, live: &LiveStatistics) -> Table {
             Cell::loss(model.rate(dropped)),
         ]
     };
-    Table { columns: PORTS, rows: live.recent.ports.iter().map(row).collect() }
+    ScreenTable { columns: PORTS, rows: live.recent.ports.iter().map(row).collect() }
 }
 
-pub(super) fn workers(model: &Model, live: &LiveStatistics) -> Table {
+pub(super) fn workers(model: &Model, live: &LiveStatistics) -> ScreenTable {
     let row = |(at, rates): (usize, &dataplane_core::telemetry::WorkerRates)| {
         let busy = 100.0 - rates.idle_loops as f64 / rates.loops.max(1) as f64 * 100.0;
         let busy = if rates.loops == 0 { 0.0 } else { busy };
@@ -157,10 +157,10 @@ pub(super) fn workers(model: &Model, live: &LiveStatistics) -> Table {
             Cell::count(live.report.workers.get(at).map_or(0, |worker| worker.ledger.held)),
         ]
     };
-    Table { columns: WORKERS, rows: live.recent.workers.iter().enumerate().map(row).collect() }
+    ScreenTable { columns: WORKERS, rows: live.recent.workers.iter().enumerate().map(row).collect() }
 }
 
-pub(super) fn stages(model: &Model, live: &LiveStatistics) -> Table {
+pub(super) fn stages(model: &Model, live: &LiveStatistics) -> ScreenTable {
     let row = |stage: &StageReport| {
         let rate = |value: fn(&StageReport) -> u64| model.rate(|report| find(report, &stage.name).map_or(0, value));
         let cost = CostReport::of_stage(&live.recent.costs, &stage.name);
@@ -177,19 +177,19 @@ pub(super) fn stages(model: &Model, live: &LiveStatistics) -> Table {
             Cell::packets(rate(|stage| stage.consumed)),
         ]
     };
-    Table { columns: STAGES, rows: live.report.stages.iter().map(row).collect() }
+    ScreenTable { columns: STAGES, rows: live.report.stages.iter().map(row).collect() }
 }
 
-pub(super) fn drops(model: &Model, live: &LiveStatistics) -> Table {
+pub(super) fn drops(model: &Model, live: &LiveStatistics) -> ScreenTable {
     let row = |(name, total): (&String, &u64)| {
         let rate = model.rate(|report| report.ledger.drops.get(name).copied().unwrap_or(0));
         vec![Cell::text(name), Cell::loss(rate), Cell::count(*total)]
     };
-    Table { columns: DROPS, rows: live.report.ledger.drops.iter().map(row).collect() }
+    ScreenTable { columns: DROPS, rows: live.report.ledger.drops.iter().map(row).collect() }
 }
 
 /// Returns the outputs, drops and counters of a stage.
-pub(super) fn details(model: &Model, stage: &StageReport) -> Table {
+pub(super) fn details(model: &Model, stage: &StageReport) -> ScreenTable {
     let mut rows = Vec::new();
     let earlier = model.earlier_stage(&stage.name);
     let mut add = |name: &str, kind: &str, now: u64, before: u64| {
@@ -220,5 +220,5 @@ pub(super) fn details(model: &Model, stage: &StageReport) -> Table {
     for (name, value) in single.into_iter().filter(|(_, value)| value(stage) > 0) {
         add(name, "packets", value(stage), earlier.map_or(0, value));
     }
-    Table { columns: DETAILS, rows }
+    ScreenTable { columns: DETAILS, rows }
 }

@@ -61,7 +61,7 @@ pub(super) struct Cause {
     /// The number of traced packets.
     pub(super) traced: u64,
     /// The table entries of the stage that applied to the traced packets, such as rules.
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<TracedEntry>,
     /// Some of the packets.
     pub(super) examples: Vec<Example>,
     pub(super) fix: String,
@@ -103,7 +103,7 @@ pub(super) enum CauseKind {
 
 /// A table entry of a stage that applied to some of the traced packets.
 #[derive(Debug, Serialize)]
-pub(super) struct Entry {
+pub(super) struct TracedEntry {
     pub(super) text: String,
     /// The number of traced packets to which the entry applied.
     pub(super) packets: u64,
@@ -195,7 +195,7 @@ impl fmt::Display for Diagnosis {
             writeln!(f, "   meaning   {meaning}")?;
             reason.iter().try_for_each(|reason| writeln!(f, "   reason    {reason}"))?;
             evidence.iter().try_for_each(|line| writeln!(f, "   evidence  {line}"))?;
-            for Entry { text, packets } in entries {
+            for TracedEntry { text, packets } in entries {
                 writeln!(f, "   entry     {text} ({packets} of {traced} traced packets)")?;
             }
             for Example { port, summary, bytes } in examples {

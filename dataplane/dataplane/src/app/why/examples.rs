@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::cause::{Cause, Diagnosis, Entry, Example};
+use super::cause::{Cause, Diagnosis, Example, TracedEntry};
 use crate::app::console::CommandError;
 use crate::app::explain::{decode, summary};
 use crate::app::{args, stats};
-use dataplane_control::observe::{Capture, Captured, Fate, Position, TracePackets, Traced};
+use dataplane_control::observe::{Capture, Captured, Position, TraceFate, TracePackets, Traced};
 use dataplane_control::{Answer, Call, Client, Error, ErrorCode};
 
 /// The maximum time of a trace or capture for the examples of one cause.
@@ -87,7 +87,8 @@ fn traced(client: &mut Client, cause: &mut Cause, wanted: u64) -> Result<(), Err
     })?;
     let mut entries = BTreeMap::new();
     for packet in packets {
-        let is_this = |fate: Fate, detail: Option<&String>| fate == Fate::Dropped && detail == Some(&cause.name);
+        let is_this =
+            |fate: TraceFate, detail: Option<&String>| fate == TraceFate::Dropped && detail == Some(&cause.name);
         let path = packet.paths.iter().find(|path| is_this(path.fate, path.detail.as_ref()));
         if let Some(hit) = path.and_then(|path| path.stages.last()).and_then(|hop| hop.hit.clone()) {
             *entries.entry(hit).or_default() += 1;
@@ -99,7 +100,8 @@ fn traced(client: &mut Client, cause: &mut Cause, wanted: u64) -> Result<(), Err
             cause.examples.push(example);
         }
     }
-    let mut entries: Vec<Entry> = entries.into_iter().map(|(text, packets)| Entry { text, packets }).collect();
+    let mut entries: Vec<TracedEntry> =
+        entries.into_iter().map(|(text, packets)| TracedEntry { text, packets }).collect();
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.packets));
     entries.truncate(ENTRIES);
     cause.entries = entries;

@@ -181,23 +181,22 @@ fn stage_and_port_with_the_same_name_are_distinguished() {
 
 #[test]
 fn guide_explains_every_kind_of_cause() {
-    use CauseKind as Kind;
     let guide = include_str!("../../../../../docs/why.md");
     let kinds = [
-        Kind::Stage,
-        Kind::Send,
-        Kind::LinkDown,
-        Kind::LinkErrors,
-        Kind::Device,
-        Kind::WorkerBlocked,
-        Kind::WorkerSaturated,
-        Kind::WorkerPreempted,
-        Kind::Bursts,
-        Kind::NicRing,
-        Kind::Kernel,
-        Kind::NotAccepted,
-        Kind::Copies,
-        Kind::File,
+        CauseKind::Stage,
+        CauseKind::Send,
+        CauseKind::LinkDown,
+        CauseKind::LinkErrors,
+        CauseKind::Device,
+        CauseKind::WorkerBlocked,
+        CauseKind::WorkerSaturated,
+        CauseKind::WorkerPreempted,
+        CauseKind::Bursts,
+        CauseKind::NicRing,
+        CauseKind::Kernel,
+        CauseKind::NotAccepted,
+        CauseKind::Copies,
+        CauseKind::File,
     ];
     for kind in kinds {
         let name = serde_json::to_value(kind).unwrap();

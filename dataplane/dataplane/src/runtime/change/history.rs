@@ -14,9 +14,9 @@ use dataplane_control::{ErrorCode, Refusal};
 const MAX_ENTRIES: usize = 32;
 
 /// The start of a run, and the last changes. The first entry is always the start.
-pub(crate) struct ChangeHistory(VecDeque<Entry>);
+pub(crate) struct ChangeHistory(VecDeque<HistoryEntry>);
 
-struct Entry {
+struct HistoryEntry {
     row: HistoryRow,
     source: Source,
     /// The number of the change that created the pipeline. For a rollback or a revert, the number of the earlier change
@@ -53,7 +53,7 @@ impl ChangeHistory {
         state: ChangeState,
         restores: Option<u64>,
     ) -> u64 {
-        for Entry { row, .. } in &mut self.0 {
+        for HistoryEntry { row, .. } in &mut self.0 {
             if matches!(row.state, ChangeState::InForce | ChangeState::Unconfirmed) {
                 row.state = ChangeState::Replaced;
             }
@@ -84,7 +84,7 @@ impl ChangeHistory {
             Some(entry) => (entry.origin, entry.before),
             None => (number, self.0.back().map(|entry| entry.origin)),
         };
-        self.0.push_back(Entry { row, source: source.clone(), origin, before });
+        self.0.push_back(HistoryEntry { row, source: source.clone(), origin, before });
     }
 
     pub(crate) fn set_state(&mut self, number: u64, state: ChangeState) {
@@ -99,7 +99,7 @@ impl ChangeHistory {
     /// # Errors
     /// Fails if the history has no earlier config, or if the last change has only read files again.
     pub(crate) fn before_last(&self) -> Result<(u64, u64, Source), Refusal> {
-        let is_last = |entry: &&Entry| entry.row.state == ChangeState::InForce;
+        let is_last = |entry: &&HistoryEntry| entry.row.state == ChangeState::InForce;
         let last = self.0.iter().rev().find(is_last);
         let before = last.and_then(|last| {
             let before = last.before?;

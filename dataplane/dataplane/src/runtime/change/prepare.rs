@@ -23,7 +23,7 @@ const WITHOUT_SANDBOX: &str = "; with sandbox = false in [runtime], such a chang
 const FILE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A checked change.
-pub(super) struct Prepared {
+pub(super) struct PreparedChange {
     pub(super) operations: Vec<Operation>,
     pub(super) warnings: Vec<ConfigMistake>,
     /// The new pipeline, and the names of the stages that continue. `None` if the change needs a restart.
@@ -49,7 +49,7 @@ impl RunState {
         source: &Source,
         reads_all_files: bool,
         reverts: Option<Reverts<'_>>,
-    ) -> Result<Prepared, Refusal> {
+    ) -> Result<PreparedChange, Refusal> {
         let (_, ports) = self.current_ports();
         let mut renewed = BTreeMap::new();
         loop {
@@ -74,7 +74,7 @@ impl RunState {
             let mut operations =
                 difference::operations(&current.plan, &assembly.plan, registry, stages.unwrap_or(&BTreeMap::new()));
             let Some(ContinuingStages { kept, .. }) = continuing else {
-                return Ok(Prepared { operations, warnings, assembly: None, left: Vec::new() });
+                return Ok(PreparedChange { operations, warnings, assembly: None, left: Vec::new() });
             };
             // The program opens the devices of added ports later, so stages leave no checksums to these devices.
             let computes = |port: &PortPlan| {
@@ -104,7 +104,7 @@ impl RunState {
             let why = "the stage must compute checksums differently, because other stages change";
             let changed: Vec<_> = kept.iter().filter(is_changed).map(|stage| (stage.clone(), why.to_owned())).collect();
             if changed.is_empty() {
-                return Ok(Prepared { operations, warnings, assembly: Some((assembly, kept)), left });
+                return Ok(PreparedChange { operations, warnings, assembly: Some((assembly, kept)), left });
             }
             renewed.extend(changed);
         }

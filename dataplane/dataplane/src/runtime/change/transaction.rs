@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::exchange::{Exchange, Exchanged, ReturnedGraphs};
 use super::history::digest;
-use super::prepare::{Prepared, Reverts};
+use super::prepare::{PreparedChange, Reverts};
 use super::refusal;
 use super::retire::ClosingPort;
 use super::state::{Changes, POLL_INTERVAL, PipelineVersion, Retiring, RunState, Unconfirmed, lock};
@@ -72,7 +72,7 @@ impl Changer {
     /// Fails if the config has mistakes.
     pub fn plan(&self, registry: &Registry, source: &Source) -> Result<ChangePlan, Refusal> {
         let current = self.0.current();
-        let Prepared { operations, warnings, .. } = self.0.prepare(&current, registry, source, false, None)?;
+        let PreparedChange { operations, warnings, .. } = self.0.prepare(&current, registry, source, false, None)?;
         Ok(ChangePlan { base: digest(&current.source), digest: digest(source), operations, warnings })
     }
 
@@ -215,7 +215,7 @@ impl RunState {
     ) -> Result<Applied, Refusal> {
         let current = self.current();
         let prepared = self.prepare(&current, registry, source, options.reads_all_files, None)?;
-        let Prepared { operations, mut warnings, assembly, left } = prepared;
+        let PreparedChange { operations, mut warnings, assembly, left } = prepared;
         if operations.is_empty() && digest(source) == digest(&current.source) {
             let number = lock(&self.changes).history.number();
             return Ok(Applied { warnings, ..applied(number, source) });
@@ -327,7 +327,7 @@ impl RunState {
         let Unconfirmed { earlier, kept, .. } = unconfirmed;
         let current = self.current();
         let reverts = Reverts { objects: &earlier.objects, kept };
-        let Prepared { operations, warnings: _, assembly, left } =
+        let PreparedChange { operations, warnings: _, assembly, left } =
             self.prepare(&current, registry, &earlier.source, false, Some(reverts))?;
         let Some((assembly, kept)) = assembly else { return Err(needs_restart(operations)) };
         self.await_closed_ports(&current, &assembly)?;

@@ -47,12 +47,12 @@ pub(crate) struct ExchangeOptions {
 
 /// The exchange thread of a port. Dropping this value ends the thread and the TCP connection.
 pub(crate) struct PeerExchange {
-    shared: Arc<Shared>,
+    shared: Arc<ExchangeState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct ExchangeState {
     stop: AtomicBool,
     /// The last error, and when the last warning was logged.
     last_error: Mutex<Option<(String, Instant)>>,
@@ -60,7 +60,7 @@ struct Shared {
     failure: Mutex<Option<String>>,
 }
 
-impl Shared {
+impl ExchangeState {
     fn log_error(&self, text: String) {
         let mut last_error = self.last_error.lock().unwrap_or_else(PoisonError::into_inner);
         // Exchanges are retried several times a second, possibly for hours. Log an error at debug level if it repeats
@@ -92,7 +92,7 @@ impl PeerExchange {
         (rendezvous, next_hop): (Arc<Rendezvous>, NextHopLookup),
         stop: &RunStop,
     ) -> Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(ExchangeState::default());
         let listener = match &location {
             PeerLocation::Listen(address, from) => Some(Listener::bind(*address, *from)?),
             PeerLocation::Connect(_) | PeerLocation::Local(_) => None,
@@ -111,7 +111,12 @@ impl PeerExchange {
     }
 
     /// Starts a thread that runs `body`.
-    fn spawn(port: &str, shared: Arc<Shared>, stop: RunStop, body: impl FnOnce() + Send + 'static) -> Result<Self> {
+    fn spawn(
+        port: &str,
+        shared: Arc<ExchangeState>,
+        stop: RunStop,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<Self> {
         let (thread_shared, name) = (shared.clone(), port.to_owned());
         let run = move || {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
@@ -155,7 +160,7 @@ struct ExchangeThread {
     rendezvous: Arc<Rendezvous>,
     next_hop: NextHopLookup,
     listener: Option<Listener>,
-    shared: Arc<Shared>,
+    shared: Arc<ExchangeState>,
 }
 
 /// A connection to a port of another program.

@@ -204,7 +204,7 @@ pub mod observe {
     #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct TracePath {
         pub stages: Vec<TraceHop>,
-        pub fate: Fate,
+        pub fate: TraceFate,
         pub detail: Option<String>,
         pub bytes: String,
     }
@@ -215,7 +215,7 @@ pub mod observe {
         pub output: Option<String>,
     }
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-    pub enum Fate {
+    pub enum TraceFate {
         Sent,
         Dropped,
         Consumed,

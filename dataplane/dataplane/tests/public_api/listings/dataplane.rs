@@ -812,7 +812,7 @@ pub mod runtime {
             pub output: Option<String>,
         }
         #[derive(Clone, Debug, PartialEq, Eq)]
-        pub enum End {
+        pub enum PathEnd {
             Sent(String),
             Dropped(String),
             Consumed,
@@ -823,7 +823,7 @@ pub mod runtime {
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Trace {
             pub hops: Vec<Hop>,
-            pub end: End,
+            pub end: PathEnd,
             pub bytes: Vec<u8>,
             pub copy: bool,
         }
@@ -850,7 +850,7 @@ pub mod runtime {
     pub use lanes::PortLanes;
     pub use run::{Options, Run};
     pub use snapshot::{Snapshot, WorkerState};
-    pub use trace::{End, Hop, Trace, Tracer};
+    pub use trace::{Hop, PathEnd, Trace, Tracer};
 }
 pub mod testing {
     mod pipeline {
@@ -871,7 +871,7 @@ pub mod testing {
         }
     }
     pub use pipeline::Pipeline;
-    pub use crate::runtime::{End, Hop, Trace};
+    pub use crate::runtime::{Hop, PathEnd, Trace};
     pub use dataplane_core::harness::{
         Fate, Frame, Harness, HarnessBuilder, Outcome, frame, port,
     };

@@ -128,9 +128,6 @@ pub mod forwarding {
             Answer,
         }
     }
-    mod readers {
-        impl Drop for Reader {}
-    }
     mod refused {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
         pub enum Refused {
@@ -164,10 +161,10 @@ pub mod forwarding {
     mod writer {
         pub const MAX_ROUTES: usize = _;
         #[derive(Debug)]
-        pub struct Writer {
+        pub struct ForwardingWriter {
             private: _,
         }
-        impl Writer {
+        impl ForwardingWriter {
             pub fn with_tables(
                 port_names: Vec<String>,
                 hold: HoldTime,
@@ -213,7 +210,7 @@ pub mod forwarding {
     pub use neighbors::{MAX_NEIGHBORS, ReportedEvent, ResolutionState};
     pub use refused::Refused;
     pub use rows::{ConfigNeighbors, NeighborRow, NeighborState, NeighborTable};
-    pub use writer::{MAX_ROUTES, Writer};
+    pub use writer::{ForwardingWriter, MAX_ROUTES};
     pub const MAX_TABLES: usize = _;
     #[derive(Debug)]
     pub struct Forwarding {
@@ -221,7 +218,7 @@ pub mod forwarding {
     }
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[repr(usize)]
-    pub enum Count {
+    pub enum TableCount {
         Routes,
         Neighbors,
         Changes,
@@ -230,11 +227,11 @@ pub mod forwarding {
         Asked,
         LostRequests,
     }
-    impl Count {
+    impl TableCount {
         pub const ALL: [(Self, &'static str); 7] = _;
     }
     impl Forwarding {
-        pub fn register_reader(self: &Arc<Self>) -> Reader {}
+        pub fn register_reader(self: &Arc<Self>) -> ForwardingReader {}
         pub fn ports(&self) -> usize {}
         pub fn set_link(&self, port: u8, mac: MacAddr, mtu: u32) {}
         pub fn set_table(&self, port: u8, table: usize) {}
@@ -250,15 +247,15 @@ pub mod forwarding {
         pub fn neighbor_at(&self, slot: usize) -> Option<(NextHop, ResolutionState)> {}
         pub fn neighbor_state(&self, hop: NextHop) -> Option<(ResolutionState, bool)> {}
         pub fn next_request(&self) -> Option<NextHop> {}
-        pub fn count(&self, count: Count) -> u64 {}
-        pub fn add(&self, count: Count, by: u64) {}
-        pub fn set(&self, count: Count, to: u64) {}
+        pub fn count(&self, count: TableCount) -> u64 {}
+        pub fn add(&self, count: TableCount, by: u64) {}
+        pub fn set(&self, count: TableCount, to: u64) {}
     }
     #[derive(Debug)]
-    pub struct Reader {
+    pub struct ForwardingReader {
         private: _,
     }
-    impl Reader {
+    impl ForwardingReader {
         pub fn mark_quiescent(&self) {}
         pub fn shared(&self) -> &Arc<Forwarding> {}
         pub fn routes(&self, ingress: u8) -> Option<(&View4, &View6)> {}
@@ -307,7 +304,6 @@ pub mod ingress {
 }
 pub mod kernel {
     pub fn tables(setup: &mut Setup<'_>) -> Arc<Forwarding> {}
-    impl Task for Mirror {}
 }
 pub mod limit {
     #[derive(Debug, Deserialize, JsonSchema)]
@@ -462,7 +458,7 @@ pub mod resolution {
     }
     #[derive(Debug)]
     pub struct ResolutionClient {
-        pub reader: Reader,
+        pub reader: ForwardingReader,
         pub hops: Vec<NextHop>,
         pub numbers: Vec<u32>,
         private: _,

@@ -18,7 +18,7 @@ use super::super::{args, stats};
 use dataplane_control::rows::{LinkRow, WorkerRow};
 use dataplane_control::{Client, Error, Page, Show};
 use dataplane_soft::doctor::Roots;
-use sample::{Interval, Sample, Subject, WatchedPort};
+use sample::{HostSample, Interval, Subject, WatchedPort};
 
 /// A command line for the error message if several programs run.
 const EXAMPLE: &str = "dataplane doctor --watch --process PROCESS";
@@ -28,7 +28,7 @@ pub(super) fn watch(args: &args::Doctor) -> Result<(), CommandError> {
     let roots = Roots::real();
     let stopped = stop_signals()?;
     let Some(mut subject) = subject(&mut client)? else { return Ok(()) };
-    let (mut before, mut begin) = (Sample::read(&roots, &subject), Instant::now());
+    let (mut before, mut begin) = (HostSample::read(&roots, &subject), Instant::now());
     if !args.json {
         console::print(&text::heading(&subject, &before.unavailable))?;
     }
@@ -42,7 +42,7 @@ pub(super) fn watch(args: &args::Doctor) -> Result<(), CommandError> {
         // A change of the config can add ports and workers.
         let Some(now) = self::subject(&mut client)? else { return Ok(()) };
         subject = now;
-        let after = Sample::read(&roots, &subject);
+        let after = HostSample::read(&roots, &subject);
         let interval = Interval::between(&subject, &before, &after, begin.elapsed().as_secs_f64());
         begin = Instant::now();
         if args.json {

@@ -38,7 +38,7 @@ pub(super) struct Unavailable {
 
 /// The values at one time. A counter that cannot be read is absent.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Sample {
+pub(super) struct HostSample {
     /// The values of the thread of each worker, in the order of the workers.
     threads: Vec<Thread>,
     cores: Vec<Core>,
@@ -64,7 +64,7 @@ struct Core {
     interrupts: Option<BTreeMap<String, u64>>,
 }
 
-impl Sample {
+impl HostSample {
     /// Reads the values of this moment.
     pub(super) fn read(roots: &Roots, subject: &Subject) -> Self {
         let mut sample = Self::default();
@@ -293,7 +293,7 @@ pub(super) struct LinkChange {
 
 impl Interval {
     /// Returns the changes from `before` to `after`, which is `seconds` later.
-    pub(super) fn between(subject: &Subject, before: &Sample, after: &Sample, seconds: f64) -> Self {
+    pub(super) fn between(subject: &Subject, before: &HostSample, after: &HostSample, seconds: f64) -> Self {
         Self {
             interval_s: seconds,
             process: subject.process,
@@ -310,7 +310,7 @@ impl Interval {
     }
 }
 
-impl Sample {
+impl HostSample {
     fn memory(&self, before: &Self) -> Option<MemoryChange> {
         let node_bytes = self.nodes.clone()?;
         let remote = self.remote();
@@ -353,7 +353,7 @@ fn increases(now: &BTreeMap<String, u64>, then: &BTreeMap<String, u64>) -> BTree
     now.iter().filter_map(increase).collect()
 }
 
-fn workers(subject: &Subject, before: &Sample, after: &Sample) -> Vec<WorkerChange> {
+fn workers(subject: &Subject, before: &HostSample, after: &HostSample) -> Vec<WorkerChange> {
     let change = |(worker, (thread, core)): (usize, (&Thread, &u32))| {
         let old = before.threads.get(worker);
         let time = thread.time.zip(old.and_then(|old| old.time));
@@ -369,7 +369,7 @@ fn workers(subject: &Subject, before: &Sample, after: &Sample) -> Vec<WorkerChan
     after.threads.iter().zip(&subject.cores).enumerate().map(change).collect()
 }
 
-fn links(before: &Sample, after: &Sample) -> Vec<LinkChange> {
+fn links(before: &HostSample, after: &HostSample) -> Vec<LinkChange> {
     let change = |(port, errors): (&String, &BTreeMap<String, u64>)| {
         // A new port has no earlier counts, so its present errors are not new errors.
         let old = before.links.get(port).unwrap_or(errors);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use dataplane_testing::Folder;
 
 use super::parse::{self, CoreTime, ThreadTime};
-use super::sample::{Interval, Sample, Subject, WatchedPort};
+use super::sample::{HostSample, Interval, Subject, WatchedPort};
 use super::text;
 use dataplane_soft::doctor::Roots;
 
@@ -152,7 +152,7 @@ fn subject() -> Subject {
 #[test]
 fn changes_between_two_samples_are_printed() {
     let (host, subject) = (Host::new(), subject());
-    let before = Sample::read(&host.0, &subject);
+    let before = HostSample::read(&host.0, &subject);
     let what: Vec<&str> = before.unavailable.iter().map(|lack| lack.what.as_str()).collect();
     assert_eq!(what, ["errors of port null"]);
 
@@ -169,7 +169,7 @@ fn changes_between_two_samples_are_printed() {
     host.write("proc/stat", &STAT.replace("383156", "383250").replace("2151", "2157"));
     host.write("proc/cpuinfo", &CPUINFO.replace("3100", "2000"));
     host.write("sys/class/infiniband/mlx5_0/ports/1/hw_counters/out_of_buffer", "107\n");
-    let after = Sample::read(&host.0, &subject);
+    let after = HostSample::read(&host.0, &subject);
     let interval = Interval::between(&subject, &before, &after, 2.0);
     assert_eq!(
         text::lines(&interval, false),
@@ -206,10 +206,10 @@ fn lost_packets_of_the_port_are_read_from_the_counter_of_the_driver() {
         write("ports/1/state", "4: ACTIVE\n");
         write(file, "3\n");
         write("ports/2/counters/symbol_error", "1\n");
-        let before = Sample::read(&roots, &subject);
+        let before = HostSample::read(&roots, &subject);
         write(file, "9\n");
         write("ports/2/counters/symbol_error", "2\n");
-        let after = Sample::read(&roots, &subject);
+        let after = HostSample::read(&roots, &subject);
         let interval = Interval::between(&subject, &before, &after, 1.0);
         let expected = counter.map(|name| (name.to_owned(), 6)).into_iter().collect();
         assert_eq!(interval.links[0].errors, expected, "{file}");
@@ -223,7 +223,7 @@ fn values_that_the_machine_does_not_offer_are_named_with_the_reason() {
     let folder = Folder::new();
     let roots = Roots { sys: folder.file("sys"), proc: folder.file("proc") };
     let subject = subject();
-    let sample = Sample::read(&roots, &subject);
+    let sample = HostSample::read(&roots, &subject);
     let heading = text::heading(&subject, &sample.unavailable);
     for line in [
         "process 42, workers on cores 1\n",
