@@ -170,8 +170,8 @@ impl Stage for HashReader {
         self.hashes += batch.iter_mut().filter(|packet| has_hash(packet)).count() as u64;
     }
 
-    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("hashes", self.hashes);
+    fn counters(&self, report: &mut dyn CounterReport) {
+        report.add("hashes", self.hashes);
     }
 
     fn contract(&self) -> Contract {
