@@ -498,11 +498,59 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
+    use dataplane_core::mem::{PageKind, RegionSpec};
+
     use super::*;
+
+    /// A peer and the owner access the same bytes at the same time. Neither changes bytes outside of the registered part.
+    #[test]
+    fn concurrent_accesses_stay_inside_the_registered_part() {
+        let spec = RegionSpec { bytes: 4096, pages: PageKind::Normal, strict: false, node: None };
+        let region: Arc<Region> = Region::allocate(spec).unwrap().0.into();
+        let (keys, pd) = (Arc::new(Keys::new()), Identity::new());
+        let register =
+            |part| keys.register(pd, region.clone(), part, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let (whole, mr) = (register(0..256), register(64..128));
+        let first = (region.base().addr().get() + 64) as u64;
+        let sge = |at: u64, length| Sge { addr: first + at, length, lkey: mr.lkey() };
+        let mut cache = KeyCache::new(keys.clone(), pd);
+        let remote = |at: u64| {
+            let remote = Remote { addr: first + at, rkey: mr.rkey() };
+            KeyCache::new(keys.clone(), pd).remote(remote, 64, Access::REMOTE_WRITE, Identity::new())
+        };
+        assert!(remote(1).is_none());
+        assert_eq!(cache.gather(&[sge(1, 64)], &mut Vec::new()), Err(WcStatus::LocProtErr));
+        let memory = remote(0).unwrap();
+        // The memory has only four of these bytes.
+        memory.write(60, &[7; 20]);
+        assert_eq!(memory.update(|word| Some(word + 5)), Some(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| (1..=20).for_each(|byte| memory.write(8, &[byte; 16])));
+            for _ in 0..20 {
+                let mut bytes = Vec::new();
+                cache.gather(&[sge(8, 16)], &mut bytes).unwrap();
+                assert!(bytes.iter().all(|byte| *byte <= 20));
+                cache.scatter(&[sge(16, 8), sge(30, 4)], &[9; 12]).unwrap();
+            }
+        });
+        memory.write(8, &[20; 16]);
+        let mut bytes = Vec::new();
+        cache.gather(&[Sge { addr: first - 64, length: 256, lkey: whole.lkey() }], &mut bytes).unwrap();
+        let mut expected = [0; 256];
+        expected[64..72].copy_from_slice(&5u64.to_ne_bytes());
+        expected[72..88].fill(20);
+        expected[94..98].fill(9);
+        expected[124..128].fill(7);
+        assert_eq!(bytes, expected);
+        let mut end = Vec::new();
+        memory.read(60, 20, &mut end);
+        assert_eq!(end, [7; 4]);
+    }
 
     #[test]
     fn copy_is_exact_for_every_frame_length() {
-        for length in 0..200u8 {
+        let lengths: Vec<u8> = if cfg!(miri) { vec![0, 31, 32, 64, 65, 128, 129] } else { (0..200).collect() };
+        for length in lengths {
             let frame: Vec<u8> = (1..=length).collect();
             let mut room = [0; 200];
             copy(&mut room[..usize::from(length)], &frame);

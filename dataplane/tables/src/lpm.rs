@@ -56,7 +56,7 @@ pub type Lpm6 = Lpm<V6>;
 const LINES_OF_PREFIX: usize = 4;
 
 /// Smallest number of cache lines that [`Lpm::build`] reserves: 8 MiB, so that most lines are on huge pages.
-const MIN_LINES: usize = 1 << 17;
+const MIN_LINES: usize = if cfg!(miri) { 1 << 10 } else { 1 << 17 };
 
 /// A table of the prefixes of an address family: [`Lpm4`] or [`Lpm6`].
 pub struct Lpm<F: AddressFamily>(Trie<F>);
