@@ -168,7 +168,8 @@ fn never_closed(text: &str, bracket: usize) -> Mistake {
     Mistake::error(span, format!("this `{bracket}` is never closed")).help(format!("add the matching `{closing}`"))
 }
 
-/// Returns the span of a line, including the line break.
+/// Returns the span of a line, including the line break. If the last line has no line break, the span ends one byte
+/// after the text, so that a mistake at the end of the text is on this line.
 fn line_of(text: &str, at: usize, start: usize) -> Span {
     let at = at.min(text.len());
     let from = text.as_bytes()[..at].iter().rposition(|&byte| byte == b'\n').map_or(start, |at| at + 1);
@@ -176,9 +177,15 @@ fn line_of(text: &str, at: usize, start: usize) -> Span {
     from..to + 1
 }
 
+/// Returns the text of a line.
+fn line_text(text: &str, at: usize) -> &str {
+    let line = line_of(text, at, 0);
+    &text[line.start..line.end.min(text.len())]
+}
+
 /// Returns `true` if an error is about the header of a section that occurs twice, such as `[port]`.
 fn is_repeated_section(text: &str, span: &Span, message: &str) -> bool {
-    message.starts_with("duplicate key") && text[line_of(text, span.start, 0)].trim_start().starts_with('[')
+    message.starts_with("duplicate key") && line_text(text, span.start).trim_start().starts_with('[')
 }
 
 /// Returns the span from a section header to the next section header.
@@ -194,7 +201,7 @@ fn section_of(text: &str, at: usize, start: usize) -> Span {
 fn explain(text: &str, span: Span, message: &str) -> Mistake {
     let found = text.get(span.clone()).unwrap_or("");
     if is_repeated_section(text, &span, message) {
-        let line = text[line_of(text, span.start, 0)].trim();
+        let line = line_text(text, span.start).trim();
         let help = match found {
             "port" | "stage" => format!("write two brackets on each side of every such header: [{line}]"),
             _ => "move the keys of both sections into one section".to_owned(),

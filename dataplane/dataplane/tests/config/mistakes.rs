@@ -181,6 +181,18 @@ fn repeated_section_is_one_mistake() {
     assert_eq!(check(&text), [(3, 1, "the key `name` is set twice".to_owned())]);
 }
 
+/// A repeated section or key is one mistake on the last line too, with and without a line break at the end of the file.
+#[test]
+fn repetition_in_the_last_line_is_one_mistake() {
+    for end in ["\n", ""] {
+        let repeated = |text: &str| check(&format!("{text}{end}")).into_iter().next();
+        let key = repeated("[runtime]\nburst = 32\nburst = 33");
+        assert_eq!(key, Some((3, 1, "the key `burst` is set twice".to_owned())), "{end:?}");
+        let section = repeated("[runtime]\nburst = 32\n[runtime]");
+        assert_eq!(section, Some((3, 2, "the section [runtime] occurs twice".to_owned())), "{end:?}");
+    }
+}
+
 /// The message for an unknown port shortens a long name. If no port has a similar name, the help lists the ports.
 #[test]
 fn long_name_of_an_unknown_port_is_shortened() {
