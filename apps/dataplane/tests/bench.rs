@@ -1,10 +1,11 @@
 //! Tests of the command `dataplane bench`, with a cable in memory.
 
 use std::fs;
+use std::os::unix::fs::{lchown, symlink};
 use std::process::{Command, Stdio};
 
 use dataplane_testing::program::{RunningProgram, run};
-use dataplane_testing::{Folder, wait_until};
+use dataplane_testing::{Folder, skip, wait_until};
 use serde_json::Value;
 
 const CABLE: &str = r#"
@@ -143,6 +144,27 @@ fn page_that_cannot_be_written_is_an_error_after_the_result() {
     let (status, out, err) = run(&mut bench(&folder, &line));
     assert!(status == 1 && out.contains("unaccounted 0"), "{out}{err}");
     assert!(err.contains("/dev/full") && err.contains("No space left on device"), "{err}");
+}
+
+/// A result is not written through a symbolic link of another user.
+#[test]
+fn results_do_not_follow_links_of_other_users() {
+    let folder = cable();
+    folder.write("kept", "kept");
+    let link = folder.file("link");
+    symlink("kept", &link).unwrap();
+    if let Err(error) = lchown(&link, Some(12_345), None) {
+        return skip(format!("cannot change the owner of a link: {error}"));
+    }
+    for line in [
+        "rate lab.toml --rate 1kpps --for 10ms --html link",
+        "soak lab.toml --rate 1kpps --for 10ms --interval 10ms --output link",
+    ] {
+        let (status, out, err) = run(&mut bench(&folder, &format!("{line} {PATIENT}")));
+        assert_eq!(status, 1, "{line}: {out}{err}");
+        assert!(err.contains("the symbolic link link belongs to another user; help: use the path"), "{line}: {err}");
+        assert_eq!(fs::read_to_string(folder.file("kept")).unwrap(), "kept", "{line}");
+    }
 }
 
 /// Options with which the tests of RFC 2544 take about a second.

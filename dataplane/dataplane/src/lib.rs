@@ -22,7 +22,7 @@
 //! | `dataplane-ibverbs` | the libibverbs provider | core |
 //! | `dataplane-stages` | the built-in stages; a thread that copies routes and neighbours from the kernel | core, tables |
 //! | `dataplane` | config, runtime, command line; the crate that apps depend on | control, core, tables, soft, ibverbs, stages |
-//! | `dataplane-bench` | the tester: streams of packets, their judgement, the search for the throughput of a device | dataplane |
+//! | `dataplane-bench` | the tester: streams of packets, their judgement, the search for the throughput of a device | core, dataplane |
 //! | `dataplane-testing` | support for tests. Other crates use this crate only in tests | core |
 //!
 //! # Modules of this crate

@@ -1,17 +1,19 @@
 //! A file to which whole lines of JSON are appended. After an error, such as a full disk, the lines wait in memory.
 //! Each later write tries to write the waiting lines again.
 
-use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use dataplane::{Error, Result};
+use dataplane_core::file::LockedFile;
 use serde::Serialize;
+
+use super::output;
 
 /// The file and the lines that are not written yet.
 pub(super) struct Journal {
     path: PathBuf,
-    file: File,
+    file: LockedFile,
     /// The length of the file up to the last whole line.
     length: u64,
     /// The lines that are not written yet.
@@ -31,9 +33,9 @@ pub(super) enum Written {
 }
 
 impl Journal {
-    /// Creates the file.
+    /// Creates the file, or removes the content of an existing file.
     pub(super) fn create(path: &Path) -> Result<Self> {
-        let file = File::create(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
+        let file = output::create(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
         Ok(Self { path: path.to_owned(), file, length: 0, waiting: Vec::new(), is_failing: false })
     }
 
@@ -66,9 +68,9 @@ impl Journal {
                 Ok(())
             }
             Err(error) => {
-                // Remove the bytes that were written before the error. A pipe or a device has no length, and keeps the
-                // bytes.
-                let _ = self.file.set_len(self.length).and_then(|()| self.file.seek(SeekFrom::Start(self.length)));
+                // Remove the bytes that were written before the error. A device has no length, and keeps the bytes.
+                let mut file = &*self.file;
+                let _ = file.set_len(self.length).and_then(|()| file.seek(SeekFrom::Start(self.length)));
                 Err(error)
             }
         }

@@ -1,10 +1,10 @@
 //! Output of results.
 
-use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
 use dataplane::{Error, Result};
+use dataplane_core::file::{LockedFile, Readers};
 use serde::Serialize;
 
 use crate::html;
@@ -15,7 +15,15 @@ pub(super) fn write_page(path: Option<&Path>, result: impl FnOnce() -> Stored) -
     let Some(path) = path else { return Ok(()) };
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let page = html::page(&name, &result());
-    fs::write(path, page).map_err(|source| Error::File { path: path.to_owned(), source })
+    let written = create(path).and_then(|mut file| file.write_all(page.as_bytes()));
+    written.map_err(|source| Error::File { path: path.to_owned(), source })
+}
+
+/// Creates an empty file, or removes the content of an existing file. Refuses files and symbolic links of other users.
+pub(super) fn create(path: &Path) -> io::Result<LockedFile> {
+    let file = LockedFile::output(path, Readers::All)?;
+    file.truncate()?;
+    Ok(file)
 }
 
 /// Prints a result to standard output.
