@@ -10,7 +10,7 @@ use super::runtime::Runtime;
 use super::source::Span;
 use dataplane_core::pipeline::OnPanic;
 use dataplane_core::units::{CoreId, NumaNode};
-use dataplane_soft::config::LinkConfig;
+use dataplane_soft::config::{Buffers, LinkConfig};
 
 /// The properties of the kinds of stages that a plan depends on.
 pub trait Catalog {
@@ -153,6 +153,9 @@ pub struct Plan {
     /// The minimum number of packet buffers of each worker: the rings of all ports and one burst.
     #[serde(skip)]
     pub min_buffers: u32,
+    /// The layout of a buffer that the config requests. `runtime` has the final layout, which a link can change.
+    #[serde(skip)]
+    pub requested_layout: Buffers,
     /// The ports, in the order of the config.
     pub ports: Vec<PortPlan>,
     /// The stages, in the order of the config. Packets enter at the first stage.

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use crate::config::{NodePlan, Plan, PortPlan, Qp, Target};
 use dataplane_control::change::{Operation, OperationKind};
 use dataplane_core::pipeline::{Registry, StageState};
+use dataplane_soft::config::Buffers;
 
 /// Returns the operations that change the plan `before` into the plan `after`. `renewed` has the stages that the
 /// program prepares again although their parameters stay the same, with the reasons.
@@ -66,8 +67,8 @@ pub(crate) fn operations(
 }
 
 /// Returns the operations that need a restart: some changes of the number of workers, and changes of `[runtime]` and of
-/// ports that stay. An added port also needs a restart if the workers have too few packet buffers, or if a removed port
-/// uses the same interface, file or device, or listens on the same address.
+/// ports that stay. An added port also needs a restart if the workers have too few packet buffers or buffers of another
+/// layout, or if a removed port uses the same interface, file or device, or listens on the same address.
 pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     let runtime = |plan: &Plan| {
@@ -75,9 +76,22 @@ pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
         keys.remove("workers");
         keys
     };
+    let mut links_change_layout = false;
     for key in changed_keys(&runtime(before), &runtime(after)) {
+        let is_requested = match key.as_str() {
+            "buffer_size" => before.requested_layout.size != after.requested_layout.size,
+            "headroom" => before.requested_layout.headroom != after.requested_layout.headroom,
+            _ => true,
+        };
+        if !is_requested {
+            links_change_layout = true;
+            continue;
+        }
         let why = "the key applies at the start of the program";
         operations.push(restart(OperationKind::ChangeRuntime, &key, Vec::new(), why));
+    }
+    if links_change_layout {
+        operations.push(restart(OperationKind::RestartWorkers, "buffers", Vec::new(), &layout_refusal(before, after)));
     }
     for why in queue_refusals(before, after) {
         operations.push(workers_operation(&why));
@@ -108,6 +122,36 @@ pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
         }
     }
     operations
+}
+
+/// Returns the layout of the packet buffers.
+fn layout(plan: &Plan) -> Buffers {
+    Buffers { size: plan.runtime.buffer_size, headroom: plan.runtime.headroom }
+}
+
+/// Returns the reason why the buffers of the running program do not fit the ports of the plan `after`, although the keys
+/// of `[runtime]` stay the same.
+fn layout_refusal(before: &Plan, after: &Plan) -> String {
+    let (now, needed) = (layout(before), layout(after));
+    let running = format!("the program has buffers of {} bytes with a headroom of {}", now.size, now.headroom);
+    if added_ports(before, after).next().is_none() {
+        return format!(
+            "with its ports, the new config has buffers of {} bytes with a headroom of {}, and {running}: set buffer_size = \
+             {} and headroom = {} in [runtime] of the new config",
+            needed.size, needed.headroom, now.size, now.headroom
+        );
+    }
+    // A link such as `xdp` changes a layout that does not fit, even for the shortest packets.
+    let cause = added_ports(before, after).find_map(|port| {
+        let link = port.config.link.as_ref().filter(|link| link.buffers(now, 0) != now)?;
+        Some(format!("port {} ({}) needs", port.config.name, link.kind()))
+    });
+    let Buffers { size, headroom } = needed;
+    format!(
+        "{} buffers of {size} bytes with a headroom of {headroom}, and {running}: restart the program; after a start with \
+         buffer_size = {size} and headroom = {headroom} in [runtime], such ports can be added and removed without a restart",
+        cause.as_deref().unwrap_or("the ports need")
+    )
 }
 
 /// Returns the operations that move workers to other cores.
@@ -339,11 +383,53 @@ mod tests {
             "[[port]]\nname = '{port}'\ndevice = '{device}'\nqp = 'rc'\nconnection = {{ listen = '{address}' }}\n\
              [pipeline]\ninput = ['{port}']\n[[pipeline.stage]]\nuse = 'tx'\n"
         );
-        let source = Source::new("x.toml", &text, &[]);
+        plan_of(&text)
+    }
+
+    fn plan_of(text: &str) -> Plan {
+        let source = Source::new("x.toml", text, &[]);
         let mut diagnostics = Diagnostics::new(&source);
         let loaded = config::load(&source, &mut diagnostics);
         let plan = config::plan(&loaded, &dataplane_stages::registry(), &Topology::uniform(4), &mut diagnostics);
         plan.unwrap_or_else(|| panic!("{}", diagnostics.render(false)))
+    }
+
+    #[test]
+    fn port_that_needs_another_layout_of_the_buffers_names_the_layout() {
+        let plan = |runtime: &str, ports: &[(&str, &str)]| {
+            let port = |(name, link): &(&str, &str)| {
+                format!(
+                    "[[port]]\nname = '{name}'\ndevice = 'host'\nmtu = 1500\nlink = {{ kind = '{link}', interface = '{name}' }}\n"
+                )
+            };
+            let ports: String = ports.iter().map(port).collect();
+            plan_of(&format!(
+                "[runtime]\nbuffers = 8192\n{runtime}\n{ports}[pipeline]\ninput = ['a']\n[[pipeline.stage]]\nuse = 'drop'\n"
+            ))
+        };
+        let (one, two) = (&[("a", "packet")][..], &[("a", "packet"), ("c", "xdp")][..]);
+        let sized = "buffer_size = 1984\nheadroom = 256";
+        let added = "restart workers because of buffers: needs a restart: port c (xdp) needs buffers of 1984 bytes with a \
+                     headroom of 256, and the program has buffers of 2048 bytes with a headroom of 128: restart the program; \
+                     after a start with buffer_size = 1984 and headroom = 256 in [runtime], such ports can be added and \
+                     removed without a restart";
+        let removed = "restart workers because of buffers: needs a restart: with its ports, the new config has \
+                       buffers of 2048 bytes with a headroom of 128, and the program has buffers of 1984 bytes with a \
+                       headroom of 256: set buffer_size = 1984 and headroom = 256 in [runtime] of the new config";
+        let key = "change runtime headroom: needs a restart: the key applies at the start of the program";
+        for (before, after, expected) in [
+            (plan("", one), plan("", two), &[added][..]),
+            (plan("", two), plan("", one), &[removed]),
+            (plan(sized, one), plan(sized, two), &[]),
+            (plan(sized, two), plan(sized, one), &[]),
+            // The fix of the message for a removed port.
+            (plan("", two), plan(sized, one), &[]),
+            (plan("", one), plan("headroom = 192", one), &[key]),
+        ] {
+            let operations = fixed_operations(&before, &after);
+            let operations: Vec<String> = operations.iter().map(ToString::to_string).collect();
+            assert_eq!(operations, expected);
+        }
     }
 
     #[test]

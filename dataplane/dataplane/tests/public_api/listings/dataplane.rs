@@ -189,6 +189,7 @@ pub mod config {
             pub cores: Vec<CoreId>,
             pub buffers: u32,
             pub min_buffers: u32,
+            pub requested_layout: Buffers,
             pub ports: Vec<PortPlan>,
             pub nodes: Vec<NodePlan>,
             pub stage_memory: BTreeMap<String, u64>,
