@@ -29,7 +29,7 @@ pub enum Error {
     Several(Vec<u32>),
     /// The program did not answer in time. The number is the time limit in seconds.
     Timeout(PathBuf, u64),
-    /// The program ended, or closed the connection.
+    /// The program ended, or closed the connection. A client cannot distinguish these cases.
     Ended(PathBuf),
     /// The program refused the request.
     Refused(PathBuf, Refusal),
@@ -60,7 +60,7 @@ impl fmt::Display for Error {
                     "{path}: no answer within {seconds} s; the program may still be starting, or may be stopped by a signal"
                 )
             }
-            Self::Ended(path) => write!(f, "{}: the program ended before it answered", path.display()),
+            Self::Ended(path) => write!(f, "{}: the program closed the connection before it answered", path.display()),
             Self::Refused(path, refusal) => write!(f, "{}: {refusal}", path.display()),
             Self::Answer(path, why) => write!(f, "{}: this version cannot read the answer: {why}", path.display()),
         }

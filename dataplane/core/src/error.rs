@@ -66,6 +66,9 @@ pub(crate) fn host_remedy(errno: i32) -> Option<&'static str> {
     }
 }
 
+/// The remedy if a thread cannot be started.
+pub const THREAD_REMEDY: &str = "raise the limit on threads (`ulimit -u`, `TasksMax=` of systemd)";
+
 /// A failed verb and its `errno`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerbError {

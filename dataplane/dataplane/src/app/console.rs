@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::{args, control, metrics};
 use crate::config::{self, Diagnostics, Level, Loaded, Mistake, Source};
 use crate::runtime::{Assembly, assemble, assemble_offline};
-use dataplane_core::error::Error;
+use dataplane_core::error::{Error, THREAD_REMEDY};
 use dataplane_core::pipeline::Registry;
 use dataplane_core::topology::Topology;
 
@@ -40,6 +40,11 @@ pub(super) fn print(text: &str) -> Result<(), CommandError> {
         ErrorKind::BrokenPipe => CommandError::Pipe,
         _ => CommandError::Failed(format!("standard output: {error}")),
     })
+}
+
+/// Returns the error of a thread that cannot be started.
+pub(super) fn no_thread(error: io::Error) -> CommandError {
+    CommandError::Failed(format!("cannot start a thread: {error}; help: {THREAD_REMEDY}"))
 }
 
 /// Writes to standard output as JSON.

@@ -129,7 +129,7 @@ fn assembled(registry: &Registry, args: &args::Run, signals: &mut Signals) -> Re
             }
         };
         let watcher = thread::Builder::new().name("signals".to_owned()).spawn_scoped(scope, watch);
-        let watcher = watcher.map_err(|error| CommandError::Failed(format!("cannot start a thread: {error}")))?;
+        let watcher = watcher.map_err(console::no_thread)?;
         let topology = Topology::discover();
         let assembly =
             topology.map_err(CommandError::from).and_then(|known| console::assembly(&args.config, registry, known));
@@ -231,7 +231,7 @@ fn abort_on_signal(mut signals: Signals, hangup: Hangup, mut stopping: Option<In
         }
     };
     let thread = thread::Builder::new().name("signals".to_owned()).spawn(handle);
-    thread.map(drop).map_err(|error| CommandError::Failed(format!("cannot start a thread: {error}")))
+    thread.map(drop).map_err(console::no_thread)
 }
 
 /// Shows progress and device events, and serves clients, until the run ends. `asked` is `true` if SIGHUP already
@@ -283,12 +283,10 @@ fn watch(
         }
         if asked && reloading.is_none() && stopping.is_none() {
             tracing::info!("reloading files");
-            // `start` returns an error only for a plan, not for a reload.
-            reloading = jobs.start(&changer, &Call::Reload {}).ok().flatten();
-            asked = reloading.is_none();
-            if !asked {
-                service.reloading();
-            }
+            // The loop logs a refusal like the result of a reload.
+            reloading = Some(jobs.start(&changer, &Call::Reload {}).unwrap_or_else(Job::refused));
+            asked = false;
+            service.reloading();
         }
         for event in run.events() {
             tracing::warn!("{event}");

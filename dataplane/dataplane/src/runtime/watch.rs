@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::runtime::follow::ClockFollower;
 use dataplane_core::clock::{ClockReport, Clocks, HostClock};
-use dataplane_core::error::{Error, Result};
+use dataplane_core::error::{Error, Result, THREAD_REMEDY};
 use dataplane_core::lane::{PendingEvents, Stamping};
 use dataplane_core::pipeline::{RunStop, panic_message};
 use dataplane_core::verbs::{AsyncEvent, Device, EventKind, EventSubject};
@@ -143,7 +143,9 @@ impl Watch {
             }
         };
         let thread = thread::Builder::new().name("events".to_owned()).spawn(run);
-        let thread = thread.map_err(|error| Error::Wire(format!("{name}: cannot start the event thread: {error}")))?;
+        let thread = thread.map_err(|error| {
+            Error::Wire(format!("{name}: cannot start the event thread: {error}; help: {THREAD_REMEDY}"))
+        })?;
         // A starting thread allocates memory. Wait until the thread has started, because nothing should allocate while
         // the workers run.
         barrier.wait();

@@ -20,7 +20,7 @@ use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker::{ClosingLanes, LatencyRecorder, Worker};
 use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
 use dataplane_core::clock::HostClock;
-use dataplane_core::error::{Error, Result};
+use dataplane_core::error::{Error, Result, THREAD_REMEDY};
 use dataplane_core::mem::{BatchMemory, PageKind};
 use dataplane_core::pipeline::{Graph, Program, panic_message};
 use dataplane_core::topology::pin_current_thread;
@@ -132,8 +132,7 @@ impl WorkerBuilder {
         match thread.spawn(move || self.run(ready, &started)) {
             Ok(thread) => Ok(StartingWorker { number, go, thread }),
             Err(error) => {
-                let help = "raise the limit on threads (`ulimit -u`, `TasksMax=` of systemd)";
-                let message = format!("cannot start the worker thread: {error}; help: {help}");
+                let message = format!("cannot start the worker thread: {error}; help: {THREAD_REMEDY}");
                 Err(Error::Worker { worker: number, message })
             }
         }

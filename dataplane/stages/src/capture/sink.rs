@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::files::{Files, Spec};
 use super::ring::{Buffer, CapturedFrame, Inlet, Outlet, ring};
-use dataplane_core::error::{Error, Result};
+use dataplane_core::error::{Error, Result, THREAD_REMEDY};
 use dataplane_core::file;
 use dataplane_core::pipeline::{Problem, RunStop, StopSignal, Task, thread_name};
 
@@ -82,8 +82,7 @@ impl Task for WriterTask {
         let name = thread_name(&format!("capture {}", spec.interface));
         let writer =
             thread::Builder::new().name(name.clone()).spawn(move || drain(&shared, &spec)).map_err(|error| {
-                let help = "raise the limit on threads (`ulimit -u`, `TasksMax=` of systemd)";
-                Error::Topology(format!("cannot start the thread `{name}`: {error}; help: {help}"))
+                Error::Topology(format!("cannot start the thread `{name}`: {error}; help: {THREAD_REMEDY}"))
             })?;
         *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = Some(writer);
         Ok(())

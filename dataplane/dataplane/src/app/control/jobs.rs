@@ -11,6 +11,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::config::MAX_SIZE;
 use crate::runtime::{ApplyOptions, Changer};
 use dataplane_control::{Call, ErrorCode, Refusal};
+use dataplane_core::error::THREAD_REMEDY;
 use dataplane_core::pipeline::Registry;
 
 /// The maximum number of plans that the program makes at a time. All other requests start immediately, because the
@@ -36,6 +37,14 @@ pub(in crate::app) struct Jobs {
 pub(in crate::app) struct Job(Receiver<JobResult>);
 
 impl Job {
+    /// Returns a job that has ended with a refusal.
+    pub(in crate::app) fn refused(refusal: Refusal) -> Self {
+        let (sender, result) = mpsc::channel();
+        // The receiver exists, so sending cannot fail.
+        _ = sender.send(Err(refusal));
+        Self(result)
+    }
+
     /// Returns the result, or `None` while the thread is running.
     pub(in crate::app) fn result(&mut self) -> Option<JobResult> {
         match self.0.try_recv() {
@@ -51,11 +60,11 @@ impl Jobs {
         Self { registry: registry.clone(), plans: Arc::new(()) }
     }
 
-    /// Starts the thread of a request. Returns `None` if the thread cannot be started. The caller can try again.
+    /// Starts the thread of a request.
     ///
     /// # Errors
-    /// Fails if too many plans are in progress.
-    pub(in crate::app) fn start(&self, changer: &Changer, call: &Call) -> Result<Option<Job>, Refusal> {
+    /// Fails if too many plans are in progress, or if the thread cannot be started.
+    pub(in crate::app) fn start(&self, changer: &Changer, call: &Call) -> Result<Job, Refusal> {
         let is_plan = matches!(call, Call::Plan(_));
         if is_plan && Arc::strong_count(&self.plans) > MAX_PLANS {
             let message = format!("{MAX_PLANS} plans are in progress");
@@ -63,28 +72,34 @@ impl Jobs {
         }
         let plan = is_plan.then(|| self.plans.clone());
         let (registry, changer, call) = (self.registry.clone(), changer.clone(), call.clone());
-        Ok(spawn("change", move || {
+        spawn(thread::Builder::new().name("change".to_owned()), move || {
             let result = handle(&changer, &registry, &call);
             drop(plan);
             result
-        }))
+        })
     }
 
     /// Starts a thread that reverts the unconfirmed change if its deadline has passed. The result is `null` if there is
-    /// no such change any more.
+    /// no such change any more. Returns `None` if the thread cannot be started. The caller can try again.
     pub(in crate::app) fn revert_overdue(&self, changer: &Changer) -> Option<Job> {
         let (registry, changer) = (self.registry.clone(), changer.clone());
-        spawn("revert", move || changer.revert_overdue(&registry).transpose().and_then(|applied| json(&applied)))
+        let work = move || changer.revert_overdue(&registry).transpose().and_then(|applied| json(&applied));
+        spawn(thread::Builder::new().name("revert".to_owned()), work).ok()
     }
 }
 
-/// Starts a thread, unless there are too many threads.
-fn spawn(name: &str, work: impl FnOnce() -> JobResult + Send + 'static) -> Option<Job> {
+/// Starts a thread.
+fn spawn(builder: thread::Builder, work: impl FnOnce() -> JobResult + Send + 'static) -> Result<Job, Refusal> {
     let (sender, result) = mpsc::channel();
     // Ignore the error: the client may have disconnected.
     let work = move || _ = sender.send(work());
-    thread::Builder::new().name(name.to_owned()).spawn(work).ok()?;
-    Some(Job(result))
+    match builder.spawn(work) {
+        Ok(_) => Ok(Job(result)),
+        Err(error) => {
+            let message = format!("cannot start a thread for the request: {error}");
+            Err(Refusal::new(ErrorCode::Failed, message, THREAD_REMEDY))
+        }
+    }
 }
 
 fn failed(message: impl Into<String>) -> Refusal {
@@ -174,6 +189,16 @@ mod tests {
     }
 
     #[test]
+    fn request_whose_thread_cannot_be_started_is_refused_with_a_fix() {
+        // No address space has room for this stack.
+        let started = spawn(thread::Builder::new().stack_size(usize::MAX / 4), || json(&()));
+        let refusal = started.unwrap_or_else(Job::refused).result().unwrap().unwrap_err();
+        assert_eq!(refusal.code, ErrorCode::Failed);
+        assert!(refusal.message.starts_with("cannot start a thread for the request: "), "{refusal}");
+        assert!(refusal.help.contains("`ulimit -u`"), "{refusal}");
+    }
+
+    #[test]
     fn plans_above_the_limit_are_refused_and_other_requests_are_not() {
         let mut registry = dataplane_stages::registry();
         registry.add::<Slow>("slow");
@@ -187,7 +212,7 @@ mod tests {
         let run = Run::start(assembly.unwrap(), Options::default()).unwrap();
         let jobs = Jobs::new(&registry);
         let plan = Call::Plan(NewConfig { text: slow, path: None });
-        let start = |call| jobs.start(&run.changer(), call).map(Option::unwrap);
+        let start = |call| jobs.start(&run.changer(), call);
         let mut plans: Vec<Job> = (0..MAX_PLANS).map(|_| start(&plan).unwrap()).collect();
         assert_eq!(start(&plan).err().unwrap().code, ErrorCode::Busy);
         let mut history = start(&Call::History {}).unwrap();

@@ -255,7 +255,7 @@ impl ControlServer {
                 | Call::History {}
                 | Call::Reload {} => match client.job.as_mut().map(Job::result) {
                     None => match self.jobs.start(&run.changer(), call) {
-                        Ok(job) => client.job = job,
+                        Ok(job) => client.job = Some(job),
                         Err(refusal) => client.answer::<()>(id, Err(&refusal)),
                     },
                     Some(None) => {}

@@ -185,7 +185,7 @@ fn replay(
     let (registry, replayed) = (registry.clone(), packets.to_vec());
     let work = move || Replay { registry, source, tracer: None, messages: sender }.run(&replayed);
     let thread = thread::Builder::new().name("replay".to_owned()).spawn(work);
-    thread.map_err(|error| CommandError::Failed(format!("cannot start a thread: {error}")))?;
+    thread.map_err(console::no_thread)?;
     for (number, packet) in (1..).zip(packets) {
         let (paths, is_stuck) = paths(&messages, packet)?;
         let mut paths = paths.into_iter();

@@ -16,6 +16,7 @@ use std::thread::{self, JoinHandle};
 use super::control::Feed;
 use crate::config::Runtime;
 use acceptor::{Acceptor, KEY};
+use dataplane_core::error::THREAD_REMEDY;
 
 pub(super) use acceptor::{failure, problem};
 pub(super) use facts::Facts;
@@ -53,7 +54,7 @@ impl Listener {
         let stop = Arc::new(AtomicBool::new(false));
         let http = http::Http::new(acceptor, feed.clone(), facts, stop.clone());
         let thread = thread::Builder::new().name("metrics".to_owned()).spawn(|| http.run());
-        let thread = thread.map_err(|error| format!("{KEY}: cannot start a thread: {error}"))?;
+        let thread = thread.map_err(|error| format!("{KEY}: cannot start a thread: {error}; help: {THREAD_REMEDY}"))?;
         Ok(MetricsServer { feed, stop, thread: Some(thread) })
     }
 }

@@ -55,7 +55,7 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
         is_paused: is_paused.clone(),
     };
     let spawned = thread::Builder::new().name("samples".to_owned()).spawn(move || sampler.run(client, &sender));
-    spawned.map_err(|error| CommandError::Failed(format!("cannot start a thread: {error}")))?;
+    spawned.map_err(console::no_thread)?;
     let failed = |error: std::io::Error| CommandError::Failed(format!("the terminal: {error}"));
     let signal = Arc::new(AtomicUsize::new(0));
     for number in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::config;
 use crate::runtime::worker_info::WorkerInfo;
-use dataplane_core::error::{Error, Result};
+use dataplane_core::error::{Error, Result, THREAD_REMEDY};
 use dataplane_core::file::{LockedFile, Readers, create_folders};
 
 use self::file::Description;
@@ -158,7 +158,9 @@ impl BlackBoxWriter {
             }
         };
         let thread = thread::Builder::new().name("black-box".to_owned()).spawn(work);
-        let thread = thread.map_err(|error| Error::Topology(format!("cannot start the black box thread: {error}")))?;
+        let thread = thread.map_err(|error| {
+            Error::Topology(format!("cannot start the black box thread: {error}; help: {THREAD_REMEDY}"))
+        })?;
         Ok(Self { black_box: black_box.clone(), thread: Some(thread) })
     }
 }

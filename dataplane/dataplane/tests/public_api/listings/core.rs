@@ -560,6 +560,7 @@ pub mod error {
         Kernel(String),
         Worker { worker: usize, message: String },
     }
+    pub const THREAD_REMEDY: &str = _;
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct VerbError {
         pub verb: &'static str,

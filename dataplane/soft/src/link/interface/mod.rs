@@ -28,7 +28,7 @@ pub(crate) use option::set_option;
 pub(crate) use request::{LONGEST_NAME, Request, is_name};
 
 use crate::status::Status;
-use dataplane_core::error::{Error, Result};
+use dataplane_core::error::{Error, Result, THREAD_REMEDY};
 use dataplane_core::file::host_remedy;
 use dataplane_core::sync::{AtomicBool, Mutex, Ordering};
 
@@ -278,7 +278,10 @@ impl Watcher {
         let thread = thread::Builder::new().name("interface".to_owned()).spawn(run);
         Ok(Self {
             stop,
-            thread: Some(thread.map_err(|error| failed("cannot start the thread for link events", error))?),
+            thread: Some(thread.map_err(|error| {
+                let what = "cannot start the thread for link events";
+                Error::Wire(format!("interface `{name}`: {what}: {error}; help: {THREAD_REMEDY}"))
+            })?),
         })
     }
 }
