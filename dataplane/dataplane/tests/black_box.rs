@@ -280,6 +280,8 @@ fn clients_get_files_on_request() {
     let out = command.output().unwrap();
     assert!(out.status.success() && out.stdout.starts_with(&[0x0a, 0x0d, 0x0d, 0x0a]));
     assert!(folder.files().is_empty());
+    let (status, _, err) = folder.app(&format!("black-box -w /dev/full --process {}", program.id()));
+    assert!(status == 1 && err.contains("help: the file is not complete; make room on the disk"), "{err}");
     program.signal("-TERM");
     assert_eq!(program.end().0, 0);
 }
@@ -380,6 +382,7 @@ fn wrong_uses_are_refused_with_a_fix() {
     for (line, status, part) in [
         ("explain @/x.toml --black-box @/text", 1, "this file is not a black box; help: "),
         ("explain @/x.toml --black-box @/missing", 1, "missing: "),
+        ("explain @/x.toml --black-box /dev/zero", 1, "/dev/zero: a device, not a regular file"),
         ("explain @/x.toml", 2, "<PCAP>"),
         ("explain @/x.toml @/text --black-box @/text", 2, "cannot be used with"),
     ] {
@@ -392,6 +395,8 @@ fn wrong_uses_are_refused_with_a_fix() {
     let (status, _, err) = folder.app(&format!("black-box -w @/a --process {}", program.id()));
     assert!(status == 1 && err.contains("the config has no black box; help: add `black_box = "), "{err}");
     assert!(!folder.0.file("a").exists());
+    let (status, _, err) = folder.app(&format!("capture -w /dev/full --process {}", program.id()));
+    assert!(status == 1 && err.contains("help: the file is not complete; make room on the disk"), "{err}");
 }
 
 fn runs_write_a_limited_number_of_files() {

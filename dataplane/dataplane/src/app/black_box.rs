@@ -31,7 +31,7 @@ pub(super) fn black_box(args: &args::BlackBox) -> Result<(), CommandError> {
             break;
         }
     }
-    let failed = |error: io::Error| CommandError::Failed(format!("{}: {error}", args.write.display()));
+    let failed = |error: io::Error| console::not_written(args.write.display(), &error);
     if is_stdout {
         return io::stdout().write_all(&file).and_then(|()| io::stdout().flush()).map_err(failed);
     }

@@ -180,7 +180,7 @@ impl PcapngFile {
             }
             Box::new(io::stdout())
         } else {
-            let failed = |error: io::Error| CommandError::Failed(format!("{}: {error}", path.display()));
+            let failed = |error: io::Error| console::not_written(path.display(), &error);
             let file = LockedFile::output(path, Readers::Owner).map_err(failed)?;
             file.truncate().map_err(failed)?;
             Box::new(file)
@@ -239,7 +239,7 @@ impl PcapngFile {
         self.blocks.clear();
         written.map_err(|error| match error.kind() {
             ErrorKind::BrokenPipe => CommandError::Pipe,
-            _ => CommandError::Failed(format!("{}: {error}", self.name)),
+            _ => console::not_written(&self.name, &error),
         })
     }
 }

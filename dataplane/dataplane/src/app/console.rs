@@ -1,5 +1,6 @@
 //! Standard output, standard error, and the errors of commands.
 
+use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use annotate_snippets::normalize_untrusted_str;
@@ -40,6 +41,18 @@ pub(super) fn print(text: &str) -> Result<(), CommandError> {
         ErrorKind::BrokenPipe => CommandError::Pipe,
         _ => CommandError::Failed(format!("standard output: {error}")),
     })
+}
+
+/// Returns the error of an output file that cannot be written. If the disk is full, the file may contain a part of the
+/// output.
+pub(super) fn not_written(file: impl Display, error: &io::Error) -> CommandError {
+    let help = match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "; help: the file is not complete; make room on the disk, or name a file on another disk"
+        }
+        _ => "",
+    };
+    CommandError::Failed(format!("{file}: {error}{help}"))
 }
 
 /// Returns the error of a thread that cannot be started.

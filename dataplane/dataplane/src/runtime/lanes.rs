@@ -6,11 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Assembly;
-use crate::config::{self, Plan, PortPlan};
+use crate::config::{self, Plan, Port, PortPlan};
 use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::offload;
 use dataplane_core::clock::HostClock;
-use dataplane_core::error::{Error, Result};
+use dataplane_core::error::{Error, Result, VerbError};
 use dataplane_core::lane::{Lane, LaneSpec};
 use dataplane_core::mem::{BatchMemory, PageKind, Pool, Region, RegionSpec, SlotLayout};
 use dataplane_core::pipeline::PortInfo;
@@ -56,9 +56,24 @@ pub(super) fn open(
     let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
     for (port, device) in plan.ports.iter().zip(ports) {
         let pool = detached.as_mut().unwrap_or(&mut pool);
-        lanes.push(device.open_lane(pool, lane_spec(plan, port, place))?);
+        let lane = device.open_lane(pool, lane_spec(plan, port, place));
+        lanes.push(lane.map_err(|error| named_interface(error, &port.config))?);
     }
     Ok(OpenLanes { lanes, pool, pages })
+}
+
+/// Returns an error that names the interface of a port, if a lane cannot be opened because the interface was deleted.
+fn named_interface(error: Error, port: &Port) -> Error {
+    let interface = port.link.as_ref().and_then(|link| link.interface());
+    match (&error, interface) {
+        (Error::Verb { source: VerbError { errno: libc::ENODEV | libc::ENXIO, .. }, .. }, Some(interface)) => {
+            Error::Topology(format!(
+                "port {}: there is no interface `{interface}` in this network namespace; help: `ip link` lists the interfaces",
+                port.name
+            ))
+        }
+        _ => error,
+    }
 }
 
 /// Returns whether each packet buffer needs room for the results of receive offloads.
@@ -240,6 +255,27 @@ mod tests {
             assert!(pool.available() < buffers);
             lanes[0].reset_and_reclaim(pool);
             assert_eq!(pool.available(), buffers);
+        }
+    }
+
+    #[test]
+    fn error_of_a_deleted_interface_names_the_interface() {
+        let text = "[[port]]\nname = 'a'\ndevice = 'host'\nmtu = 1500\nlink = { kind = 'packet', interface = 'eth9' }\n\
+                    [pipeline]\ninput = ['a']\n[[pipeline.stage]]\nuse = 'drop'\n";
+        let source = Source::new("x.toml", text, &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let loaded = config::load(&source, &mut diagnostics);
+        let plan = config::plan(&loaded, &dataplane_stages::registry(), &Topology::uniform(1), &mut diagnostics);
+        let plan = plan.unwrap_or_else(|| panic!("{}", diagnostics.render(false)));
+        for (errno, expected) in [
+            (
+                libc::ENODEV,
+                "port a: there is no interface `eth9` in this network namespace; help: `ip link` lists the interfaces",
+            ),
+            (libc::EINVAL, "a: ibv_modify_qp failed: Invalid argument (os error 22)"),
+        ] {
+            let error = named_interface(VerbError::new("ibv_modify_qp", errno).on("a"), &plan.ports[0].config);
+            assert_eq!(error.to_string(), expected);
         }
     }
 }

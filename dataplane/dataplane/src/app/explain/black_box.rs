@@ -1,6 +1,7 @@
 //! `explain --black-box`: passes the packets of a black box through the stages of a config.
 
 use std::fmt::Write;
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -17,11 +18,14 @@ use crate::config::{Diagnostics, Source};
 use crate::runtime::{
     BlackBoxFile, Cause, CauseKind, PacketPlace, RecordedPacket, Trace, Tracer, assemble_offline, digest,
 };
+use dataplane_core::file;
 use dataplane_core::pipeline::Registry;
 use dataplane_core::units::Nanos;
 
 /// The maximum time that the replay of one packet may take. A stage that blocked a worker may block the replay too.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
+/// The maximum number of bytes that are read of a file.
+const MAX_FILE: u64 = 1 << 30;
 /// The text output shows at most this number of packets of the batch of the stage that panicked.
 const MAX_SHOWN: usize = 16;
 
@@ -60,7 +64,9 @@ enum ReplayMessage {
 pub(super) fn explain(registry: &Arc<Registry>, args: &args::Explain, path: &Path) -> Result<(), CommandError> {
     let source = console::offline_assembly(&args.config, registry)?.source;
     let named = |reason: &dyn std::fmt::Display| CommandError::Failed(format!("{}: {reason}", path.display()));
-    let bytes = std::fs::read(path).map_err(|error| named(&error))?;
+    let mut bytes = Vec::new();
+    let read = file::open(path).and_then(|file| file.take(MAX_FILE).read_to_end(&mut bytes));
+    read.map_err(|error| named(&error))?;
     let BlackBoxFile { mut description, mut packets, is_cut } =
         BlackBoxFile::decode(&bytes).map_err(|reason| named(&reason))?;
     // The file may come from another user, and may contain control characters.
@@ -87,7 +93,10 @@ pub(super) fn explain(registry: &Arc<Registry>, args: &args::Explain, path: &Pat
         );
     }
     if is_cut {
-        tracing::warn!("{}: the end of the file is missing", path.display());
+        match bytes.len() as u64 == MAX_FILE {
+            true => tracing::warn!("{}: only the first {MAX_FILE} bytes of the file are read", path.display()),
+            false => tracing::warn!("{}: the end of the file is missing", path.display()),
+        }
     }
     let (mut outcomes, mut explained, mut burst) = (Vec::new(), Vec::new(), None);
     let show = |packet: Explained, rest: &[RecordedPacket]| {

@@ -139,7 +139,7 @@ pub(crate) fn refused(name: &str, what: &str, capability: &str, error: &io::Erro
         Some(libc::EBUSY) => {
             ": another program uses the interface; help: stop that program, or choose another interface".to_owned()
         }
-        _ => String::new(),
+        _ => host_remedy(error).map_or_else(String::new, |fix| format!("; help: {fix}")),
     };
     Error::Wire(format!("interface `{name}`: {what}: {error}{remedy}"))
 }
@@ -367,6 +367,13 @@ mod tests {
         assert_eq!(Interface::find("no-such").unwrap(), None);
         let error = Interface::need("no-such").unwrap_err().to_string();
         assert!(error.contains("`no-such`") && error.contains("`ip link`"), "{error}");
+    }
+
+    #[test]
+    fn error_of_the_limit_on_open_files_names_the_limit() {
+        let error =
+            refused("eth0", "opening an AF_PACKET socket", "CAP_NET_RAW", &io::Error::from_raw_os_error(libc::EMFILE));
+        assert!(error.to_string().contains("help: raise the limit on open files (`ulimit -n`"), "{error}");
     }
 
     #[test]
