@@ -176,7 +176,7 @@ fn panic_of_a_stage_is_replayed() {
     assert!(out.contains(path), "{out}");
     assert_eq!(out.matches("\n  sent on wire\n").count(), 3, "{out}");
     assert!(out.contains("worker 0: stage `faulty` panicked: port 53\n  batch of the stage"), "{out}");
-    assert!(out.contains("changed the packets: 4\n    192.0.2.1 → 192.0.2.2 udp 5000→80  42 bytes\n"), "{out}");
+    assert!(out.contains("batch of the stage: 4 packets, with the changes of earlier stages\n    192.0.2.1 → 192.0.2.2 udp 5000→80  42 bytes\n"), "{out}");
     assert!(out.ends_with("\n  the replay panics at #3\n"), "{out}");
     assert!(!err.contains("another config"), "{err}");
     // With another config, the command warns, and explains the packets with this config.
@@ -223,7 +223,7 @@ fn panic_that_depends_on_state() {
     assert_eq!(folder.app("run @/x.toml").0, 1);
     let (_, out, _) = folder.app(&format!("explain @/x.toml --black-box {}", folder.file()));
     assert!(out.starts_with("worker 0, burst 3: 1 packet from wire, "), "{out}");
-    let batch = "earlier stages changed the packets: 1\n    192.0.2.1 → 192.0.2.2 udp 5000→53  442 bytes\n";
+    let batch = "batch of the stage: 1 packet, with the changes of earlier stages\n    192.0.2.1 → 192.0.2.2 udp 5000→53  442 bytes\n";
     assert!(out.contains(batch), "{out}");
     assert!(
         out.ends_with("the replay repeats neither a panic nor a stall: the event depends on the state of the run\n"),
