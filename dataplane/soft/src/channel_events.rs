@@ -8,14 +8,18 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_error;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
 use dataplane_core::verbs::CqEvent;
 
-// Epoll data of the channel's own descriptors. The data of a watched descriptor is the number of its completion queue.
-// This number has at most 24 bits, so it differs from these values.
-const READY: u64 = 1 << 32;
-const TIMER: u64 = 2 << 32;
+// Epoll data of the channel's own descriptors. The data of a watched descriptor is its number in the upper 32 bits, and
+// the number of its completion queue in the lower 24 bits, so it differs from these values.
+const READY: u64 = 1 << 24;
+const TIMER: u64 = 2 << 24;
+
+/// The kernel reports a watched descriptor once, and then ignores the descriptor until its queue is armed again.
+const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
 
 /// The events of a completion channel.
 #[derive(Debug)]
@@ -23,7 +27,7 @@ pub(super) struct ChannelEvents {
     /// The epoll instance, which watches `ready_fd`, `timer` and the descriptors in `PendingEvents::watched`. The epoll
     /// instance is readable when one of these descriptors is readable.
     epoll: OwnedFd,
-    /// An eventfd that is readable while `PendingEvents::ready` is not empty.
+    /// An eventfd that is readable while `PendingEvents::ready` is not empty and no thread holds the lock.
     ready_fd: OwnedFd,
     /// A timerfd that is readable when the earliest time in `PendingEvents::due` has passed.
     timer: OwnedFd,
@@ -36,11 +40,34 @@ struct PendingEvents {
     contexts: BTreeMap<u32, u64>,
     /// The completion queues whose events have not been taken.
     ready: VecDeque<u32>,
+    /// Whether `ChannelEvents::ready_fd` is readable.
+    is_signalled: bool,
     /// Armed queues that raise an event at the given time, whether or not they have a completion.
     due: BTreeMap<u32, Instant>,
-    /// Pairs of an armed queue and a descriptor that the epoll instance watches for this queue. The kernel removes a
-    /// closed descriptor from the epoll instance.
-    watched: Vec<(u32, RawFd)>,
+    /// Whether `ChannelEvents::timer` expires, or has expired.
+    is_timer_set: bool,
+    /// The descriptors that the epoll instance watches.
+    watched: Vec<Watched>,
+}
+
+/// A descriptor that the epoll instance watches for a queue. The kernel removes a closed descriptor from the epoll
+/// instance. Another descriptor can then have the same number.
+#[derive(Debug)]
+struct Watched {
+    cq: u32,
+    number: RawFd,
+    /// Whether the queue raises an event when the descriptor is readable.
+    is_armed: bool,
+    /// Whether the descriptor may have a pending error. An interface that goes down leaves an error on its socket, and
+    /// the error makes the socket readable.
+    may_have_error: bool,
+}
+
+impl Watched {
+    /// Returns the epoll data of the descriptor.
+    fn data(&self) -> u64 {
+        (self.number as u64) << 32 | u64::from(self.cq)
+    }
 }
 
 impl ChannelEvents {
@@ -77,26 +104,39 @@ impl ChannelEvents {
         let mut events = self.pending();
         events.contexts.remove(&cq);
         events.due.remove(&cq);
-        self.unwatch(&mut events, cq);
+        events.watched.retain(|watched| {
+            if watched.cq == cq {
+                self.control(watched, libc::EPOLL_CTL_DEL);
+            }
+            watched.cq != cq
+        });
     }
 
     /// Raises an event for a completion queue.
     pub(super) fn notify(&self, cq: u32) {
-        self.mark_ready(&mut self.pending(), cq);
+        let mut events = self.pending();
+        self.mark_ready(&mut events, cq, None);
+        self.signal(&mut events);
     }
 
     /// Raises an event for a completion queue when a descriptor is readable, possibly immediately.
     pub(super) fn notify_when_readable(&self, cq: u32, descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
         let mut events = self.pending();
-        let number = descriptor.as_raw_fd();
-        match epoll::add(&self.epoll, descriptor, EventData::new_u64(cq.into()), EventFlags::IN) {
-            // The queue is already armed.
-            Err(Errno::EXIST) => return Ok(()),
-            added => added?,
+        let watched = Watched { cq, number: descriptor.as_raw_fd(), is_armed: true, may_have_error: false };
+        let data = EventData::new_u64(watched.data());
+        let known = events.watched.iter_mut().find(|known| known.number == watched.number);
+        if known.as_ref().is_none_or(|known| known.may_have_error) {
+            // Reading the error removes the error. The watcher of the interface reports the cause.
+            let _ = socket_error(descriptor);
         }
-        // Remove the entry of a closed descriptor that had the same number.
-        events.watched.retain(|(_, other)| *other != number);
-        events.watched.push((cq, number));
+        match epoll::modify(&self.epoll, descriptor, data, ONCE) {
+            Err(Errno::NOENT) => epoll::add(&self.epoll, descriptor, data, ONCE)?,
+            modified => modified?,
+        }
+        match known {
+            Some(known) => *known = watched,
+            None => events.watched.push(watched),
+        }
         Ok(())
     }
 
@@ -104,34 +144,46 @@ impl ChannelEvents {
     pub(super) fn notify_after(&self, cq: u32, time: Duration) {
         let mut events = self.pending();
         events.due.insert(cq, Instant::now() + time);
-        self.set_timer(&events);
+        self.set_timer(&mut events);
     }
 
-    /// Marks a queue as ready and disarms it.
-    fn mark_ready(&self, events: &mut PendingEvents, cq: u32) {
+    /// Marks a queue as ready and disarms it. `reported` is the descriptor that the kernel has reported, and that it
+    /// ignores from now on.
+    fn mark_ready(&self, events: &mut PendingEvents, cq: u32, reported: Option<RawFd>) {
         events.due.remove(&cq);
-        self.unwatch(events, cq);
-        if events.ready.is_empty() {
-            // The write cannot fail, because the counter is 0.
-            let _ = rustix::io::write(&self.ready_fd, &1u64.to_ne_bytes());
+        for watched in events.watched.iter_mut().filter(|watched| watched.cq == cq && watched.is_armed) {
+            watched.is_armed = false;
+            if reported != Some(watched.number) {
+                self.control(watched, libc::EPOLL_CTL_MOD);
+            }
         }
         events.ready.push_back(cq);
     }
 
-    /// Stops watching the descriptors of a queue.
-    fn unwatch(&self, events: &mut PendingEvents, cq: u32) {
-        events.watched.retain(|(queue, number)| {
-            if *queue == cq {
-                // SAFETY: the call accesses no memory. If the descriptor is closed or reused, it is not in the epoll
-                // instance, and the call fails harmlessly.
-                unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, *number, std::ptr::null_mut()) };
-            }
-            *queue != cq
-        });
+    /// Removes a descriptor from the epoll instance, or lets the epoll instance ignore the descriptor.
+    fn control(&self, watched: &Watched, operation: i32) {
+        let mut ignored = libc::epoll_event { events: 0, u64: watched.data() };
+        // SAFETY: the call reads one event, which exists during the call. If the descriptor is closed or reused, it is
+        // not in the epoll instance, and the call fails harmlessly.
+        unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, watched.number, &raw mut ignored) };
+    }
+
+    /// Makes `ready_fd` readable if an event is pending, and otherwise not readable.
+    fn signal(&self, events: &mut PendingEvents) {
+        let is_ready = !events.ready.is_empty();
+        if is_ready == events.is_signalled {
+            return;
+        }
+        // The calls cannot fail, because the counter of the eventfd is 0 before the write, and 1 before the read.
+        let _ = match is_ready {
+            true => rustix::io::write(&self.ready_fd, &1u64.to_ne_bytes()),
+            false => rustix::io::read(&self.ready_fd, &mut [0; 8]),
+        };
+        events.is_signalled = is_ready;
     }
 
     /// Sets the timer to the time at which the first queue is due.
-    fn set_timer(&self, events: &PendingEvents) {
+    fn set_timer(&self, events: &mut PendingEvents) {
         let first = events.due.values().min().map(|at| at.saturating_duration_since(Instant::now()));
         // A time of 0 would disarm the timer.
         let time = first.map_or(Duration::ZERO, |time| time.max(Duration::from_nanos(1)));
@@ -139,6 +191,7 @@ impl ChannelEvents {
         let value = Itimerspec { it_interval: zero, it_value: Timespec::try_from(time).unwrap_or(zero) };
         // The call fails only for invalid times.
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value);
+        events.is_timer_set = first.is_some();
     }
 
     /// Removes and returns the next event of an existing completion queue. `None` if there is no event.
@@ -147,19 +200,21 @@ impl ChannelEvents {
         if events.ready.is_empty() {
             self.check_ready(&mut events);
         }
-        while let Some(queue) = events.ready.pop_front() {
-            if events.ready.is_empty() {
-                let _ = rustix::io::read(&self.ready_fd, &mut [0; 8]);
-            }
-            if let Some(context) = events.contexts.get(&queue).copied() {
-                return Some(CqEvent { queue, context });
-            }
+        let mut event = None;
+        while event.is_none()
+            && let Some(queue) = events.ready.pop_front()
+        {
+            event = events.contexts.get(&queue).map(|context| CqEvent { queue, context: *context });
         }
-        None
+        self.signal(&mut events);
+        event
     }
 
     /// Checks which queues are ready now.
     fn check_ready(&self, events: &mut PendingEvents) {
+        if !events.is_timer_set && !events.watched.iter().any(|watched| watched.is_armed) {
+            return;
+        }
         let none = Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
         let (mut list, at_once) = ([none; 16], Timespec { tv_sec: 0, tv_nsec: 0 });
         // The next call returns the events that do not fit in the list.
@@ -171,15 +226,19 @@ impl ChannelEvents {
                     let _ = rustix::io::read(&self.timer, &mut [0; 8]);
                     let now = Instant::now();
                     while let Some(cq) = events.due.iter().find(|(_, at)| **at <= now).map(|(cq, _)| *cq) {
-                        self.mark_ready(events, cq);
+                        self.mark_ready(events, cq, None);
                     }
                     self.set_timer(events);
                 }
-                // A queue raises a single event, even if several of its descriptors are readable.
-                cq if events.watched.iter().any(|(queue, _)| u64::from(*queue) == cq) => {
-                    self.mark_ready(events, cq as u32)
+                data => {
+                    // A queue raises a single event, even if several of its descriptors are readable.
+                    let found = events.watched.iter_mut().find(|watched| watched.data() == data && watched.is_armed);
+                    if let Some(Watched { cq, number, may_have_error, .. }) = found {
+                        *may_have_error |= { event.flags }.contains(EventFlags::ERR);
+                        let (cq, number) = (*cq, *number);
+                        self.mark_ready(events, cq, Some(number));
+                    }
                 }
-                _ => {}
             }
         }
     }

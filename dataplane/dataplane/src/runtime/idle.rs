@@ -212,17 +212,21 @@ impl IdlePolicy {
         let time = if busy { Self::MAX_SLEEP_BUSY } else { Self::MAX_SLEEP };
         let time = most.map_or(time, |most| most.min(time));
         let mut is_timeout = false;
-        let mut wakers = inputs.iter().filter_map(|&input| lanes[input].waker()).cycle();
-        if let Some(first) = wakers.next() {
+        let mut woken = [true; Self::MAX_WAKERS];
+        let mut wakers = inputs.iter().map(|&input| lanes[input].waker());
+        if let Some(first) = wakers.clone().flatten().next() {
             let mut fds: [PollFd<'_>; Self::MAX_WAKERS] =
-                array::from_fn(|_| PollFd::from_borrowed_fd(wakers.next().unwrap_or(first), PollFlags::IN));
+                array::from_fn(|_| PollFd::from_borrowed_fd(wakers.next().flatten().unwrap_or(first), PollFlags::IN));
             // An error has no effect, because the caller polls the lanes after every sleep.
             is_timeout = poll(&mut fds[..inputs.len()], Timespec::try_from(time).ok().as_ref()) == Ok(0);
+            woken = fds.map(|fd| !fd.revents().is_empty());
         } else {
             std::thread::sleep(Self::TIMED_SLEEP);
         }
-        for &input in inputs {
-            lanes[input].clear_wakeups();
+        for (&input, woken) in inputs.iter().zip(woken) {
+            if woken {
+                lanes[input].clear_wakeups();
+            }
         }
         Some(Slept { time: begin.elapsed(), is_timeout })
     }

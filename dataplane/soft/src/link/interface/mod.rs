@@ -12,7 +12,7 @@ pub(super) mod stamps;
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -20,7 +20,6 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::sockopt::socket_error;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
 pub use netlink::next_hop;
@@ -142,14 +141,6 @@ pub(crate) fn refused(name: &str, what: &str, capability: &str, error: &io::Erro
         _ => host_remedy(error).map_or_else(String::new, |fix| format!("; help: {fix}")),
     };
     Error::Wire(format!("interface `{name}`: {what}: {error}{remedy}"))
-}
-
-/// Prepares a socket of an interface for `poll(2)`. An interface that goes down leaves a pending error on the socket,
-/// and the error makes the socket readable. This function discards the error, because the watcher thread reports the
-/// event.
-pub(crate) fn waitable(socket: BorrowedFd<'_>) -> BorrowedFd<'_> {
-    let _ = socket_error(socket);
-    socket
 }
 
 /// Passes new sockets to a queue after its interface was removed and recreated. The watcher thread stores the sockets,

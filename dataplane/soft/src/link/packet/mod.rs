@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::counters::Counting;
 use crate::link::interface::stamps;
-use crate::link::interface::{Handover, Interface, Watcher, refused, waitable};
+use crate::link::interface::{Handover, Interface, Watcher, refused};
 use crate::link::{Link, Sent, Wire};
 use crate::rss::Rss;
 use crate::status::Status;
@@ -405,7 +405,7 @@ impl Wire for PacketPort {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.end.as_ref().map(|end| waitable(end.socket.receiver.as_fd()))
+        self.end.as_ref().map(|end| end.socket.receiver.as_fd())
     }
 
     #[inline]

@@ -13,7 +13,6 @@ use super::program::STAMP;
 use super::socket::{BIND_TIMEOUT, Refused, SocketSpec, XdpSocket, await_release};
 use super::{HEADROOM, InterfaceEpoch, Xdp};
 use crate::completion::Now;
-use crate::link::interface::waitable;
 use dataplane_core::mem::{Desc, GUARD, Region, SlotLayout, prefetch};
 use dataplane_core::units::Ticks;
 use dataplane_core::verbs::{Completions, QpCaps, WcStatus};
@@ -341,7 +340,7 @@ impl Queue {
 
     /// Returns the descriptor that becomes readable when a frame is in the RX ring.
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.as_ref().filter(|_| self.bound).map(|socket| waitable(socket.as_fd()))
+        self.socket.as_ref().filter(|_| self.bound).map(|socket| socket.as_fd())
     }
 
     /// Returns how many more receives can be posted.
