@@ -53,6 +53,14 @@ impl Answer {
         parsed.map_err(|error| Error::Answer(self.path.clone(), plain(&error.to_string())))
     }
 
+    /// Parses the result, and keeps all control characters.
+    ///
+    /// # Errors
+    /// Fails if the result has another type.
+    pub fn parse_exactly<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        self.parse_raw()
+    }
+
     /// Parses the result, and keeps the text of values of the type [`RawValue`](serde_json::value::RawValue).
     fn parse_raw<T: DeserializeOwned>(&self) -> Result<T, Error> {
         serde_json::from_str(&self.json).map_err(|error| Error::Answer(self.path.clone(), plain(&error.to_string())))
@@ -140,6 +148,16 @@ impl Client {
         set_timeouts(self.stream.get_ref(), timeout).map_err(|error| Error::Socket(self.path.clone(), error))?;
         self.timeout = timeout;
         Ok(())
+    }
+
+    /// Creates a client of a connection that another process has opened. `path` is the name of the program in errors.
+    pub fn of_stream(stream: UnixStream, path: &Path) -> Self {
+        Self { stream: BufReader::new(stream), path: path.to_owned(), timeout: TIMEOUT, last: 0 }
+    }
+
+    /// Returns the connection. Bytes that the client has received but not parsed are lost.
+    pub fn into_stream(self) -> UnixStream {
+        self.stream.into_inner()
     }
 
     /// Returns the path of the socket.

@@ -22,6 +22,7 @@ pub mod observe;
 mod protocol;
 pub mod rows;
 pub mod socket;
+pub mod upgrade;
 
 pub use client::{Answer, Client, Pages};
 pub use error::Error;

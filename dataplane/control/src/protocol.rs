@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::change::{ConfigMistake, Operation};
 use crate::observe::{BlackBox, Capture, TracePackets};
+use crate::upgrade::TakeOver;
 
 /// The version of the protocol. A change that an old client or an old program cannot handle increments the version.
 pub const VERSION: u32 = 1;
@@ -72,6 +73,12 @@ pub enum Call {
     Packets {},
     /// Returns a part of a file with the last bursts of all workers.
     BlackBox(BlackBox),
+    /// Starts an upgrade. The program refuses changes until the connection closes. See [`crate::upgrade`].
+    Upgrade {},
+    /// Returns the config to the new program of an upgrade.
+    TakeOver(TakeOver),
+    /// Hands ports and state over to the new program of an upgrade.
+    HandOver {},
 }
 
 /// The parameters of [`Call::Show`].
@@ -186,7 +193,7 @@ pub const MAX_LIMIT: u32 = 1000;
 
 impl Call {
     /// The names of the requests.
-    pub const NAMES: [&str; 15] = [
+    pub const NAMES: [&str; 18] = [
         "hello",
         "stats",
         "show",
@@ -202,6 +209,9 @@ impl Call {
         "trace",
         "packets",
         "black_box",
+        "upgrade",
+        "take_over",
+        "hand_over",
     ];
 
     /// Returns the name of the config in the request.

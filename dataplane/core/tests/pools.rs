@@ -154,3 +154,22 @@ fn lane_moves_between_threads_with_a_detached_pool() {
     own.absorb(&mut detached);
     assert_eq!(own.available(), SLOTS);
 }
+
+#[test]
+fn slots_of_another_program_are_taken_over_once() {
+    let layout = SlotLayout::new(64, 1024, 8).unwrap();
+    let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+    let (region, _) = Region::allocate_shared(spec).unwrap();
+    let mut pool = Pool::continued(region, layout).unwrap();
+    assert_eq!(pool.available(), 0);
+    assert!(pool.batch_memory().descriptor().is_some());
+    assert!(pool.take_over(&[5, 2]));
+    assert_eq!(pool.available(), 2);
+    // A slot that is twice in the list, and a slot that does not exist.
+    assert!(!pool.take_over(&[2]) && !pool.take_over(&[8]));
+    assert_eq!(pool.available(), 2);
+    pool.take_over_rest();
+    assert_eq!(pool.available(), 8);
+    pool.take_over_rest();
+    assert_eq!(pool.available(), 8);
+}

@@ -10,6 +10,7 @@ use crate::counter::Counter;
 use crate::counters::SoftCounters;
 use crate::cq::SoftCq;
 use crate::cq_core::PollFaults;
+use crate::hand_over::HandOver;
 use crate::memory::Keys;
 use crate::nic::{self, RawSettings, SoftFlowCounters};
 use crate::numbers::Identity;
@@ -242,6 +243,12 @@ impl SoftDevice {
     /// details besides the kind of the link.
     pub fn describe_link(&self) -> Option<String> {
         self.0.link.describe()
+    }
+
+    /// Returns the functions that hand the queues of the link over to another program, or `None` if the link cannot do
+    /// this.
+    pub fn hand_over(&self) -> Option<&dyn HandOver> {
+        self.0.link.hand_over()
     }
 
     /// Writes the sent frames to the capture file.

@@ -47,6 +47,7 @@ mod fabric;
 mod fault;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod hand_over;
 mod handle;
 mod inbox;
 mod line;
@@ -83,6 +84,7 @@ pub use dataplane_core::verbs::{RssFields, RssKey, RssSpec};
 pub use device::{SoftDevice, SoftProvider};
 pub use fabric::SoftSrq;
 pub use fault::FaultSpec;
+pub use hand_over::{HandOver, HandedQueue};
 pub use handle::SoftAh;
 pub use link::*;
 pub use memory::SoftMr;

@@ -111,7 +111,8 @@ impl ZeroCopyQp {
         let bound = self.slots.as_ref().filter(|_| shared.state() != QpState::Reset);
         let count = bound.map_or(0, |bound| bound.layout.count());
         let valid = slots.iter().take_while(|&&slot| slot < count).count();
-        let (n, errno) = self.accept(0, valid, self.queue.space());
+        let space = self.queue.space();
+        let (n, errno) = self.accept(0, valid, space);
         self.queue.post(&slots[..n]);
         partial(n, slots.len(), errno)
     }

@@ -18,7 +18,8 @@ use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::vlan::{VlanTag, is_tag};
 use dataplane_core::mem::{Batch, Packet, Reason};
 use dataplane_core::pipeline::{
-    Contract, CounterReport, Ctx, Facts, Generator, HeldPackets, Problem, Setup, Stage, StageInfo, TableInfo,
+    Contract, CounterReport, Ctx, Facts, Generator, HeldPackets, Problem, Setup, Stage, StageInfo, StateTransfer,
+    TableInfo,
 };
 use dataplane_core::units::Period;
 use loops::{LoopGuard, Loops};
@@ -323,8 +324,21 @@ impl Stage for Bridge {
         // A flood goes to all ports except the ingress port. One of these ports sends the original frame, and the
         // others send copies.
         let contract = Contract::new().sets(Facts::EGRESS).splits(self.joined.len().saturating_sub(2));
+        let contract = contract.transfers_state::<Self>();
         let sends_probes = self.guard.as_ref().is_some_and(LoopGuard::sends_probes);
         if sends_probes { contract.generates::<Self>(self.joined.len()) } else { contract }
+    }
+}
+
+impl StateTransfer for Bridge {
+    fn save_state(&mut self) -> Option<Vec<u8>> {
+        // All workers share the table.
+        self.table.as_ref().filter(|_| self.place.0 == 0).map(|table| table.save())
+    }
+
+    fn load_state(&mut self, state: &[u8]) -> Result<(), String> {
+        let is_port = |port: u8| self.joined(port).is_some();
+        self.table.as_ref().map_or(Ok(()), |table| table.load(state, is_port))
     }
 }
 

@@ -18,7 +18,8 @@ use dataplane_core::header::ipv4::Ipv4;
 use dataplane_core::header::ipv6::Ipv6;
 use dataplane_core::mem::{Batch, Edge, HoldState, Meta, MetaFlags, Packet, Reason};
 use dataplane_core::pipeline::{
-    Contract, CounterReport, Ctx, Facts, Generator, HeldPackets, NextHop, Problem, Setup, Stage, StageInfo, TableInfo,
+    Contract, CounterReport, Ctx, Facts, Generator, HeldPackets, NextHop, Problem, Setup, Stage, StageInfo,
+    StateTransfer, TableInfo,
 };
 use dataplane_core::units::{Nanos, Period};
 use dataplane_tables::TableError;
@@ -482,7 +483,20 @@ impl Stage for Neighbor {
             .needs(Facts::HEADERS | Facts::EGRESS | Facts::NEXT_HOP)
             .holds(self.live.as_ref().map(|_| HOLD_TIME))
             .ignores_checksums();
-        if self.client().is_some() { contract.generates::<Self>(ResolutionClient::FRAMES) } else { contract }
+        match self.client() {
+            Some(_) => contract.generates::<Self>(ResolutionClient::FRAMES).transfers_state::<Self>(),
+            None => contract,
+        }
+    }
+}
+
+impl StateTransfer for Neighbor {
+    fn save_state(&mut self) -> Option<Vec<u8>> {
+        self.client().and_then(ResolutionClient::save)
+    }
+
+    fn load_state(&mut self, state: &[u8]) -> Result<(), String> {
+        self.client().map_or(Ok(()), |client| client.load(state))
     }
 }
 

@@ -1,11 +1,12 @@
 //! The slots (packet buffers) of one region, and the list of free slots.
 
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::mem::desc::Desc;
-use crate::mem::{Region, vector};
+use crate::mem::{PageKind, Region, vector};
 
 /// Number of bytes at the end of every slot that no packet occupies. A view of up to `GUARD` bytes at the start of any
 /// packet therefore stays inside the slot, even if the packet is shorter.
@@ -123,6 +124,21 @@ impl BatchMemory {
     pub(crate) fn region(&self) -> &Arc<Region> {
         &self.0.region
     }
+
+    /// Returns the descriptor with which another program can map the region, or `None` if the region is not shared.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.0.region.descriptor()
+    }
+
+    /// Returns the layout of the slots.
+    pub fn layout(&self) -> SlotLayout {
+        self.0.layout
+    }
+
+    /// Returns the pages that back the region.
+    pub fn pages(&self) -> PageKind {
+        self.0.region.pages()
+    }
 }
 
 impl SlotMemory {
@@ -158,6 +174,9 @@ pub struct Pool {
     pub(super) memory: SlotMemory,
     pub(super) free: Box<[u32]>,
     available: usize,
+    /// For each slot, whether another program still has the slot. Empty unless the pool continues the pool of another
+    /// program.
+    foreign: Box<[bool]>,
     /// The state of each slot. `None` for a detached pool, because only the owner of the slots knows their states.
     #[cfg(debug_assertions)]
     states: Option<Box<[SlotState]>>,
@@ -182,6 +201,7 @@ impl Pool {
             // memory.
             free: (0..layout.count).rev().collect(),
             available: layout.count as usize,
+            foreign: Box::default(),
             #[cfg(debug_assertions)]
             states: Some(vec![SlotState::Free; layout.count as usize].into()),
         })
@@ -196,9 +216,49 @@ impl Pool {
             memory: memory.0.clone(),
             free: vec![0; memory.0.layout.count as usize].into(),
             available: 0,
+            foreign: Box::default(),
             #[cfg(debug_assertions)]
             states: None,
         }
+    }
+
+    /// Creates a pool that continues the pool of another program in a shared region. The pool has no free slots until
+    /// [`Pool::take_over`] and [`Pool::take_over_rest`].
+    ///
+    /// # Errors
+    /// Fails if the region is smaller than the layout.
+    pub fn continued(region: Region, layout: SlotLayout) -> Result<Self> {
+        let mut pool = Self::new(region, layout)?;
+        pool.available = 0;
+        pool.foreign = vec![true; layout.count as usize].into();
+        #[cfg(debug_assertions)]
+        {
+            pool.states = Some(vec![SlotState::Posted; layout.count as usize].into());
+        }
+        Ok(pool)
+    }
+
+    /// Takes over slots from the other program ([`Pool::continued`]). The slots are then free. Returns `false`, and takes
+    /// no further slots, at a slot that does not exist or that the pool has taken over before.
+    ///
+    /// The caller must give slots that a queue of the other program has posted to the lane that continues this queue,
+    /// before any other code uses the pool.
+    #[must_use]
+    pub fn take_over(&mut self, slots: &[u32]) -> bool {
+        slots.iter().all(|slot| {
+            let is_foreign = self.foreign.get_mut(*slot as usize).is_some_and(std::mem::take);
+            if is_foreign {
+                self.put_one(*slot, SlotState::Posted);
+            }
+            is_foreign
+        })
+    }
+
+    /// Takes over all other slots from the other program ([`Pool::continued`]).
+    pub fn take_over_rest(&mut self) {
+        let rest: Vec<u32> =
+            (0..self.layout().count()).rev().filter(|slot| self.foreign.get(*slot as usize) == Some(&true)).collect();
+        let _ = self.take_over(&rest);
     }
 
     /// Moves all free slots of a detached pool to this pool. Neither allocates nor frees memory.

@@ -1,11 +1,17 @@
 //! Allocates packet memory with a requested page size on a requested NUMA node. All pages are populated during the
 //! allocation, so missing memory is an error at the start, and no access during the run causes a page fault.
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 use memmap2::{Advice, MmapMut, MmapOptions};
+use rustix::fs::{MemfdFlags, memfd_create};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -131,6 +137,37 @@ pub struct Region {
     map: MmapMut,
     base: NonNull<u8>,
     pages: PageKind,
+    /// The file of a shared region (memfd_create(2)). Declared after `map`, because a file that is not mapped can be mapped
+    /// again.
+    file: Option<SharedFile>,
+}
+
+/// The files of the shared regions of this program, by device and inode.
+static MAPPED: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
+
+/// A file that is mapped only once in this program, so that no other region of this program has the same memory.
+#[derive(Debug)]
+struct SharedFile {
+    file: File,
+    /// The device and the inode of the file.
+    identity: (u64, u64),
+}
+
+impl SharedFile {
+    fn new(file: File) -> io::Result<Self> {
+        let about = file.metadata()?;
+        let identity = (about.dev(), about.ino());
+        match MAPPED.lock().unwrap_or_else(PoisonError::into_inner).insert(identity) {
+            true => Ok(Self { file, identity }),
+            false => Err(io::ErrorKind::AlreadyExists.into()),
+        }
+    }
+}
+
+impl Drop for SharedFile {
+    fn drop(&mut self) {
+        MAPPED.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.identity);
+    }
 }
 
 // SAFETY: a region contains a mapping and plain values, and gives out no reference to its bytes. The pool that hands
@@ -149,10 +186,22 @@ impl Region {
     /// Fails if not even normal pages are available. With `strict`, fails if the requested pages or node are not
     /// available.
     pub fn allocate(spec: RegionSpec) -> Result<(Self, Vec<Notice>)> {
+        Self::allocate_as(spec, false)
+    }
+
+    /// Allocates a region like [`Region::allocate`]. Another program can map the region too ([`Region::descriptor`]).
+    ///
+    /// # Errors
+    /// Returns the errors of [`Region::allocate`].
+    pub fn allocate_shared(spec: RegionSpec) -> Result<(Self, Vec<Notice>)> {
+        Self::allocate_as(spec, true)
+    }
+
+    fn allocate_as(spec: RegionSpec, shared: bool) -> Result<(Self, Vec<Notice>)> {
         let mut notices = Vec::new();
         let mut pages = spec.pages;
         loop {
-            match Self::map(spec, pages, &mut notices) {
+            match Self::map(spec, pages, shared, &mut notices) {
                 Ok(region) => {
                     return match notices.first() {
                         Some(first) if spec.strict => Err(Error::Memory(format!("{first} (strict = true)"))),
@@ -178,7 +227,41 @@ impl Region {
         }
     }
 
-    fn map(spec: RegionSpec, pages: PageKind, notices: &mut Vec<Notice>) -> std::io::Result<Self> {
+    /// Maps a shared region of another program. `pages` is the kind of pages of the region. The caller must use the region
+    /// only as the other program allows.
+    ///
+    /// # Errors
+    /// Fails if the region has fewer than `bytes` bytes, if this program has mapped the region already, or if the kernel
+    /// refuses the mapping.
+    pub fn of_descriptor(descriptor: OwnedFd, bytes: usize, pages: PageKind) -> Result<Self> {
+        let failed = |error: io::Error| Error::Memory(format!("cannot map the memory of the other program: {error}"));
+        let shared = SharedFile::new(File::from(descriptor)).map_err(failed)?;
+        let len = shared.file.metadata().map_err(failed)?.len() as usize;
+        if len < bytes {
+            return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+        }
+        // SAFETY: the mapping is accessed only through raw pointers, and no other mapping of this program has the same
+        // memory. The other program also maps all bytes of the file, so it does not truncate the file.
+        let mut map = unsafe { MmapOptions::new().len(len).populate().map_mut(&shared.file) }.map_err(failed)?;
+        let base = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address 0");
+        Ok(Self { map, base, pages, file: Some(shared) })
+    }
+
+    /// Maps the memory of a new file that another program can map too.
+    fn map_shared(pages: PageKind, len: usize) -> io::Result<(MmapMut, SharedFile)> {
+        let huge = match pages {
+            PageKind::Huge1G => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+            PageKind::Huge2M => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+            PageKind::Transparent | PageKind::Normal => MemfdFlags::empty(),
+        };
+        let shared = SharedFile::new(File::from(memfd_create("dataplane", MemfdFlags::CLOEXEC | huge)?))?;
+        shared.file.set_len(len as u64)?;
+        // SAFETY: the mapping is accessed only through raw pointers, and nobody truncates the file.
+        let map = unsafe { MmapOptions::new().len(len).map_mut(&shared.file)? };
+        Ok((map, shared))
+    }
+
+    fn map(spec: RegionSpec, pages: PageKind, shared: bool, notices: &mut Vec<Notice>) -> io::Result<Self> {
         let len = spec.bytes.max(1).next_multiple_of(pages.size());
         let mut options = MmapOptions::new();
         match pages {
@@ -186,11 +269,14 @@ impl Region {
             PageKind::Huge2M => options.huge(Some(21)),
             PageKind::Transparent | PageKind::Normal => &mut options,
         };
-        let mut map = options.len(len).map_anon()?;
+        let (mut map, file) = match shared {
+            true => Self::map_shared(pages, len).map(|(map, file)| (map, Some(file)))?,
+            false => (options.len(len).map_anon()?, None),
+        };
         // Miri supports neither madvise(2) nor mbind(2). Its anonymous mappings are always populated.
         if cfg!(miri) {
             let base = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address 0");
-            return Ok(Self { map, base, pages });
+            return Ok(Self { map, base, pages, file });
         }
         if pages == PageKind::Transparent {
             map.advise(Advice::HugePage)?;
@@ -213,7 +299,12 @@ impl Region {
             map.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
         }
         let base = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address 0");
-        Ok(Self { map, base, pages })
+        Ok(Self { map, base, pages, file })
+    }
+
+    /// Returns the descriptor with which another program can map the region, or `None` if the region is not shared.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(|shared| shared.file.as_fd())
     }
 
     /// Returns a pointer to the first byte.
@@ -245,6 +336,27 @@ mod tests {
         assert!(notices.is_empty());
     }
 
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri cannot create the file of a shared region")]
+    fn another_program_maps_the_bytes_of_a_shared_region() {
+        let spec = RegionSpec { bytes: 10_000, pages: PageKind::Normal, strict: true, node: None };
+        let (region, _) = Region::allocate_shared(spec).unwrap();
+        let descriptor = || region.descriptor().unwrap().try_clone_to_owned().unwrap();
+        let (kept, pages) = (descriptor(), region.pages());
+        // Two regions of one program must not have the same memory.
+        let error = Region::of_descriptor(descriptor(), 10_000, pages).unwrap_err().to_string();
+        assert!(error.contains("exists"), "{error}");
+        // SAFETY: the mapping has more than 9,999 bytes, and no other code accesses the mapping.
+        unsafe { region.base().add(9_999).write(7) };
+        drop(region);
+        assert!(Region::of_descriptor(kept.try_clone().unwrap(), 12_289, pages).is_err());
+        let other = Region::of_descriptor(kept, 10_000, pages).unwrap();
+        assert_eq!(other.len(), 12_288);
+        // SAFETY: as above.
+        assert_eq!(unsafe { other.base().add(9_999).read() }, 7);
+        assert!(Region::allocate(spec).unwrap().0.descriptor().is_none());
+    }
+
     /// No machine has this much memory, so every kind of pages fails, and the error names the last kind.
     #[test]
     #[cfg_attr(miri, ignore = "Miri cannot map this much memory")]
@@ -267,7 +379,7 @@ mod tests {
     fn failed_1g_allocation_suggests_the_reservation_command() {
         let spec = RegionSpec { bytes: 1 << 45, pages: PageKind::Huge1G, strict: false, node: None };
         let mut notices = Vec::new();
-        assert!(Region::map(spec, PageKind::Huge1G, &mut notices).is_err());
+        assert!(Region::map(spec, PageKind::Huge1G, false, &mut notices).is_err());
         let remedy = PageKind::Huge1G.remedy(3 << 30, Some(NumaNode(1)));
         assert!(remedy.contains("node1/hugepages/hugepages-1048576kB/nr_hugepages"), "{remedy}");
     }

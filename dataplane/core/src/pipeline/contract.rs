@@ -102,6 +102,10 @@ impl StageInfo {
 pub(crate) type Generate = fn(&mut dyn Any, &Ctx, &mut Batch);
 /// Calls [`DropObserver::observe_drop`] of a stage.
 pub(crate) type ObserveDrop = fn(&mut dyn Any, &Ctx, &Packet<'_>, Cause<'_>);
+/// Calls [`StateTransfer::save_state`] of a stage.
+pub(crate) type SaveState = fn(&mut dyn Any) -> Option<Vec<u8>>;
+/// Calls [`StateTransfer::load_state`] of a stage.
+pub(crate) type LoadState = fn(&mut dyn Any, &[u8]) -> Result<(), String>;
 /// Calls [`ChecksumOffload::offload_checksums`] of a stage.
 pub(crate) type OffloadChecksums = fn(&mut dyn Any);
 
@@ -135,6 +139,8 @@ pub struct Contract {
     pub(crate) generator: Option<(usize, Generate)>,
     /// The capability to observe the drops of other stages.
     pub(crate) drop_observer: Option<ObserveDrop>,
+    /// The capability to pass the state to another program.
+    pub(crate) state_transfer: Option<(SaveState, LoadState)>,
 }
 
 impl Default for Contract {
@@ -160,6 +166,7 @@ impl Contract {
             ignores_checksums: false,
             checksum_offload: None,
             generator: None,
+            state_transfer: None,
             drop_observer: None,
         }
     }
@@ -248,6 +255,12 @@ impl Contract {
         Self { drop_observer: Some(observe_drop::<S>), ..self }
     }
 
+    /// Declares that the stage can pass its state to another program. `S` is the type of the stage.
+    #[must_use]
+    pub const fn transfers_state<S: Any + StateTransfer>(self) -> Self {
+        Self { state_transfer: Some((save_state::<S>, load_state::<S>)), ..self }
+    }
+
     /// Declares that the stage neither reads nor changes checksums. The checksums of its packets may therefore be wrong
     /// until a device computes the checksums.
     #[must_use]
@@ -260,7 +273,7 @@ fn offload_checksums<S: Any + ChecksumOffload>(stage: &mut dyn Any) {
     stage.downcast_mut::<S>().into_iter().for_each(ChecksumOffload::offload_checksums);
 }
 
-// After a panic, a stage of another type replaces the stage. The two functions below then do nothing.
+// After a panic, a stage of another type replaces the stage. The functions below then do nothing.
 
 fn generate<S: Any + Generator>(stage: &mut dyn Any, ctx: &Ctx, batch: &mut Batch) {
     if let Some(stage) = stage.downcast_mut::<S>() {
@@ -272,6 +285,14 @@ fn observe_drop<S: Any + DropObserver>(stage: &mut dyn Any, ctx: &Ctx, packet: &
     if let Some(stage) = stage.downcast_mut::<S>() {
         stage.observe_drop(ctx, packet, cause);
     }
+}
+
+fn save_state<S: Any + StateTransfer>(stage: &mut dyn Any) -> Option<Vec<u8>> {
+    stage.downcast_mut::<S>().and_then(StateTransfer::save_state)
+}
+
+fn load_state<S: Any + StateTransfer>(stage: &mut dyn Any, state: &[u8]) -> Result<(), String> {
+    stage.downcast_mut::<S>().map_or(Ok(()), |stage| stage.load_state(state))
 }
 
 /// The capability of a stage that computes checksums to leave checksums to the devices that send the packets.
@@ -295,6 +316,25 @@ pub trait Generator {
     /// [`Stage::tick`]: super::Stage::tick
     /// [`Stage::process`]: super::Stage::process
     fn generate(&mut self, ctx: &Ctx, batch: &mut Batch);
+}
+
+/// The capability of a stage to pass its state to the same stage of another program, which continues the run
+/// (`dataplane upgrade`). [`Contract::transfers_state`] declares the capability.
+pub trait StateTransfer {
+    /// Returns the state, or `None` if there is no state. The first bytes should be a version, because the other program
+    /// may have another version of the stage.
+    ///
+    /// This method runs on the worker, while no port of the worker receives. The method may allocate memory, but should
+    /// take less than a millisecond, because packets wait. The method must not wait or panic.
+    fn save_state(&mut self) -> Option<Vec<u8>>;
+
+    /// Takes over the state that the stage of another program has saved. Runs on the worker, before the first packet,
+    /// under the conditions of [`StateTransfer::save_state`].
+    ///
+    /// # Errors
+    /// Fails with the reason if the stage cannot use the state. The stage then starts without state, and the program logs
+    /// the reason.
+    fn load_state(&mut self, state: &[u8]) -> Result<(), String>;
 }
 
 /// The capability of a stage to observe the packets that other stages drop. In a config, other stages can then name

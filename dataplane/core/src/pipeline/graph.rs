@@ -395,6 +395,35 @@ impl Graph {
         self.activity = Activity::Walk;
     }
 
+    /// Returns the saved state of each stage that has one, with the name of the stage ([`StateTransfer`](super::StateTransfer)).
+    pub fn save_states(&mut self) -> Vec<(String, Vec<u8>)> {
+        let mut states = Vec::new();
+        self.activity = Activity::TakeOver;
+        for (place, node) in self.nodes.iter_mut().enumerate() {
+            let Some((save, _)) = node.stage.contract().state_transfer else { continue };
+            let state = self.marker.run(place, || save(&mut *node.stage));
+            states.extend(state.map(|state| (node.name.clone(), state)));
+        }
+        self.marker.leave();
+        self.activity = Activity::Walk;
+        states
+    }
+
+    /// Makes the stages take over saved states. Returns a message for each stage that cannot use
+    /// its state.
+    pub fn load_states(&mut self, states: &[(String, Vec<u8>)]) -> Vec<String> {
+        let mut problems = Vec::new();
+        for node in &mut self.nodes {
+            let Some((name, state)) = states.iter().find(|(name, _)| *name == node.name) else { continue };
+            let loaded = match node.stage.contract().state_transfer {
+                Some((_, load)) => load(&mut *node.stage, state),
+                None => Err("this version of the stage keeps no state".to_owned()),
+            };
+            problems.extend(loaded.err().map(|why| format!("stage `{name}`: {why}")));
+        }
+        problems
+    }
+
     /// Runs the housekeeping of every stage. The graph must contain no packets, except held packets.
     pub fn tick(&mut self, ctx: &Ctx) {
         self.activity = Activity::Housekeeping;

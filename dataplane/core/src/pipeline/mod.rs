@@ -25,7 +25,7 @@ mod table;
 mod task;
 
 pub use context::{Cause, Ctx, DefaultTarget};
-pub use contract::{ChecksumOffload, Contract, DropObserver, Generator, StageInfo, StageState};
+pub use contract::{ChecksumOffload, Contract, DropObserver, Generator, StageInfo, StageState, StateTransfer};
 pub use counters::CounterReport;
 pub use facts::Facts;
 pub use graph::{Graph, NoObserver, NodeCounters, Observer, PacketFate, Part, Succession};

@@ -37,6 +37,9 @@ pub(super) enum LogFormat {
     Json,
 }
 
+const UPGRADE_HELP: &str =
+    "Exit status: 0 the new program forwards the packets, 1 the running program continues, 2 a wrong command line.";
+
 const STATUS: &str = "Exit status: 0 success and a balanced ledger, 1 a failed run, 2 a wrong command line or config.";
 
 const DOCTOR_STATUS: &str =
@@ -84,6 +87,9 @@ pub(super) enum Command {
     Set(Set),
     /// Write the config that a running program uses to a file
     Save(Save),
+    /// Replace a running program by another program file, for example a new version, without loss of packets
+    #[command(after_help = UPGRADE_HELP)]
+    Upgrade(Upgrade),
     /// Check a config: print all mistakes, or the plan if there are none
     Check(Check),
     /// Draw the pipeline of a config
@@ -140,6 +146,24 @@ pub(super) struct Run {
     #[arg(long, value_name = "FORMAT", default_value = "human")]
     pub(super) report: ReportFormat,
     /// Same as --report json
+    #[arg(short, long)]
+    pub(super) json: bool,
+    /// Take over the running program at the other end of standard input
+    #[arg(long, hide = true)]
+    pub(super) take_over: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Upgrade {
+    /// The file of the new program
+    #[arg(long, value_name = "PROGRAM")]
+    pub(super) to: PathBuf,
+    #[command(flatten)]
+    pub(super) program: Program,
+    /// The maximum time until the new program forwards packets. Then, the new program is killed
+    #[arg(long, value_name = "TIME", value_parser = period, default_value = "60s")]
+    pub(super) timeout: Duration,
+    /// Print JSON
     #[arg(short, long)]
     pub(super) json: bool,
 }

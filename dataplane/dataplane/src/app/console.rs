@@ -144,12 +144,15 @@ pub(super) fn source(config: &args::Config) -> Result<Source, Diagnostics> {
 }
 
 /// Reads and checks a config for this host. Prints the mistakes in the config.
+///
+/// `source` is the text of the config, if it does not come from the file.
 pub(super) fn assembly(
     config: &args::Config,
+    source: Option<Source>,
     registry: &Registry,
     topology: Topology,
 ) -> Result<Assembly, CommandError> {
-    checked(config, |source, diagnostics| assemble_here(source, registry, topology, diagnostics))
+    checked(config, source, |source, diagnostics| assemble_here(source, registry, topology, diagnostics))
 }
 
 /// Checks a config for this host, and checks its sockets. Returns `None` if the config has mistakes.
@@ -176,14 +179,16 @@ pub(super) fn loaded(source: &Source) -> Loaded<'_> {
 /// Reads and checks a config for a command that does not run the config. The check does not depend on this host. Prints
 /// the mistakes in the config.
 pub(super) fn offline_assembly(config: &args::Config, registry: &Registry) -> Result<Assembly, CommandError> {
-    checked(config, |source, diagnostics| assemble_offline(source, registry, diagnostics))
+    checked(config, None, |source, diagnostics| assemble_offline(source, registry, diagnostics))
 }
 
 fn checked(
     config: &args::Config,
+    source: Option<Source>,
     assemble: impl FnOnce(&Source, &mut Diagnostics) -> Result<Option<Assembly>, Error>,
 ) -> Result<Assembly, CommandError> {
-    let source = source(config).map_err(|mistake| {
+    let source = source.map_or_else(|| self::source(config), Ok);
+    let source = source.map_err(|mistake| {
         show(&mistake);
         refusal(&mistake)
     })?;

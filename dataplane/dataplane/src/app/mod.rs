@@ -1,6 +1,6 @@
 //! The command line that every app has: `run`, `stats`, `top`, `show`, `capture`, `trace`, `black-box`, `why`, `log`, `plan`,
-//! `apply`, `confirm`, `rollback`, `history`, `reload`, `set`, `save`, `check`, `graph`, `explain`, `stages`, `devices`,
-//! `topology`, `doctor`, `capacity`, `schema`, `completions`, and the hidden commands `manual` and `reference`.
+//! `apply`, `confirm`, `rollback`, `history`, `reload`, `set`, `save`, `upgrade`, `check`, `graph`, `explain`, `stages`,
+//! `devices`, `topology`, `doctor`, `capacity`, `schema`, `completions`, and the hidden commands `manual` and `reference`.
 //!
 //! An app consists of its own stages and a `main` of one line. Every app includes the built-in stages:
 //!
@@ -51,9 +51,11 @@ mod set;
 mod show;
 mod stages;
 mod stats;
+mod take_over;
 mod top;
 mod topology;
 mod trace;
+mod upgrade;
 mod why;
 
 #[cfg(any(test, fuzzing))]
@@ -192,6 +194,7 @@ impl App {
             Command::Reload(args) => change::reload(&args),
             Command::Set(args) => set::set(&args),
             Command::Save(args) => change::save(&args),
+            Command::Upgrade(args) => upgrade::upgrade(&args),
             Command::Check(args) => check::check(&self.registry, &args),
             Command::Graph(args) => graph::graph(&self.registry, &args),
             Command::Explain(args) => explain::explain(&self.registry, &args),

@@ -19,7 +19,9 @@ use super::logs::{self, LogQueue};
 use super::metrics::{Facts, Listener};
 use super::privileges::Privileges;
 use super::service::{self, Service};
-use crate::runtime::{Assembly, Options, Run};
+use super::take_over::TakeOver;
+use crate::config::{Control, Source};
+use crate::runtime::{Assembly, Gate, Options, Predecessor, Run};
 use dataplane_control::Call;
 use dataplane_control::change::Applied;
 use dataplane_core::pipeline::Registry;
@@ -40,12 +42,19 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
     // report. SIGQUIT keeps its default action: it ends the program at once and writes a core dump.
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGXFSZ])
         .map_err(|error| CommandError::Failed(format!("cannot install signal handlers: {error}")))?;
-    let (assembly, mut asked) = assembled(registry, args, &mut signals)?;
-    // Log only the findings about lost packets here. The run itself reports problems that prevent a start.
-    doctor::warn(&assembly.plan);
-    let options = Options { duration: args.duration, packets: args.packets };
+    let mut take_over = if args.take_over { Some(TakeOver::begin()?) } else { None };
+    let source = take_over.as_ref().map(|take_over| take_over.source(&args.config));
+    let (assembly, mut asked) = assembled(registry, (args, source), &mut signals)?;
+    if take_over.is_none() {
+        // Log only the findings about lost packets here. The run itself reports problems that prevent a start. After a
+        // take-over, the log already has the findings of the previous program.
+        doctor::warn(&assembly.plan);
+    }
+    let elapsed = take_over.as_ref().map_or(Duration::ZERO, TakeOver::running_time);
+    let duration = args.duration.map(|duration| duration.saturating_sub(elapsed));
+    let options = Options { duration, packets: args.packets };
     let reloads = args.config.path.as_os_str() != "-" || assembly.reads_files();
-    let hangup = Hangup { reloads, from_terminal: console::has_terminal() };
+    let mut hangup = Hangup { reloads, from_terminal: console::has_terminal() };
     if asked && !hangup.reloads() {
         return Err(CommandError::Failed(STOPPED_EARLY.to_owned()));
     }
@@ -54,9 +63,18 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
         asked |= effect == Effect::Reload;
         effect == Effect::Stop
     };
-    let metrics = Listener::open(&assembly.plan.runtime).map_err(CommandError::Failed)?;
-    let feed = metrics.as_ref().map(Listener::feed);
-    let mut server = ControlServer::start(&assembly.plan.runtime, &args.config.path, feed, registry)?;
+    let runtime = assembly.plan.runtime.clone();
+    let (metrics, mut server) = match (&take_over, &runtime.control) {
+        (None, _) => {
+            let metrics = Listener::open(&runtime).map_err(CommandError::Failed)?;
+            let feed = metrics.as_ref().map(Listener::feed);
+            (metrics, ControlServer::start(&runtime, &args.config.path, feed, registry)?)
+        }
+        // The name of the socket has the process id, so the new program has its own socket.
+        (Some(_), Control::Auto) => (None, ControlServer::start(&runtime, &args.config.path, None, registry)?),
+        // The running program hands its sockets over later.
+        (Some(_), Control::Path(_) | Control::None) => (None, None),
+    };
     if assembly.plan.runtime.sandbox {
         for failure in Privileges::of(&assembly).give_up_the_rest() {
             tracing::info!("this run keeps more privileges than it needs: {failure}");
@@ -65,18 +83,37 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
     // Start the thread of the log queue after the program has given up privileges. A new thread has only the privileges
     // that the program still has.
     let queue = LogQueue::start();
-    server.iter_mut().for_each(|server| server.count_lost_logs(queue.lost_counter()));
-    let metrics = match metrics {
-        Some(listener) => {
-            let facts = Facts::of(&assembly.plan, &args.config.path);
-            Some(listener.serve(facts).map_err(CommandError::Failed)?)
-        }
-        None => None,
+    let facts = Facts::of(&assembly.plan, &args.config.path);
+    let serve = |listener: Listener, server: &mut Option<ControlServer>| {
+        server.iter_mut().for_each(|server| server.share_metrics(listener.share()));
+        listener.serve(facts).map_err(CommandError::Failed)
     };
-    service::starting();
-    let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
+    let (run, metrics) = match &mut take_over {
+        None => {
+            let metrics = metrics.map(|listener| serve(listener, &mut server)).transpose()?;
+            service::starting();
+            (Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?, metrics)
+        }
+        Some(taking) => {
+            let memories = taking.memories();
+            let mut gate = |gate: &Gate<'_>| taking.take(gate);
+            let predecessor = Predecessor { memories, gate: &mut gate };
+            let cancelled = || signals.pending().any(&mut is_end);
+            let run = Run::start_after(assembly, options, cancelled, Some(predecessor))?;
+            let taken = take_over.take().map(|taken| taken.finish(&run, &runtime)).transpose()?;
+            let (control, listener) = taken.map_or((None, None), |taken| (taken.control, taken.metrics));
+            let feed = listener.as_ref().map(Listener::feed);
+            match &mut server {
+                Some(server) => server.set_feed(feed),
+                None => server = ControlServer::new(control, &args.config.path, feed, registry),
+            }
+            hangup.from_terminal = console::has_terminal();
+            (run, listener.map(|listener| serve(listener, &mut server)).transpose()?)
+        }
+    };
+    server.iter_mut().for_each(|server| server.count_lost_logs(queue.lost_counter()));
     tracing::info!("running");
-    let until = args.duration.and_then(|duration| Instant::now().checked_add(duration));
+    let until = duration.and_then(|duration| Instant::now().checked_add(duration));
     let jobs = Jobs::new(registry);
     let stopping = watch(&run, &mut signals, hangup, asked, until, server, &jobs);
     drop(metrics);
@@ -108,9 +145,14 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
     outcome.and(printed)
 }
 
-/// Reads and checks the config. Compiling large rule sets may take long. SIGINT and SIGTERM end the program at once
+/// Reads and checks the config. `source` is the config of the program whose run this program takes over. Compiling large
+/// rule sets may take long. SIGINT and SIGTERM end the program at once
 /// during that time, because the program holds no resources yet. Also returns whether SIGHUP was received.
-fn assembled(registry: &Registry, args: &args::Run, signals: &mut Signals) -> Result<(Assembly, bool), CommandError> {
+fn assembled(
+    registry: &Registry,
+    (args, source): (&args::Run, Option<Source>),
+    signals: &mut Signals,
+) -> Result<(Assembly, bool), CommandError> {
     let (done, is_done) = mpsc::channel::<()>();
     thread::scope(|scope| {
         let watch = move || {
@@ -131,8 +173,9 @@ fn assembled(registry: &Registry, args: &args::Run, signals: &mut Signals) -> Re
         let watcher = thread::Builder::new().name("signals".to_owned()).spawn_scoped(scope, watch);
         let watcher = watcher.map_err(console::no_thread)?;
         let topology = Topology::discover();
-        let assembly =
-            topology.map_err(CommandError::from).and_then(|known| console::assembly(&args.config, registry, known));
+        let assembly = topology
+            .map_err(CommandError::from)
+            .and_then(|known| console::assembly(&args.config, source, registry, known));
         drop(done);
         // The thread does not panic.
         let hung_up = watcher.join().unwrap_or_default();
@@ -301,6 +344,12 @@ fn watch(
         match &mut server {
             Some(server) => {
                 server.turn(run);
+                if let Some(process) = server.successor()
+                    && !run.is_stopped()
+                {
+                    service.replaced_by(process);
+                    run.stop();
+                }
                 server.wait(POLL_INTERVAL);
             }
             None => thread::sleep(POLL_INTERVAL),

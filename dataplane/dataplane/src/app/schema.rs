@@ -9,6 +9,7 @@ use super::console::{self, CommandError};
 use crate::config;
 use dataplane_control::change::{Applied, ChangePlan, History};
 use dataplane_control::observe::{BlackBoxPart, Captured, Started, Traced};
+use dataplane_control::upgrade::{HandedOver, TakenConfig, UpgradeStart};
 use dataplane_control::{GetResult, Hello, LogLevel, Page, Request, Response, rows};
 use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::LiveStatistics;
@@ -41,6 +42,9 @@ fn control(registry: &Registry) -> Value {
         "trace": generator.subschema_for::<Started>(),
         "packets": { "anyOf": [generator.subschema_for::<Captured>(), generator.subschema_for::<Traced>()] },
         "black_box": generator.subschema_for::<BlackBoxPart>(),
+        "upgrade": generator.subschema_for::<UpgradeStart>(),
+        "take_over": generator.subschema_for::<TakenConfig>(),
+        "hand_over": generator.subschema_for::<HandedOver>(),
     });
     let mut rows = serde_json::Map::new();
     let mut add = |list: &str, schema: Schema| drop(rows.insert(list.to_owned(), schema.to_value()));

@@ -77,6 +77,14 @@ impl Service {
         }
     }
 
+    /// Reports that another process has taken over the run. Afterwards, this process sends no notifications.
+    pub(super) fn replaced_by(&mut self, process: u32) {
+        self.is_stopping = true;
+        self.watchdog = None;
+        self.last = None;
+        notify(&[NotifyState::MainPid(process), NotifyState::Ready, NotifyState::Status("running")]);
+    }
+
     /// Feeds the watchdog, updates the status line, and reports that the run stops. The caller calls this function
     /// several times a second.
     pub(super) fn turn(&mut self, run: &Run) {

@@ -37,7 +37,7 @@ pub(super) fn topology(registry: &Registry, args: &args::Topology) -> Result<(),
     let (cores, ports) = match &args.config {
         Some(path) => {
             let config = args::Config { path: path.clone(), settings: Vec::new() };
-            let plan = console::assembly(&config, registry, topology.clone())?.plan;
+            let plan = console::assembly(&config, None, registry, topology.clone())?.plan;
             (plan.cores, plan.ports)
         }
         None => {

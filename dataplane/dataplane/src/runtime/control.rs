@@ -14,6 +14,8 @@ pub(crate) struct RunControl {
     stop: RunStop,
     /// The tick at which workers stop.
     deadline: AtomicU64,
+    /// Whether another program is about to take over the run.
+    is_upgrading: AtomicBool,
     /// The packet limit. `None` if there is no limit.
     budget: Option<Budget>,
     /// The boards of all workers that the run can have. A worker that has not started has published nothing.
@@ -70,6 +72,7 @@ impl RunControl {
         Self {
             stop,
             deadline: AtomicU64::new(u64::MAX),
+            is_upgrading: AtomicBool::default(),
             budget: packets.map(|packets| Budget { left: AtomicU64::new(packets), open: AtomicU64::new(packets) }),
             boards: (0..workers).map(|_| SharedProgress::default()).collect(),
             threads: (0..workers).map(|_| WorkerThread::default()).collect(),
@@ -101,6 +104,21 @@ impl RunControl {
     /// Returns `true` if the run was stopped.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stop.is_set()
+    }
+
+    /// Returns whether another program is about to take over the run.
+    pub(crate) fn is_upgrading(&self) -> bool {
+        self.is_upgrading.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether another program is about to take over the run.
+    pub(crate) fn set_upgrading(&self, is_upgrading: bool) {
+        self.is_upgrading.store(is_upgrading, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if the run has a packet limit.
+    pub(crate) fn has_packet_limit(&self) -> bool {
+        self.budget.is_some()
     }
 
     pub(crate) fn stop_at(&self, deadline: Ticks) {

@@ -20,7 +20,7 @@ use dataplane_core::lane::{self, Lane, LaneSpec, RawWiring, Stamping, Wiring};
 use dataplane_core::mem::Pool;
 use dataplane_core::pipeline::{PortChange, PortInfo, RunStop};
 use dataplane_core::verbs::{Device, EventKind, QpType};
-use dataplane_soft::{LoopbackLink, SoftDevice};
+use dataplane_soft::{HandOver, LoopbackLink, SoftDevice};
 
 /// An open device behind a port, independent of the provider.
 pub(crate) trait PortDevice: Send + Sync {
@@ -68,6 +68,9 @@ pub(crate) trait PortDevice: Send + Sync {
     /// Returns the error of the link so far, such as a full disk.
     fn error(&self) -> Option<Error>;
 
+    /// Returns the functions that hand the queues over to another program, or `None` if the device cannot do this.
+    fn hand_over(&self) -> Option<&dyn HandOver>;
+
     /// Returns the errors of the link, such as a damaged capture file, and the panics of the port's threads. All lanes
     /// must be closed before the call.
     fn finish(&self) -> Vec<Error>;
@@ -88,7 +91,8 @@ pub(crate) const fn kind(qp: Qp) -> QpType {
     }
 }
 
-/// Opens the devices of the ports that `is_opened` selects by name. Returns each device with the index of its port. A
+/// Opens the devices of the ports that `is_opened` selects by name. If `takes_over` is `true`, the ports take over the
+/// queues of another program. Returns each device with the index of its port. A
 /// panic of the event thread of a device, or of the thread that connects a port to its peer, sets `stop`.
 ///
 /// # Errors
@@ -98,7 +102,7 @@ pub(crate) fn open(
     plan: &Plan,
     infos: &[PortInfo],
     is_opened: impl Fn(&str) -> bool,
-    clock: &HostClock,
+    (clock, takes_over): (&HostClock, bool),
     stop: &RunStop,
 ) -> Result<Vec<(usize, Arc<dyn PortDevice>)>> {
     let mut cables: BTreeMap<usize, LoopbackLink> = BTreeMap::new();
@@ -114,7 +118,11 @@ pub(crate) fn open(
             start_exchange(plan, (port, index), (connection, next_hop), &rendezvous, stop)
         };
         let device: Arc<dyn PortDevice> = if !port.config.is_rdma() {
-            let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
+            let mut spec = soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?;
+            if takes_over {
+                spec.link.take_over(port.input);
+            }
+            let device = SoftDevice::new(spec)?;
             // A later change may add a worker, and opens the queue of this worker before the worker runs. Because of this
             // call, the queue receives no packets until the change distributes the packets again.
             device.distribute(queues(lanes))?;
@@ -136,6 +144,7 @@ pub(crate) fn open(
                 finish: soft::finish,
                 check_queues: SoftDevice::check_queues,
                 distribute: SoftDevice::distribute,
+                hand_over: SoftDevice::hand_over,
             };
             let watch = Arc::new(Watch::start(device.clone(), clock, stamps, stop)?);
             Arc::new(OpenPort::open(device, watch, provider, port, start_exchange)?)
@@ -222,6 +231,8 @@ struct ProviderParts<D> {
     check_queues: fn(&D, u16) -> Result<()>,
     /// Distributes the received packets among the first queues of the device.
     distribute: fn(&D, u16) -> Result<()>,
+    /// Returns the functions that hand the queues over to another program, if the device can do this.
+    hand_over: fn(&D) -> Option<&dyn HandOver>,
 }
 
 /// A port that is open on a device of one provider.
@@ -383,6 +394,10 @@ impl<D: Device> PortDevice for OpenPort<D> {
         (self.provider.why)(&self.device)
     }
 
+    fn hand_over(&self) -> Option<&dyn HandOver> {
+        (self.provider.hand_over)(&self.device)
+    }
+
     fn finish(&self) -> Vec<Error> {
         let mut errors = (self.provider.finish)(&self.device);
         errors.extend(self.watch.failures().into_iter().map(Error::Wire));
@@ -465,6 +480,8 @@ mod verbs {
                 // A change cannot change the number of workers of a run with RDMA devices.
                 check_queues: |_, _| Ok(()),
                 distribute: |_, _| Ok(()),
+                // The queue pairs of the hardware belong to the process.
+                hand_over: |_| None,
             },
         ))
     }

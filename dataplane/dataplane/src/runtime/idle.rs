@@ -19,6 +19,8 @@ pub(crate) struct IdlePolicy {
     empty: u32,
     /// Whether the lanes are armed. An armed lane wakes the worker when a packet arrives.
     armed: bool,
+    /// Whether another program is about to take over the run, so that the worker must answer soon.
+    pub(crate) is_upgrading: bool,
     adaptive: Adaptive,
 }
 
@@ -67,8 +69,8 @@ impl IdlePolicy {
     /// The longest sleep if the lanes can wake the worker. A stop request or the housekeeping of the stages may wait
     /// this long.
     const MAX_SLEEP: Duration = Duration::from_millis(20);
-    /// The longest sleep while packets are being sent, or are held in a stage. Neither a completed send nor a due
-    /// packet in a stage wakes the worker.
+    /// The longest sleep while packets are being sent or are held in a stage, and during an upgrade. Neither a completed
+    /// send nor a due packet in a stage nor the hand-over wakes the worker.
     const MAX_SLEEP_BUSY: Duration = Duration::from_millis(1);
     /// A worker with at most this many receiving lanes can sleep until a lane wakes the worker. With more receiving
     /// lanes, the worker sleeps for [`Self::TIMED_SLEEP`].
@@ -81,7 +83,7 @@ impl IdlePolicy {
             slept: Duration::ZERO,
             until_probe: Adaptive::PROBE_EVERY,
         };
-        Self { kind, empty: 0, armed: false, adaptive }
+        Self { kind, empty: 0, armed: false, is_upgrading: false, adaptive }
     }
 
     /// Treats all lanes as not armed, because the lanes of the worker have changed.
@@ -208,7 +210,7 @@ impl IdlePolicy {
             return if self.armed { None } else { timed() };
         }
         self.armed = false;
-        let busy = graph.holds() || lanes.iter().any(|lane| lane.sending() > 0);
+        let busy = self.is_upgrading || graph.holds() || lanes.iter().any(|lane| lane.sending() > 0);
         let time = if busy { Self::MAX_SLEEP_BUSY } else { Self::MAX_SLEEP };
         let time = most.map_or(time, |most| most.min(time));
         let mut is_timeout = false;

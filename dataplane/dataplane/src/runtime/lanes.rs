@@ -1,6 +1,7 @@
 //! The lanes and the packet memory of one worker, also for programs that have a packet loop of their own.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use dataplane_core::mem::{BatchMemory, PageKind, Pool, Region, RegionSpec, SlotL
 use dataplane_core::pipeline::PortInfo;
 use dataplane_core::topology::pin_current_thread;
 use dataplane_core::units::{NumaNode, Period};
+use dataplane_soft::HandOver;
 
 /// The lanes of one worker, and the pool of their packet buffers.
 pub(super) struct OpenLanes {
@@ -26,10 +28,41 @@ pub(super) struct OpenLanes {
     pub(super) pages: PageKind,
 }
 
-/// Allocates the packet memory of a worker, and opens its lane on each port. `place` is the index of the worker and
-/// the count of all workers. `keeps_recv_info` is whether each packet buffer has room for the results of receive
-/// offloads ([`RecvInfo`](dataplane_core::mem::RecvInfo)). `joins` is whether a change adds the worker to a run: the
-/// lanes then post no receives before the worker uses the lanes. Must be called on the worker's thread.
+/// The packet memory of a worker of another program.
+#[derive(Debug)]
+pub(crate) struct SharedMemory {
+    pub(crate) descriptor: OwnedFd,
+    pub(crate) pages: PageKind,
+    /// The stride and the headroom of the buffers in bytes, and the number of buffers.
+    pub(crate) layout: [u32; 3],
+}
+
+impl SharedMemory {
+    /// Returns the stride and the headroom of buffers, and the number of buffers.
+    pub(crate) fn numbers(layout: SlotLayout) -> [u32; 3] {
+        [layout.stride(), layout.headroom().into(), layout.count()]
+    }
+
+    /// Maps the memory for the worker with this number.
+    fn open(self, layout: SlotLayout, worker: usize) -> Result<Pool> {
+        let Self { descriptor, pages, layout: found } = self;
+        let wanted = Self::numbers(layout);
+        if found != wanted {
+            let message = format!(
+                "the packet memory of the running program does not fit: stride, headroom and number of buffers are \
+                 {found:?}, but this program needs {wanted:?}; help: stop the running program, and start this program"
+            );
+            return Err(Error::Worker { worker, message });
+        }
+        Pool::continued(Region::of_descriptor(descriptor, layout.bytes(), pages)?, layout)
+    }
+}
+
+/// Allocates the packet memory of a worker, and opens its lane on each port. With `memory`, the worker uses the packet
+/// memory of a worker of another program instead. `place` is the index of the worker and the count of all workers.
+/// `keeps_recv_info` is whether each packet buffer has room for the results of receive offloads
+/// ([`RecvInfo`](dataplane_core::mem::RecvInfo)). `joins` is whether a change adds the worker to a run: the lanes then
+/// post no receives before the worker uses the lanes. Must be called on the worker's thread.
 pub(super) fn open(
     plan: &Plan,
     ports: &[Arc<dyn PortDevice>],
@@ -37,17 +70,25 @@ pub(super) fn open(
     place: (usize, usize),
     keeps_recv_info: bool,
     joins: bool,
+    memory: Option<SharedMemory>,
 ) -> Result<OpenLanes> {
     let runtime = &plan.runtime;
     let room = runtime.buffer_size.saturating_sub(runtime.headroom) as usize;
     let layout = SlotLayout::new(runtime.headroom as usize, room, plan.buffers as usize)?;
     let spec = RegionSpec { bytes: layout.bytes(), pages: runtime.hugepages, strict: runtime.strict_memory, node };
-    let (region, notices) = Region::allocate(spec)?;
-    for notice in notices {
-        tracing::warn!("worker {}: {notice}", place.0);
-    }
-    let pages = region.pages();
-    let mut pool = Pool::new(region, layout)?;
+    let mut pool = match memory {
+        Some(memory) => memory.open(layout, place.0)?,
+        None => {
+            let is_shared = ports.iter().any(|port| port.hand_over().is_some_and(HandOver::shares_memory));
+            let allocate = if is_shared { Region::allocate_shared } else { Region::allocate };
+            let (region, notices) = allocate(spec)?;
+            for notice in notices {
+                tracing::warn!("worker {}: {notice}", place.0);
+            }
+            Pool::new(region, layout)?
+        }
+    };
+    let pages = pool.batch_memory().pages();
     if keeps_recv_info {
         pool = pool.with_recv_info();
     }
@@ -163,14 +204,14 @@ impl PortLanes {
     pub fn open(assembly: Assembly, clock: &HostClock, is_stopped: impl Fn() -> bool) -> Result<Self> {
         let Assembly { plan, ports: infos, topology, resources, .. } = assembly;
         let stop = resources.services.stop.clone();
-        let ports = devices::open(&plan, &infos, |_| true, clock, &stop)?;
+        let ports = devices::open(&plan, &infos, |_| true, (clock, false), &stop)?;
         let ports: Vec<Arc<dyn PortDevice>> = ports.into_iter().map(|(_, device)| device).collect();
         let core = plan.cores.first().copied();
         if let Some(core) = core {
             pin_current_thread(core)?;
         }
         let node = core.and_then(|core| topology.core(core)).map(|core| core.node);
-        let mut open = open(&plan, &ports, node, (0, 1), keeps_recv_info(&plan), false)?;
+        let mut open = open(&plan, &ports, node, (0, 1), keeps_recv_info(&plan), false, None)?;
         if !await_peers(&plan, &ports, 0, &mut open, || stop.is_set() || is_stopped())? {
             return Err(Error::Topology("stopped before all ports were connected".to_owned()));
         }
@@ -244,10 +285,10 @@ mod tests {
         let assembly = assemble(&source, &registry, Topology::uniform(2), &mut diagnostics).unwrap().unwrap();
         let (plan, clock) = (&assembly.plan, HostClock::new());
         let stop = assembly.resources.services.stop.clone();
-        let devices = devices::open(plan, &assembly.ports, |_| true, &clock, &stop).unwrap();
+        let devices = devices::open(plan, &assembly.ports, |_| true, (&clock, false), &stop).unwrap();
         let devices: Vec<_> = devices.into_iter().map(|(_, device)| device).collect();
         for (joins, is_posted) in [(false, true), (true, false)] {
-            let mut opened = open(plan, &devices, None, (0, 1), false, joins).unwrap();
+            let mut opened = open(plan, &devices, None, (0, 1), false, joins, None).unwrap();
             let OpenLanes { lanes, pool, .. } = &mut opened;
             let buffers = pool.layout().count() as usize;
             assert_eq!(pool.available() < buffers, is_posted);

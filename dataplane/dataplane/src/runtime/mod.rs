@@ -11,6 +11,7 @@ mod control;
 mod devices;
 mod difference;
 mod follow;
+mod hand_over;
 #[cfg(feature = "ibverbs")]
 mod hw_counters;
 mod idle;
@@ -41,16 +42,21 @@ mod worker_thread;
 
 pub use assemble::{Assembly, assemble, assemble_offline};
 pub(crate) use black_box::{BlackBoxFile, Cause, CauseKind, PROGRAM, PacketPlace, RecordedPacket};
+pub(crate) use change::UpgradeHold;
 pub use change::{ApplyOptions, Changer};
 pub(crate) use change::{digest, digest_of};
 pub(crate) use difference::operations;
+pub(crate) use hand_over::HandedRun;
 #[cfg(feature = "ibverbs")]
 pub(crate) use hw_counters::out_of_buffer_file;
 pub use lanes::PortLanes;
+pub(crate) use lanes::SharedMemory;
 pub(crate) use observation::Observation;
 pub(crate) use packet_observer::PacketFilter;
+pub(crate) use ports::Gate;
+pub(crate) use run::Predecessor;
 pub use run::{Options, Run};
-pub(crate) use sample::Scope;
+pub(crate) use sample::{HandedWorker, SavedStates, Scope};
 pub(crate) use snapshot::SnapshotStage;
 pub use snapshot::{Snapshot, WorkerState};
 pub use trace::{Hop, PathEnd, Trace, Tracer};

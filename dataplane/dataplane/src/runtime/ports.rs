@@ -8,11 +8,12 @@ use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::lanes;
 use crate::runtime::memory::prefer_node_of;
 use dataplane_core::clock::HostClock;
-use dataplane_core::error::Result;
+use dataplane_core::error::{Error, Result};
 use dataplane_core::lane::Lane;
 use dataplane_core::mem::BatchMemory;
 use dataplane_core::pipeline::{PortChange, PortInfo, RunStop};
 use dataplane_core::topology::Topology;
+use dataplane_soft::HandedQueue;
 
 /// The number of a port that the pipeline does not use: a new port before the switch, or a removed port.
 const NO_NUMBER: usize = usize::MAX;
@@ -71,7 +72,12 @@ pub(crate) struct PortOpener<'a> {
     pub(crate) topology: &'a Topology,
     pub(crate) stop: &'a RunStop,
     pub(crate) on_change: &'a OnPortChange,
+    /// Whether the ports take over the queues of another program.
+    pub(crate) takes_over: bool,
 }
+
+/// The posted buffers of the queues of one worker, each with the index of the port.
+pub(crate) type PostedBuffers = Vec<(usize, Vec<u32>)>;
 
 /// Lanes of one worker, each with the name of its port.
 pub(crate) type NamedLanes = Vec<(String, Box<dyn Lane>)>;
@@ -91,7 +97,7 @@ impl PortOpener<'_> {
     /// # Errors
     /// Returns the errors of [`devices::open`].
     pub(crate) fn open_all(self, plan: &Plan, infos: &[PortInfo]) -> Result<Vec<LivePort>> {
-        let devices = devices::open(plan, infos, |_| true, self.clock, self.stop)?;
+        let devices = devices::open(plan, infos, |_| true, (self.clock, self.takes_over), self.stop)?;
         let ports: Vec<LivePort> =
             devices.into_iter().map(|(at, device)| LivePort::new(&infos[at].name, device, self.on_change)).collect();
         number(&ports);
@@ -111,7 +117,7 @@ impl PortOpener<'_> {
         memories: &[BatchMemory],
     ) -> Result<ChangedPorts> {
         let known = |name: &str| before.iter().find(|port| port.name == name);
-        let devices = devices::open(plan, infos, |name| known(name).is_none(), self.clock, self.stop)?;
+        let devices = devices::open(plan, infos, |name| known(name).is_none(), (self.clock, false), self.stop)?;
         let mut lanes = Vec::new();
         for (worker, memory) in memories.iter().enumerate().take(plan.cores.len()) {
             // Allocate the memory of the queues on the NUMA node of the worker.
@@ -127,5 +133,41 @@ impl PortOpener<'_> {
         let ports = infos.iter().filter_map(&mut port).collect();
         let is_removed = |port: &&LivePort| !infos.iter().any(|info| info.name == port.name);
         Ok(ChangedPorts { ports, removed: before.iter().filter(is_removed).cloned().collect(), lanes })
+    }
+}
+
+/// The ports of a run that takes over the ports of another program. The value exists while the workers are ready, but do
+/// not run yet.
+pub(crate) struct Gate<'a> {
+    ports: &'a [LivePort],
+}
+
+impl<'a> Gate<'a> {
+    pub(crate) fn new(ports: &'a [LivePort]) -> Self {
+        Self { ports }
+    }
+
+    /// Takes over the queues of all ports. Returns the posted buffers of each worker, with the index of the port.
+    ///
+    /// # Errors
+    /// Fails if the queues do not fit the ports.
+    pub(crate) fn attach(&self, mut queues: Vec<(String, HandedQueue)>) -> Result<Vec<PostedBuffers>> {
+        let mut posted: Vec<PostedBuffers> = Vec::new();
+        for (at, port) in self.ports.iter().enumerate() {
+            let failed = |why: String| Error::Wire(format!("port `{}`: {why}", port.name));
+            let own = queues.extract_if(.., |(name, _)| *name == port.name).map(|(_, queue)| queue);
+            let own: Vec<HandedQueue> = own.collect();
+            for queue in own.iter().filter(|queue| !queue.posted.is_empty()) {
+                let worker = usize::from(queue.queue);
+                posted.resize_with(posted.len().max(worker + 1), Vec::new);
+                posted[worker].push((at, queue.posted.clone()));
+            }
+            let device = port.device.hand_over().ok_or_else(|| failed("cannot take over queues".to_owned()))?;
+            device.attach(own).map_err(|error| failed(error.to_string()))?;
+        }
+        match queues.first() {
+            Some((name, _)) => Err(Error::Wire(format!("there is no port `{name}`"))),
+            None => Ok(posted),
+        }
     }
 }

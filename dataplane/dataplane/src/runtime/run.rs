@@ -12,12 +12,12 @@ use crate::runtime::black_box::{BlackBox, BlackBoxEvent, BlackBoxWriter};
 use crate::runtime::change::{Changer, Changes, PipelineVersion, RunState, digest, lock, start_tasks};
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::PortDevice;
-use crate::runtime::lanes;
+use crate::runtime::lanes::{self, SharedMemory};
 use crate::runtime::observation::Observation;
 use crate::runtime::packet_observer::PacketFilter;
-use crate::runtime::ports::{LivePort, OnPortChange, PortOpener};
+use crate::runtime::ports::{Gate, LivePort, OnPortChange, PortOpener};
 use crate::runtime::report::{self, Outcome};
-use crate::runtime::sample::{self, Scope, Times};
+use crate::runtime::sample::{self, HandedWorker, Scope, Times};
 use crate::runtime::snapshot::{Polled, Sampler, Snapshot, SnapshotPort, SnapshotStage, WorkerState};
 use crate::runtime::watchdog::{Watchdog, WatchdogEvent};
 use crate::runtime::worker_info::ReportedStage;
@@ -42,9 +42,19 @@ pub struct Options {
     pub packets: Option<u64>,
 }
 
+/// A function that takes over the ports of another program. Returns the parts that each worker takes over.
+pub(crate) type OpenGate<'a> = &'a mut dyn FnMut(&Gate<'_>) -> Result<Vec<HandedWorker>>;
+
+/// The parts of another program with which a run starts.
+pub(crate) struct Predecessor<'a> {
+    /// The packet memory of each worker. Empty if no port shares the packet memory.
+    pub(crate) memories: Vec<SharedMemory>,
+    pub(crate) gate: OpenGate<'a>,
+}
+
 /// A running data plane.
 pub struct Run {
-    state: Arc<RunState>,
+    pub(super) state: Arc<RunState>,
     watchdog: Mutex<Watchdog>,
     /// The thread that writes the files of the black box. `None` if the config has no black box.
     black_box: Option<BlackBoxWriter>,
@@ -66,7 +76,24 @@ impl Run {
     ///
     /// # Errors
     /// Returns the errors of [`Run::start`], or an error if the start was cancelled.
-    pub fn start_unless(assembly: Assembly, options: Options, mut cancelled: impl FnMut() -> bool) -> Result<Self> {
+    pub fn start_unless(assembly: Assembly, options: Options, cancelled: impl FnMut() -> bool) -> Result<Self> {
+        Self::start_after(assembly, options, cancelled, None)
+    }
+
+    /// Starts a run like [`Run::start_unless`]. With `predecessor`, the run takes over the ports of another program. This
+    /// method then calls `gate` when all workers are ready, but do not run yet.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Run::start_unless`] and of `gate`.
+    pub(crate) fn start_after(
+        assembly: Assembly,
+        options: Options,
+        mut cancelled: impl FnMut() -> bool,
+        predecessor: Option<Predecessor<'_>>,
+    ) -> Result<Self> {
+        let (memories, gate) =
+            predecessor.map_or((Vec::new(), None), |Predecessor { memories, gate }| (memories, Some(gate)));
+        let mut memories = memories.into_iter();
         let Assembly { plan, ports: port_infos, topology, mut programs, stand_ins, resources, source, .. } = assembly;
         let written = resources.files.written().map(Path::to_owned).collect();
         let (objects, services) = resources.into_parts();
@@ -83,8 +110,8 @@ impl Run {
             let Some(number) = number else { return };
             handlers.iter().for_each(|handler| handler(number, change));
         });
-        let opener =
-            PortOpener { clock: &clock, topology: &topology, stop: &services.stop, on_change: &on_port_change };
+        let (stop, takes_over) = (&services.stop, gate.is_some());
+        let opener = PortOpener { clock: &clock, topology: &topology, stop, on_change: &on_port_change, takes_over };
         let ports = opener.open_all(&plan, &port_infos)?;
         let devices: Vec<Arc<dyn PortDevice>> = ports.iter().map(|port| port.device.clone()).collect();
         let computes: Vec<bool> = devices.iter().map(|port| port.computes_checksums()).collect();
@@ -129,6 +156,7 @@ impl Run {
                 digest: digest.clone(),
                 keeps_recv_info,
                 joins: false,
+                memory: memories.next(),
             };
             match builder.spawn(&ready) {
                 Ok(worker) => threads.push(worker),
@@ -167,6 +195,13 @@ impl Run {
             };
             return Err(first_error(threads).or(failure).unwrap_or_else(cancelled));
         }
+        let mut handed = match gate.map(|gate| gate(&Gate::new(&ports))).transpose() {
+            Ok(handed) => handed.unwrap_or_default().into_iter(),
+            Err(error) => {
+                control.stop();
+                return Err(first_error(threads).unwrap_or(error));
+            }
+        };
         if let Some(duration) = options.duration {
             let ticks = clock.timebase().ticks(Nanos(Period(duration).min(Period::MAX).as_nanos()));
             control.stop_at(dataplane_core::units::Ticks(clock.now().0.saturating_add(ticks.0)));
@@ -184,7 +219,8 @@ impl Run {
         let asked =
             ready_workers.into_iter().zip(requests).map(|((_, info, sample, _), request)| (info, sample, request));
         let sampler = Mutex::new(Sampler::new(asked));
-        let workers = threads.into_iter().map(|worker| worker.start(&control)).collect();
+        let workers =
+            threads.into_iter().map(|worker| worker.start(&control, handed.next().unwrap_or_default())).collect();
         let version = PipelineVersion {
             plan,
             source,

@@ -374,6 +374,18 @@ pub(crate) struct Swap {
 /// Graphs of workers, in the boxes that the control thread and the workers send to each other.
 pub(crate) type Graphs = Vec<Box<Swap>>;
 
+/// The saved states of the stages of one worker, with the names of the stages.
+pub(crate) type SavedStates = Vec<(String, Vec<u8>)>;
+
+/// The parts of a worker that the worker with the same number of another program takes over.
+#[derive(Debug, Default)]
+pub(crate) struct HandedWorker {
+    pub(crate) states: SavedStates,
+    /// The posted buffers of the queues of the worker, with the index of the port. Only for ports that share the packet
+    /// memory.
+    pub(crate) posted: Vec<(usize, Vec<u32>)>,
+}
+
 /// A message to a worker. The worker sends the message back as the answer.
 pub(crate) enum Message {
     /// An empty sample that the worker fills.
@@ -388,10 +400,18 @@ pub(crate) enum Message {
     Retired(Vec<RetiredLane>),
     /// The buffers of a closed lane. In the answer, the value contains no buffers.
     Slots(Box<ReturnedSlots>),
+    /// A request to pause and to save the states of the stages. In the answer, the value contains the states. After the
+    /// answer, the worker processes no packets.
+    Pause(SavedStates),
+    /// A request to a paused worker to stop the queues of the ports with these indices, so that another program can take
+    /// over the queues ([`dataplane_soft::HandOver::detach`]).
+    Release(Vec<usize>),
+    /// A request to a paused worker to continue. The value is whether another program may have changed the packet memory.
+    Resume(bool),
 }
 
-/// The capacity of each direction of the channel. At most five messages are in progress: a sample, a new graph, an
-/// observer, a list of retired lanes, and the buffers of a lane.
+/// The capacity of each direction of the channel. At most six messages are in progress: a sample, a new graph, an
+/// observer, a list of retired lanes, the buffers of a lane, and a message about a pause.
 const MESSAGES: usize = 8;
 
 /// The worker's end of the channel: receives requests, and sends a reply to each request.

@@ -8,7 +8,7 @@ use crate::runtime::lane_swap::{RetiredLane, ReturnedSlots};
 use crate::runtime::packet_observer::PacketObserver;
 use crate::runtime::removed_workers::RemovedWorkers;
 use crate::runtime::report::{self, EarlierCounts, LateSlots, Outcome};
-use crate::runtime::sample::{Graphs, Message, RequesterEnd, Sample, Scope, Swap, Times, WorkerCounters};
+use crate::runtime::sample::{Graphs, Message, RequesterEnd, Sample, SavedStates, Scope, Swap, Times, WorkerCounters};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::Timebase;
@@ -215,6 +215,8 @@ struct SampledWorker {
     returned: Graphs,
     retiring: RetiringLanes,
     observer: ObserverExchange,
+    /// The answer to the last request for the states of the stages.
+    states: Option<SavedStates>,
 }
 
 /// The exchange of the observer of a worker. The worker gets one observer at a time.
@@ -471,6 +473,39 @@ impl Sampler {
         Some(std::mem::take(retired))
     }
 
+    /// Requests a pause and the states of the stages from each worker.
+    pub(crate) fn ask_pause(&mut self) {
+        self.pump();
+        for worker in &mut self.workers {
+            worker.states = None;
+            worker.request.ask(Message::Pause(SavedStates::new()));
+        }
+    }
+
+    /// Requests from each paused worker to stop its queues on the ports with these indices.
+    pub(crate) fn ask_release(&mut self, ports: &[usize]) {
+        self.pump();
+        self.workers.iter_mut().for_each(|worker| worker.request.ask(Message::Release(ports.to_vec())));
+    }
+
+    /// Requests from each paused worker to continue. `is_touched` is whether another program may have changed the packet
+    /// memory.
+    pub(crate) fn ask_resume(&mut self, is_touched: bool) {
+        self.pump();
+        self.workers.iter_mut().for_each(|worker| worker.request.ask(Message::Resume(is_touched)));
+    }
+
+    /// Returns the states of the stages of each worker, or `None` while a worker has not answered. A worker that has
+    /// ended has no states.
+    pub(crate) fn states(&mut self) -> Option<Vec<SavedStates>> {
+        self.pump();
+        let is_open = |worker: &SampledWorker| worker.states.is_none() && !worker.request.is_over();
+        if self.workers.iter().any(is_open) {
+            return None;
+        }
+        Some(self.workers.iter_mut().map(|worker| worker.states.take().unwrap_or_default()).collect())
+    }
+
     /// Returns the number of lanes of a worker on removed ports that are not closed yet.
     pub(crate) fn retiring(&self, worker: usize) -> usize {
         self.workers.get(worker).map_or(0, |worker| worker.retiring.open)
@@ -507,6 +542,7 @@ impl SampledWorker {
             returned: Graphs::new(),
             retiring: RetiringLanes::default(),
             observer: ObserverExchange::default(),
+            states: None,
         }
     }
 
@@ -537,6 +573,8 @@ impl SampledWorker {
                     drop(observer);
                 }
                 Message::Retired(lanes) => self.take_lanes(lanes),
+                Message::Pause(states) => self.states = Some(states),
+                Message::Release(_) | Message::Resume(_) => {}
                 Message::Slots(_) => {
                     if let Some(lane) = self.retiring.returning.take() {
                         self.finish_lane(ClosedLane { slots: LateSlots::default(), ..lane });

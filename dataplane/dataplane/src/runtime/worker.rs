@@ -5,6 +5,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::runtime::black_box::{BlackBoxEvent, Cause, CauseKind, PanickedBatch, Recorder};
@@ -13,11 +14,12 @@ use crate::runtime::idle::IdlePolicy;
 use crate::runtime::lane_swap::{RetiredLane, RetiringLane, ReturnedSlots};
 use crate::runtime::packet_observer::PacketObserver;
 use crate::runtime::sample::{
-    LaneError, LoopCounters, Message, Sample, Scope, Stamps, Swap, Times, WorkerCounters, WorkerEnd,
+    HandedWorker, LaneError, LoopCounters, Message, Sample, Scope, Stamps, Swap, Times, WorkerCounters, WorkerEnd,
 };
 use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::{HostClock, Stamp};
+use dataplane_core::error::{Error, Result};
 use dataplane_core::lane::{Lane, LaneCounters, LatencySink};
 use dataplane_core::mem::Pool;
 use dataplane_core::pipeline::{Ctx, Graph, NoObserver, Observer, OnPanic, Part, Quarantined, panic_message};
@@ -29,6 +31,12 @@ const HOUSEKEEPING: u64 = 256;
 
 /// The maximum number of bytes of a packet that the message about a panic shows.
 const SHOWN: usize = 64;
+
+/// The interval between two checks for a message to a paused worker.
+const PAUSE_POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+/// The maximum time that a worker waits for its sends before a pause.
+const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The interval between two samples of the wall clock, in nanoseconds.
 const WALL_CLOCK_INTERVAL: u64 = 1_000_000_000;
@@ -81,6 +89,8 @@ pub(crate) struct Worker {
     pub(crate) drain_timeout: Duration,
     pub(crate) control: Arc<RunControl>,
     pub(crate) latency: LatencyRecorder,
+    /// Whether the worker processes no packets, because another program takes over the run.
+    pub(crate) is_paused: bool,
     /// The number of the next iteration that the stopwatch measures, or 0 while the worker has an observer.
     pub(crate) timed: u64,
     pub(crate) stopwatch: Option<Box<Stopwatch>>,
@@ -254,7 +264,7 @@ impl Worker {
         clock: &HostClock,
         ctx: &mut Ctx,
         sampled: &mut Nanos,
-    ) -> Result<(), LaneError> {
+    ) -> std::result::Result<(), LaneError> {
         // After a panic of a stage, the graph and the outboxes may contain packets of other stages.
         self.graph.walk(ctx, &mut self.pool, &mut NoObserver);
         self.transmit();
@@ -289,7 +299,11 @@ impl Worker {
 
     /// One iteration: reclaims sent buffers, then receives, processes and sends one burst of each input.
     #[inline(always)]
-    fn iterate<O: Observer, const RECORDS: bool>(&mut self, ctx: &Ctx, observer: &mut O) -> Result<usize, LaneError> {
+    fn iterate<O: Observer, const RECORDS: bool>(
+        &mut self,
+        ctx: &Ctx,
+        observer: &mut O,
+    ) -> std::result::Result<usize, LaneError> {
         // Reap first. Reaping frees the buffers of completed sends, and takes their timestamps soon after completion.
         observer.enters(Part::Reap);
         for (port, lane) in self.lanes.iter_mut().enumerate() {
@@ -325,12 +339,21 @@ impl Worker {
     /// Housekeeping: the work that is not done in every iteration. `sampled` is the time of the last sample of the wall
     /// clock.
     #[cold]
-    fn housekeep(&mut self, clock: &HostClock, ctx: &mut Ctx, sampled: &mut Nanos) -> Result<(), LaneError> {
+    fn housekeep(
+        &mut self,
+        clock: &HostClock,
+        ctx: &mut Ctx,
+        sampled: &mut Nanos,
+    ) -> std::result::Result<(), LaneError> {
         // Publish progress and answer a statistics request first. At this point, the graph contains only held packets,
         // so the ledger balances, and the worker can switch to another graph.
         self.publish();
+        self.idle.is_upgrading = self.control.is_upgrading();
         if let Some(message) = self.reply.asked() {
             self.answer(clock.now(), message);
+            if self.is_paused && !self.stay_paused(clock) {
+                return Ok(());
+            }
         }
         // Read the clock. `now` is the time that stages see until the next housekeeping.
         ctx.now = clock.nanos();
@@ -358,6 +381,70 @@ impl Worker {
         Ok(())
     }
 
+    /// Answers messages until the worker continues. Returns `false` if the run ends. Another program may use the packet
+    /// memory meanwhile, so no stage runs.
+    #[cold]
+    fn stay_paused(&mut self, clock: &HostClock) -> bool {
+        while self.is_paused {
+            if self.control.is_over(clock.now()) {
+                return false;
+            }
+            match self.reply.asked() {
+                Some(message) => self.answer(clock.now(), message),
+                None => thread::sleep(PAUSE_POLL_INTERVAL),
+            }
+            // A pause is no fault, so the watchdog must see progress.
+            self.counts.loops += 1;
+            self.publish();
+        }
+        true
+    }
+
+    /// Waits until all sends have completed, at most for [`SEND_TIMEOUT`].
+    fn complete_sends(&mut self) {
+        let deadline = Instant::now() + SEND_TIMEOUT;
+        let Self { lanes, pool, latency, .. } = self;
+        let mut is_complete = |lane: &mut Box<dyn Lane>| lane.reap(pool, latency).is_err() || lane.sending() == 0;
+        while !lanes.iter_mut().fold(true, |done, lane| done & is_complete(lane)) && Instant::now() < deadline {
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Stops the queues of these ports. If the worker continues, the lanes restart their queues.
+    #[cold]
+    fn stop_queues(&mut self, ports: &[usize]) {
+        for &port in ports {
+            let Some(lane) = self.lanes.get_mut(port) else { continue };
+            // The next use of the lane reports an error again. The poll receives no packet, because the queue has stopped.
+            let _ = lane.stop();
+            let _ = lane.receive(&mut self.pool, self.graph.entry(port as u8), 1);
+        }
+    }
+
+    /// Takes over the buffers and the states of the stages of a worker of another program.
+    ///
+    /// # Errors
+    /// Fails if the buffers do not fit the lanes.
+    pub(crate) fn take_over(&mut self, handed: &HandedWorker) -> Result<()> {
+        let failed = |message: String| Error::Worker { worker: self.number, message };
+        for (port, slots) in &handed.posted {
+            let misfit = || failed(format!("the buffers of port {port} of the other program do not fit"));
+            let lane = self.lanes.get_mut(*port).ok_or_else(misfit)?;
+            if !self.pool.take_over(slots) {
+                return Err(misfit());
+            }
+            lane.refill(&mut self.pool).map_err(|error| failed(error.to_string()))?;
+            if self.pool.available() > 0 {
+                return Err(misfit());
+            }
+        }
+        self.pool.take_over_rest();
+        for problem in self.graph.load_states(&handed.states) {
+            tracing::warn!("worker {}: the state of the previous program is lost: {problem}", self.number);
+        }
+        Ok(())
+    }
+
     /// Processes some of the held or generated packets. Returns `false` if there are no such packets.
     fn release(&mut self, ctx: &Ctx) -> bool {
         let Some(observer) = self.observer.as_mut().filter(|observer| !observer.is_over()) else {
@@ -370,7 +457,7 @@ impl Worker {
     }
 
     #[cold]
-    fn observed_iterate<const RECORDS: bool>(&mut self, ctx: &Ctx) -> Result<usize, LaneError> {
+    fn observed_iterate<const RECORDS: bool>(&mut self, ctx: &Ctx) -> std::result::Result<usize, LaneError> {
         let Some(mut observer) = self.observer.take_if(|observer| !observer.is_over()) else {
             return self.timed_iterate::<RECORDS>(ctx);
         };
@@ -382,7 +469,7 @@ impl Worker {
     }
 
     #[cold]
-    fn timed_iterate<const RECORDS: bool>(&mut self, ctx: &Ctx) -> Result<usize, LaneError> {
+    fn timed_iterate<const RECORDS: bool>(&mut self, ctx: &Ctx) -> std::result::Result<usize, LaneError> {
         // The stopwatch is always present outside this function.
         let Some(mut watch) = self.stopwatch.take() else {
             self.timed = u64::MAX;
@@ -524,6 +611,23 @@ impl Worker {
             }
             Message::Slots(slots) => {
                 self.closing.take(slots, &mut self.pool);
+                Ok(())
+            }
+            Message::Pause(states) => catch_unwind(AssertUnwindSafe(|| {
+                self.complete_sends();
+                *states = self.graph.save_states();
+                self.is_paused = true;
+            })),
+            Message::Release(ports) => {
+                self.stop_queues(ports);
+                Ok(())
+            }
+            Message::Resume(is_touched) => {
+                if *is_touched {
+                    // The other program may have written to the buffers of held packets.
+                    self.graph.drop_held(&mut self.pool);
+                }
+                self.is_paused = false;
                 Ok(())
             }
         };

@@ -13,9 +13,9 @@ use crate::config;
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::PortDevice;
 use crate::runtime::idle::IdlePolicy;
-use crate::runtime::lanes::{self, OpenLanes};
+use crate::runtime::lanes::{self, OpenLanes, SharedMemory};
 use crate::runtime::report::Outcome;
-use crate::runtime::sample::{self, LoopCounters, Sample, Scope, Times, WorkerEnd};
+use crate::runtime::sample::{self, HandedWorker, LoopCounters, Sample, Scope, Times, WorkerEnd};
 use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker::{ClosingLanes, LatencyRecorder, Worker};
 use crate::runtime::worker_info::{ReportedStage, WorkerInfo};
@@ -48,22 +48,24 @@ pub(crate) struct WorkerBuilder {
     pub(crate) keeps_recv_info: bool,
     /// Whether a change adds the worker to a run. If this worker cannot be built, the run continues.
     pub(crate) joins: bool,
+    /// The packet memory of the worker with the same number of another program.
+    pub(crate) memory: Option<SharedMemory>,
 }
 
 /// A worker that waits for its start.
 pub(crate) struct StartingWorker {
     number: usize,
-    go: Sender<()>,
+    go: Sender<HandedWorker>,
     thread: Thread,
 }
 
 impl StartingWorker {
-    /// Starts the loop of the worker.
-    pub(crate) fn start(self, control: &RunControl) -> WorkerHandle {
+    /// Starts the loop of the worker. `handed` are the parts of a worker of another program.
+    pub(crate) fn start(self, control: &RunControl, handed: HandedWorker) -> WorkerHandle {
         let Self { number, go, thread } = self;
         control.begin(number);
         // The worker waits for this message, so sending cannot fail.
-        let _ = go.send(());
+        let _ = go.send(handed);
         WorkerHandle { number, thread }
     }
 }
@@ -145,7 +147,7 @@ impl WorkerBuilder {
 
     /// The body of the worker's thread: sets up the worker, waits for the start, runs the loop, and returns the
     /// outcome.
-    fn run(self, ready: Sender<Ready>, started: &Receiver<()>) -> WorkerResult {
+    fn run(self, ready: Sender<Ready>, started: &Receiver<HandedWorker>) -> WorkerResult {
         let (clock, core, plan) = (self.clock.clone(), self.core(), self.plan.clone());
         let guard = (!self.joins).then(|| StopOnPanic(self.control.clone()));
         let stages_info = ReportedStage::of(&self.program);
@@ -169,10 +171,9 @@ impl WorkerBuilder {
         worker.recorder = control.black_box().map(|black_box| black_box.recorder(worker.number, &info));
         worker.info = Some(info.clone());
         drop(ready);
-        if started.recv().is_err() {
-            return Ok(None);
-        }
+        let Ok(handed) = started.recv() else { return Ok(None) };
         let _guard = guard.unwrap_or_else(|| StopOnPanic(control));
+        worker.take_over(&handed)?;
         let panic = catch_unwind(AssertUnwindSafe(|| worker.run(&clock))).err();
         let panic = panic.map(|panic| worker.end_after_panic(&*panic, &clock));
         // A change of the pipeline may have replaced the graph and the properties of the worker.
@@ -190,7 +191,8 @@ impl WorkerBuilder {
             let _ = set_current_timer_slack(NonZeroU64::new(1));
         }
         let place = (self.number, self.plan.cores.len());
-        let mut open = lanes::open(&self.plan, &self.ports, self.node, place, self.keeps_recv_info, self.joins)?;
+        let (keeps, joins, memory) = (self.keeps_recv_info, self.joins, self.memory);
+        let mut open = lanes::open(&self.plan, &self.ports, self.node, place, keeps, joins, memory)?;
         // The lanes of a port connect only when all workers have a lane on the port. The other workers get their lanes on
         // added ports after this worker is ready. So a worker that joins a run does not wait here: its loop connects the
         // lanes.
@@ -207,6 +209,7 @@ impl WorkerBuilder {
         let worker = Worker {
             number: self.number,
             latency: LatencyRecorder::default(),
+            is_paused: false,
             timed: stopwatch::FIRST,
             stopwatch: Some(Box::new(Stopwatch::new(&self.clock, graph.counters().count()))),
             inputs,

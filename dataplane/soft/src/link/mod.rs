@@ -80,6 +80,20 @@ pub enum LinkSpec {
 }
 
 impl LinkSpec {
+    /// Selects that the queues receive nothing until they take over the queues of another program
+    /// ([`HandOver::attach`](crate::HandOver::attach)). `is_input` is whether workers poll the queues. A kind of link
+    /// that does not support this is not affected.
+    pub fn take_over(&mut self, is_input: bool) {
+        match self {
+            // A port that only sends opens its own sockets.
+            Self::Packet(link) => link.takes_over = is_input,
+            // A TAP with a single queue allows no second queue, so the queue is taken over even if the port only sends.
+            Self::Tap(link) => link.takes_over = true,
+            Self::Xdp(link) => link.takes_over = true,
+            Self::Loopback(_) | Self::Generator(_) | Self::Pcap(_) => {}
+        }
+    }
+
     /// Opens the link of a device with this MTU and this maximum frame length, in bytes. `stamped` is whether
     /// completions have receive timestamps.
     ///

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::interface::Watcher;
 use crate::counters::SoftCounters;
 use crate::fabric::Fabric;
+use crate::hand_over::HandOver;
 use crate::rss::Rss;
 use crate::status::Status;
 use dataplane_core::clock::HostClock;
@@ -73,6 +74,12 @@ pub(crate) trait Link<End>: fmt::Debug + Send + Sync {
     /// Does background work that must not depend on polling, such as handling expired timers. Called several times per
     /// second.
     fn drive(&self) {}
+
+    /// Returns the functions that hand the queues over to another program, or `None` if the kind of the link cannot do
+    /// this.
+    fn hand_over(&self) -> Option<&dyn HandOver> {
+        None
+    }
 
     /// Returns the error of the link's files, if there was one.
     fn error(&self) -> Option<Error> {

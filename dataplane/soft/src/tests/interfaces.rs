@@ -496,3 +496,66 @@ fn unusable_interfaces_are_refused_with_the_reason() {
         drop(taken);
     });
 }
+
+/// Hands the queue of `old` over to a device with the link `link`. `host` sends frames during the hand-over.
+fn hand_over(host: &mut Rig, mut old: Rig, mut link: LinkSpec) {
+    host.send_until_received(&mut old);
+    let detach = |old: &mut Rig| {
+        old.device.hand_over().unwrap().detach(true).unwrap();
+        let mut queues = None;
+        wait_until("the queue stops receiving", || {
+            assert!(old.frames().is_empty());
+            queues = old.device.hand_over().unwrap().detached().unwrap();
+            queues.is_some()
+        });
+        queues.unwrap()
+    };
+    let queues = detach(&mut old);
+    assert_eq!(host.send_one(&numbered(9, 80, &[])), Success);
+    assert!(old.frames().is_empty());
+    // The other program has not received yet, so the old queue continues without loss.
+    drop(queues);
+    old.device.hand_over().unwrap().resume(false).unwrap();
+    assert_eq!(old.next_frame().unwrap(), numbered(9, 80, &[]));
+    let queues = detach(&mut old);
+    for number in 10..14 {
+        assert_eq!(host.send_one(&numbered(number, 80, &[])), Success);
+    }
+    assert!(old.frames().is_empty());
+    link.take_over(true);
+    let mut new = rig(link, 1500);
+    assert!(new.frames().is_empty());
+    assert!(new.device.hand_over().unwrap().attach(Vec::new()).is_err(), "the number of queues differs");
+    new.device.hand_over().unwrap().attach(queues).unwrap();
+    // Both programs can send while only the new program receives.
+    let frame = numbered(20, 80, &[]);
+    assert_eq!((old.send_one(&frame), new.send_one(&frame)), (Success, Success));
+    drop(old);
+    let mut received = Vec::new();
+    wait_until("all frames", || {
+        received.extend(new.frames().into_iter().map(Result::unwrap));
+        received.len() >= 4
+    });
+    assert_eq!(received, (10..14).map(|number| numbered(number, 80, &[])).collect::<Vec<_>>());
+    assert_eq!(new.device.counters().rx_missed, 0);
+    host.send_until_received(&mut new);
+}
+
+#[test]
+fn queue_of_a_packet_link_continues_in_another_program() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let old = packet("vb");
+        hand_over(&mut packet("va"), old, LinkSpec::Packet(PacketSpec::new("vb")));
+    });
+}
+
+#[test]
+fn queue_of_a_tap_continues_in_another_program() {
+    with_taps(|| {
+        let link = LinkSpec::Tap(TapSpec::new("dp0"));
+        let old = rig(link.clone(), 1500);
+        hand_over(&mut packet("dp0"), old, link);
+        wait_until("the interface is removed with the last program", || Interface::find("dp0").unwrap().is_none());
+    });
+}

@@ -71,6 +71,8 @@ struct End {
 }
 
 const DEPTH: u32 = 64;
+/// The number of slots.
+const SLOTS: usize = 256;
 /// The `wr_id` of the receive for slot 0. Each further slot has the next number.
 const RECV: u64 = 1 << 40;
 
@@ -80,6 +82,10 @@ impl End {
     }
 
     fn with(device: SoftDevice, queue: (u16, u16), stride: usize, fields: PollFields) -> Self {
+        Self::on(device, queue, stride, fields, region(stride * SLOTS))
+    }
+
+    fn on(device: SoftDevice, queue: (u16, u16), stride: usize, fields: PollFields, memory: Arc<Region>) -> Self {
         let pd = device.alloc_pd().unwrap();
         let cq = CqSpec { depth: 2 * DEPTH, fields, ..CqSpec::default() };
         let (send, _) = device.create_cq(&cq, None).unwrap();
@@ -89,9 +95,9 @@ impl End {
         let spec = QpSpec { queue, ..QpSpec::new(QpType::RawPacket, caps) };
         let qp = pd.create_qp(&spec, &send, &recv, None).unwrap();
         let headroom = usize::from(XDP_HEADROOM);
-        let layout = SlotLayout::new(headroom, stride - headroom - dataplane_core::mem::GUARD, 256).unwrap();
+        let layout = SlotLayout::new(headroom, stride - headroom - dataplane_core::mem::GUARD, SLOTS).unwrap();
         assert_eq!(layout.stride() as usize, stride);
-        let mr = pd.register(region(layout.bytes()), Access::LOCAL_WRITE).unwrap();
+        let mr = pd.register(memory, Access::LOCAL_WRITE).unwrap();
         Self { device, mr, layout, send, recv, channel, qp, run: Completions::new() }
     }
 
@@ -263,6 +269,75 @@ fn frames_arrive_unchanged_and_every_slot_is_returned() {
             carry(&mut a, &mut b, 200, |_| 900);
             assert!(has_program("va") && has_program("vb"));
             drop((a, b));
+            wait_until("no program is attached", || !has_program("va") && !has_program("vb"));
+        }
+    });
+}
+
+/// Returns the queue of an end that stops, because another program takes the queue over.
+fn detach(end: &mut End) -> Vec<HandedQueue> {
+    end.device.hand_over().unwrap().detach(true).unwrap();
+    assert_eq!(end.device.hand_over().unwrap().detached().unwrap().map(|_| ()), None, "the queue pair has not stopped");
+    end.go(QpState::Err).unwrap();
+    let _ = end.received();
+    end.device.hand_over().unwrap().detached().unwrap().unwrap()
+}
+
+#[test]
+fn queue_of_an_xdp_link_continues_in_another_program() {
+    in_namespace(|| {
+        veth(1, 1500);
+        for mode in [Mode::Native, Mode::Generic] {
+            let of = |name, takes_over| device(XdpSpec { mode, takes_over, ..link(name) }, 1500).unwrap();
+            let bytes = 2048 * SLOTS;
+            let spec = RegionSpec { bytes, pages: PageKind::Normal, strict: true, node: None };
+            let memory = Arc::new(Region::allocate(spec).unwrap().0);
+            let mut a = End::new(of("va", false), (0, 1), 2048);
+            let mut old = End::on(of("vb", false), (0, 1), 2048, PollFields::STANDARD, memory.clone());
+            a.start(0);
+            old.start(0);
+            carry(&mut a, &mut old, 100, |_| 60);
+            // The other program ends before it takes the queue over. The old queue pair opens a new socket.
+            drop(detach(&mut old));
+            old.device.hand_over().unwrap().resume(true).unwrap();
+            old.go(QpState::Reset).unwrap();
+            old.start(0);
+            reach(&mut a, &mut old);
+            let send = |a: &mut End, numbers: std::ops::Range<u32>| {
+                let run: Vec<Desc> = numbers.map(|number| a.put(128 + number, &frame(number, 60))).collect();
+                a.send(&run, 0).unwrap();
+                wait_until("the frames are sent", || !a.sent().is_empty());
+            };
+            send(&mut a, 10..13);
+            let queues = detach(&mut old);
+            let posted = queues[0].posted.clone();
+            assert_eq!(posted.len(), DEPTH as usize);
+            send(&mut a, 13..15);
+            let mut new = End::on(of("vb", true), (0, 1), 2048, PollFields::STANDARD, memory.clone());
+            new.qp.bind_slots(&new.mr, new.layout, RECV).unwrap();
+            [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().for_each(|state| new.go(state).unwrap());
+            assert_eq!(new.received(), []);
+            assert!(new.device.hand_over().unwrap().attach(Vec::new()).is_err(), "the number of queues differs");
+            new.device.hand_over().unwrap().attach(queues).unwrap();
+            assert!(
+                new.post(&[&posted[..], &[200]].concat()).is_err(),
+                "more receives than the old program has posted"
+            );
+            drop(old);
+            let mut received = Vec::new();
+            wait_until("the frames that waited arrive", || {
+                for (wr_id, status, len) in new.received() {
+                    assert_eq!(status, WcStatus::Success);
+                    received.push(new.get((wr_id - RECV) as u32, len));
+                    new.post(&[(wr_id - RECV) as u32]).unwrap();
+                }
+                received.len() == 5
+            });
+            assert_eq!(received, (10..15).map(|number| frame(number, 60)).collect::<Vec<_>>());
+            carry(&mut a, &mut new, 1_000, |number| 18 + (number as usize * 37) % 1497);
+            carry(&mut new, &mut a, 300, |_| 60);
+            assert!(has_program("vb"));
+            drop((a, new));
             wait_until("no program is attached", || !has_program("va") && !has_program("vb"));
         }
     });

@@ -49,6 +49,9 @@ pub(super) const UNIT: u64 = 4;
 /// The largest difference between the clocks of two workers that the table tolerates, in units of time. The clocks
 /// differ, because each worker reads the clock at another time.
 const AHEAD: u64 = 16;
+/// The version of the saved form of the table, and the number of bytes of an entry in this form.
+const STATE_VERSION: u8 = 1;
+const STATE_ENTRY: usize = 11;
 /// The number of buckets that one call of `sweep` searches.
 pub(super) const SWEPT: usize = 16;
 
@@ -129,6 +132,41 @@ impl BridgeTable {
         {
             self.evicted.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Returns all entries in the form that [`Table::load`] reads: the version of the form, and for each entry the MAC
+    /// address, the VLAN id, the port and the age.
+    pub(super) fn save(&self) -> Vec<u8> {
+        let now = self.now.load(Ordering::Relaxed);
+        let mut state = vec![STATE_VERSION];
+        for entry in (0..self.words.len()).filter_map(|index| self.entry(index, now)) {
+            state.extend(entry.mac.0);
+            state.extend(entry.vlan.to_be_bytes());
+            state.push(entry.port);
+            state.extend((entry.age as u16).to_be_bytes());
+        }
+        state
+    }
+
+    /// Adds the entries of another table, with their ages at the start of the run. Ignores the entries of ports that
+    /// `is_port` does not accept.
+    pub(super) fn load(&self, state: &[u8], is_port: impl Fn(u8) -> bool) -> Result<(), String> {
+        let Some((&STATE_VERSION, entries)) = state.split_first() else {
+            return Err("the table of MAC addresses has another version".to_owned());
+        };
+        let (entries, rest) = entries.as_chunks::<STATE_ENTRY>();
+        if !rest.is_empty() {
+            return Err("the table of MAC addresses is incomplete".to_owned());
+        }
+        for &[a, b, c, d, e, f, vlan_high, vlan_low, port, age_high, age_low] in entries {
+            let age = u64::from(u16::from_be_bytes([age_high, age_low]));
+            if is_port(port) {
+                let vlan = u16::from_be_bytes([vlan_high, vlan_low]);
+                // The time of the run starts at 0. The time of an entry wraps.
+                self.learn(MacAddr([a, b, c, d, e, f]), vlan, port, 0_u64.wrapping_sub(age));
+            }
+        }
+        Ok(())
     }
 
     /// Removes the aged entries of `SWEPT` buckets, starting at bucket `from`.

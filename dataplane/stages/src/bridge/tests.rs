@@ -381,3 +381,26 @@ fn listed_entries_have_the_learned_addresses_vlans_and_ports() {
     // The entries have a later time than this reader, as if another worker had stored the entries.
     assert!((0..table.words.len()).filter_map(|index| table.entry(index, 4)).all(|entry| entry.age == 0));
 }
+
+#[test]
+fn learned_addresses_and_their_ages_move_to_another_program() {
+    let mut old = bench(0, "ageing = \"100s\"").unwrap();
+    for (host, vlan, seconds) in [(1, 0, 60), (2, 7, 0)] {
+        old.set_ingress(host);
+        send(&mut old, host_mac(host), MacAddr::BROADCAST, vlan).unwrap();
+        old.advance(seconds * 1_000_000_000);
+    }
+    old.tick();
+    let state = old.stage().downcast::<Bridge>().unwrap().save_state().unwrap();
+    let mut new = bench(0, "ageing = \"100s\"").unwrap();
+    new.stage().downcast::<Bridge>().unwrap().load_state(&state).unwrap();
+    assert_eq!(send(&mut new, host_mac(9), host_mac(1), 0), Ok(vec![1]));
+    assert_eq!(send(&mut new, host_mac(9), host_mac(2), 7), Ok(vec![2]));
+    // The first address was last seen 60 seconds before the start of the new program.
+    new.advance(48_000_000_000);
+    assert_eq!(send(&mut new, host_mac(9), host_mac(1), 0), Ok(vec![1, 2, 3]));
+    assert_eq!(send(&mut new, host_mac(9), host_mac(2), 7), Ok(vec![2]));
+    for wrong in [&[][..], &[9], &state[..state.len() - 1]] {
+        assert!(new.stage().downcast::<Bridge>().unwrap().load_state(wrong).is_err());
+    }
+}

@@ -7,6 +7,7 @@
 
 mod frames;
 mod machine;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -93,6 +94,8 @@ pub struct Resolution {
     answers: FromWorkers<ReceivedMessage>,
     hints: FromWorkers<ReceivedMessage>,
     open: OnceLock<OpenResolution>,
+    /// The neighbours of another program that the background task has not taken over yet.
+    loaded: Mutex<Vec<(NextHop, MacAddr)>>,
     /// The object that this object replaces, until the background task has taken over the neighbours.
     earlier: Mutex<Option<Arc<Resolution>>>,
 }
@@ -155,6 +158,7 @@ impl Resolution {
                 answers: FromWorkers::new(QUEUE),
                 hints: FromWorkers::new(QUEUE),
                 open: OnceLock::new(),
+                loaded: Mutex::default(),
                 earlier: Mutex::new(
                     setup.earlier_shared_by_stages::<Self>().filter(|earlier| earlier.open.get().is_some()),
                 ),
@@ -332,6 +336,41 @@ impl ResolutionClient {
         }
     }
 
+    /// Returns the resolved neighbours in the format that [`ResolutionClient::load`] reads. Returns `None` if another
+    /// client of the run returns the neighbours.
+    pub fn save(&self) -> Option<Vec<u8>> {
+        let open = self.resolution.open.get().filter(|_| self.reports_counters)?;
+        let all = (0..open.tables.neighbor_slots()).filter_map(|slot| open.tables.neighbor_at(slot));
+        let resolved = all.filter_map(|(hop, state)| match state {
+            ResolutionState::At(mac) => Some((hop, mac)),
+            ResolutionState::Unknown | ResolutionState::Failed => None,
+        });
+        Some(state::save(resolved))
+    }
+
+    /// Takes over the neighbours that [`ResolutionClient::save`] of another program has returned. The resolver verifies
+    /// each neighbour at its next use.
+    ///
+    /// # Errors
+    /// Fails if the form is not known.
+    pub fn load(&self, state: &[u8]) -> std::result::Result<(), String> {
+        let Some(open) = self.resolution.open.get() else { return Ok(()) };
+        let neighbors = state::load(state)?;
+        {
+            // The resolver adds its entries later. Until then, packets already find the MAC addresses.
+            let mut writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            for (hop, mac) in &neighbors {
+                if usize::from(hop.port) < self.resolution.ports.len() {
+                    // A neighbour without room in the table is resolved again.
+                    let _ = writer.set_neighbor(*hop, ResolutionState::At(*mac), forwarding::ReportedEvent::None);
+                }
+            }
+            writer.publish(&open.tables);
+        }
+        *self.resolution.loaded.lock().unwrap_or_else(PoisonError::into_inner) = neighbors;
+        Ok(())
+    }
+
     /// Reports the counters. All stages share the counters, so only one stage of one worker reports them.
     pub fn counters(&self, report: &mut dyn CounterReport) {
         if let Some(open) = self.resolution.open.get().filter(|_| self.reports_counters) {
@@ -495,6 +534,11 @@ impl ResolverState {
         let Self { resolution, machines, actions, last_timeout_check, last_retry, announced } = self;
         let Some(open) = resolution.open.get() else { return };
         let mut writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        for (hop, mac) in resolution.loaded.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            if let Some(machine) = machines.get_mut(usize::from(hop.port)) {
+                machine.take_over(hop, mac, writer.has_routes(hop), actions);
+            }
+        }
         // Limit the number of messages per step, because messages may arrive faster than this loop handles them.
         for queue in [&resolution.answers, &resolution.hints] {
             let heard = std::iter::from_fn(|| queue.pop()).take(QUEUE);

@@ -231,6 +231,7 @@ impl<D: Device> Recovery<D> {
         }
         data.counters.timed_out += abandoned;
         data.reclaim_all(pool);
+        data.stopping = false;
         if let Err(refused) = self.initialise(data, pool) {
             return self.rebuild(data, pool, refused);
         }

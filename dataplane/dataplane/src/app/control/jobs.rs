@@ -154,7 +154,10 @@ fn handle(changer: &Changer, registry: &Registry, call: &Call) -> JobResult {
         | Call::Capture(_)
         | Call::Trace(_)
         | Call::Packets {}
-        | Call::BlackBox(_) => Err(failed("the request changes nothing")),
+        | Call::BlackBox(_)
+        | Call::Upgrade {}
+        | Call::TakeOver(_)
+        | Call::HandOver {} => Err(failed("the request changes nothing")),
     }
 }
 

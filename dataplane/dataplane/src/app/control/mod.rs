@@ -8,6 +8,7 @@ mod lists;
 mod observe;
 mod server;
 mod socket;
+mod upgrade;
 
 pub(super) use feed::{Feed, Phase};
 pub(super) use jobs::{Job, Jobs};
@@ -15,3 +16,4 @@ pub(super) use server::ControlServer;
 #[cfg(any(test, fuzzing))]
 pub(crate) use server::fuzz;
 pub(super) use socket::{Socket, group_problem, has_listener, in_use, path_problem, problem};
+pub(super) use upgrade::{SharedListener, TAKE_OVER_OPTION};

@@ -12,13 +12,16 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use tracing::Level;
 use tracing_appender::non_blocking::ErrorCounter;
 
 use super::feed::{Feed, Phase};
 use super::jobs::{Job, Jobs};
 use super::socket::Socket;
+use super::upgrade::{self, SharedListener, SwitchError, Upgrade};
 use super::{black_box, lists, observe};
 use crate::app::console::CommandError;
+use crate::app::logs;
 use crate::config::Runtime;
 use crate::runtime::{Observation, Run, Scope, Snapshot};
 use dataplane_control::observe::Started;
@@ -53,6 +56,10 @@ const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Serves the clients of the control socket, and passes snapshots to the metrics server.
 pub(in crate::app) struct ControlServer {
     socket: Option<Socket>,
+    /// The socket of the metrics server.
+    metrics: Option<SharedListener>,
+    /// The process id of the program that has taken over the run.
+    successor: Option<u32>,
     feed: Option<Arc<Feed>>,
     /// The number of log messages that were lost.
     logs_lost: Option<ErrorCounter>,
@@ -85,6 +92,8 @@ struct ClientConnection {
     observation: Option<Observation>,
     /// The file of the black box that the client reads in parts.
     black_box: Option<Vec<u8>>,
+    /// The upgrade of the client.
+    upgrade: Option<Upgrade>,
     /// Whether the server closes the connection after it has sent the output.
     is_refused: bool,
     /// The time by which the client must send its request, or must have received its answer.
@@ -135,11 +144,23 @@ impl ControlServer {
         registry: &Arc<Registry>,
     ) -> Result<Option<Self>, CommandError> {
         let socket = Socket::open(runtime).map_err(CommandError::Failed)?;
+        Ok(Self::new(socket, config, feed, registry))
+    }
+
+    /// Creates a server for a socket. Returns `None` if there is neither a socket nor a metrics server.
+    pub(in crate::app) fn new(
+        socket: Option<Socket>,
+        config: &Path,
+        feed: Option<Arc<Feed>>,
+        registry: &Arc<Registry>,
+    ) -> Option<Self> {
         if socket.is_none() && feed.is_none() {
-            return Ok(None);
+            return None;
         }
-        Ok(Some(Self {
+        Some(Self {
             socket,
+            metrics: None,
+            successor: None,
             feed,
             logs_lost: None,
             config: config.display().to_string(),
@@ -150,7 +171,53 @@ impl ControlServer {
             latest: None,
             jobs: Jobs::new(registry),
             has_accept_failed: false,
-        }))
+        })
+    }
+
+    /// Sets the socket of the metrics server, which the new program of an upgrade takes over.
+    pub(in crate::app) fn share_metrics(&mut self, metrics: Option<SharedListener>) {
+        self.metrics = metrics;
+    }
+
+    /// Sets the feed of the metrics server.
+    pub(in crate::app) fn set_feed(&mut self, feed: Option<Arc<Feed>>) {
+        self.feed = feed;
+    }
+
+    /// Returns the process id of the program that has taken over the run.
+    pub(in crate::app) fn successor(&self) -> Option<u32> {
+        self.successor
+    }
+
+    /// Hands the run over to the new program, which is the client with the index `at`. `id` is the number of the request.
+    fn switch(&mut self, run: &Run, at: usize, id: u64) {
+        let mut client = self.clients.swap_remove(at);
+        let Some(process) = client.upgrade.as_ref().and_then(Upgrade::process) else {
+            client.answer::<()>(id, Err(&upgrade::not_started()));
+            return self.clients.push(client);
+        };
+        let control = self.socket.as_ref().and_then(|socket| socket.share().ok().flatten());
+        let shared = [("control", &control), ("metrics", &self.metrics)];
+        let listeners: Vec<(&str, &SharedListener)> =
+            shared.into_iter().filter_map(|(name, shared)| Some((name, shared.as_ref()?))).collect();
+        match upgrade::switch(run, &client.stream, (id, process), &listeners) {
+            Ok(time) => {
+                self.successor = Some(process);
+                let waited = time.as_secs_f64() * 1e3;
+                let message =
+                    format!("process {process} has taken over this run; packets waited {waited:.1} ms at most");
+                logs::notice(Level::INFO, &message);
+                for other in &mut self.clients {
+                    let message = format!("process {process} has taken over this run (`dataplane upgrade`)");
+                    other.dismiss(Refusal::new(ErrorCode::Failed, message, "connect again"));
+                }
+            }
+            Err(SwitchError::Refused(refusal)) => {
+                client.answer::<()>(id, Err(&refusal));
+                self.clients.push(client);
+            }
+            Err(SwitchError::Lost(why)) => tracing::error!("upgrade failed: {why}; this program continues"),
+        }
     }
 
     /// Sets the counter of lost log messages, which the statistics contain.
@@ -178,13 +245,17 @@ impl ControlServer {
             }
             is_there
         });
-        self.accept();
+        // The new program accepts further clients.
+        if self.successor.is_none() {
+            self.accept();
+        }
         // The memory of the answers that wait to be sent. A client with a request has no output.
         let mut output: usize = self.clients.iter().map(|client| client.output.memory()).sum();
         let now = Instant::now();
         self.clients.iter_mut().for_each(|client| client.free_idle_file(now));
         let mut files = self.clients.iter().filter(|client| client.black_box.is_some()).count();
-        for client in &mut self.clients {
+        let mut switching = None;
+        for (at, client) in self.clients.iter_mut().enumerate() {
             let Some(Request { id, call, .. }) = &client.request else { continue };
             if output > MAX_OUTPUT {
                 break;
@@ -248,6 +319,26 @@ impl ControlServer {
                     client.answer(id, part.as_ref());
                 }
                 Call::Stats {} => {}
+                Call::Upgrade {} => {
+                    // An earlier upgrade of the client ends.
+                    client.upgrade = None;
+                    let started = Upgrade::start(run, &client.stream).map(|(upgrade, start)| {
+                        client.upgrade = Some(upgrade);
+                        start
+                    });
+                    client.answer(id, started.as_ref());
+                }
+                Call::TakeOver(request) => {
+                    let upgrade = client.upgrade.as_mut().ok_or_else(upgrade::not_started);
+                    let connection = (&client.stream, id);
+                    let answered =
+                        upgrade.and_then(|upgrade| upgrade.take_over(run, self.started, request, connection));
+                    match answered {
+                        Ok(()) => client.mark_answered(),
+                        Err(refusal) => client.answer::<()>(id, Err(&refusal)),
+                    }
+                }
+                Call::HandOver {} => switching = Some((at, id)),
                 Call::Plan(_)
                 | Call::Apply(_)
                 | Call::Confirm {}
@@ -267,6 +358,10 @@ impl ControlServer {
             }
             output += client.output.memory();
         }
+        if let Some((at, id)) = switching {
+            self.switch(run, at, id);
+        }
+        self.clients.retain(|client| client.upgrade.as_ref().is_none_or(|upgrade| !upgrade.is_overdue()));
         let is_due = self.answered.is_none_or(|answered| answered.elapsed() >= INTERVAL);
         if self.asking.is_none() && is_due && output <= MAX_OUTPUT {
             let mut clients = self.clients.iter();
@@ -396,7 +491,8 @@ impl ControlServer {
                 continue;
             }
             if self.clients.len() == MAX_CLIENTS {
-                let silent = (0..MAX_CLIENTS).filter(|at| self.clients[*at].is_silent());
+                let silent =
+                    (0..MAX_CLIENTS).filter(|at| self.clients[*at].is_silent() && self.clients[*at].upgrade.is_none());
                 match silent.min_by_key(|at| self.clients[*at].last_heard) {
                     Some(silent) => self.clients.swap_remove(silent).turn_away(),
                     None => {
@@ -427,6 +523,7 @@ impl ClientConnection {
             job: None,
             observation: None,
             black_box: None,
+            upgrade: None,
             is_refused: false,
             deadline: Some(last_heard + TIMEOUT),
             last_heard,
@@ -575,6 +672,11 @@ impl ClientConnection {
             Ok(Err(_)) => {}
             Err(refusal) => self.queue(&Response::error(Some(id), refusal.clone())),
         }
+    }
+
+    /// Records that the client has received the answer.
+    fn mark_answered(&mut self) {
+        (self.request, self.deadline) = (None, None);
     }
 
     fn queue(&mut self, response: &Response) {

@@ -2,16 +2,19 @@
 
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, RenameFlags, chmod, chownat, fchmod, open, renameat_with};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, bind, connect, listen};
 
+use super::upgrade::SharedListener;
 use crate::config::{Control, Runtime};
 use dataplane_control::socket::{ControlSocket, MAX_PATH, address, folders, is_own, name, sockets_in, unix};
 use dataplane_core::file;
@@ -26,7 +29,9 @@ pub(in crate::app) struct Socket {
     /// The identity of the socket file. The path may later name the file of another program, which must not be removed.
     identity: DeviceAndInode,
     /// The lock on the path, if the config names the path. `None` for a socket in a default folder.
-    _lock: Option<Lock>,
+    lock: Option<Lock>,
+    /// Whether another program has taken over the socket.
+    is_handed: Arc<AtomicBool>,
 }
 
 /// The device and inode of a file.
@@ -214,12 +219,41 @@ impl Socket {
 
     fn new(listener: OwnedFd, path: &Path, lock: Option<Lock>) -> io::Result<Self> {
         let identity = identity(&fs::symlink_metadata(path)?);
-        Ok(Self { listener: listener.into(), path: path.to_owned(), identity, _lock: lock })
+        let is_handed = Arc::default();
+        Ok(Self { listener: listener.into(), path: path.to_owned(), identity, lock, is_handed })
+    }
+
+    /// Returns the parts of the socket that another program needs to take over the socket. Returns `None` for a socket
+    /// in a default folder, because its name has the process id.
+    ///
+    /// # Errors
+    /// Fails if the process has no free descriptors.
+    pub(in crate::app) fn share(&self) -> io::Result<Option<SharedListener>> {
+        let Some(lock) = &self.lock else { return Ok(None) };
+        let (listener, file) = (self.listener.as_fd().try_clone_to_owned()?, lock.file.as_fd().try_clone_to_owned()?);
+        Ok(Some(SharedListener { listener, lock: Some(file), is_handed: self.is_handed.clone() }))
+    }
+
+    /// Takes over a socket of another program.
+    ///
+    /// # Errors
+    /// Fails if the path does not name the socket any more.
+    pub(in crate::app) fn take_over(path: &Path, listener: OwnedFd, lock: OwnedFd) -> io::Result<Self> {
+        let file = File::from(lock);
+        let lock_path = path.with_added_extension("lock");
+        let lock = Lock { path: lock_path, identity: identity(&file.metadata()?), file, is_handed: Arc::default() };
+        let socket = Self::new(listener, path, Some(lock))?;
+        socket.listener.set_nonblocking(true)?;
+        Ok(socket)
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
+        if self.is_handed.load(Ordering::Acquire) {
+            self.lock.iter().for_each(|lock| lock.is_handed.store(true, Ordering::Release));
+            return;
+        }
         if is_same_file(&self.path, self.identity) {
             // Ignore an error, because the next program detects that no program listens on the socket.
             let _ = fs::remove_file(&self.path);
@@ -240,8 +274,10 @@ fn is_same_file(path: &Path, identified: DeviceAndInode) -> bool {
 struct Lock {
     path: PathBuf,
     identity: DeviceAndInode,
-    /// The lock ends when this file is closed, so the lock ends with the program even if the program is killed.
-    _file: File,
+    /// The lock ends when all copies of this descriptor are closed, so the lock ends with the program even if the program
+    /// is killed.
+    file: File,
+    is_handed: Arc<AtomicBool>,
 }
 
 impl Lock {
@@ -268,7 +304,9 @@ impl Lock {
             let identity = identity(&about);
             match file.try_lock() {
                 Ok(()) if !is_own(&about) => return refused("the lock file belongs to another user"),
-                Ok(()) if is_same_file(&path, identity) => return Ok(Some(Self { path, identity, _file: file })),
+                Ok(()) if is_same_file(&path, identity) => {
+                    return Ok(Some(Self { path, identity, file, is_handed: Arc::default() }));
+                }
                 // The previous owner has just removed the file, so try again.
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Ok(None),
@@ -280,7 +318,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        if is_same_file(&self.path, self.identity) {
+        if !self.is_handed.load(Ordering::Acquire) && is_same_file(&self.path, self.identity) {
             let _ = fs::remove_file(&self.path);
         }
     }

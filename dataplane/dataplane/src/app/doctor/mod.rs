@@ -30,7 +30,7 @@ pub(super) fn doctor(registry: &Registry, args: &args::Doctor) -> Result<(), Com
     let assembly = match &args.config {
         Some(path) => {
             let config = args::Config { path: path.clone(), settings: args.settings.clone() };
-            Some(console::assembly(&config, registry, topology.clone())?)
+            Some(console::assembly(&config, None, registry, topology.clone())?)
         }
         None => None,
     };

@@ -2,8 +2,10 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
-use crate::app::control::{Socket, has_listener, path_problem};
+use crate::app::control::{SharedListener, Socket, has_listener, path_problem};
 use crate::config::{Metrics, Runtime};
 use dataplane_core::file;
 
@@ -81,5 +83,34 @@ impl Acceptor {
             }
         };
         Ok(Some(acceptor))
+    }
+
+    /// Returns the parts that another program needs to take over the socket. Returns `None` if the process has no free
+    /// descriptors.
+    pub(super) fn share(&self) -> Option<SharedListener> {
+        match self {
+            Self::Tcp(listener) => {
+                let listener = listener.as_fd().try_clone_to_owned().ok()?;
+                Some(SharedListener { listener, lock: None, is_handed: Arc::default() })
+            }
+            Self::Unix(socket) => socket.share().ok().flatten(),
+        }
+    }
+
+    /// Takes over the socket of another program. Returns `None` if the config has no metrics server.
+    ///
+    /// # Errors
+    /// Fails if the socket does not fit the config.
+    pub(super) fn take_over(runtime: &Runtime, listener: OwnedFd, lock: Option<OwnedFd>) -> io::Result<Option<Self>> {
+        Ok(match (&runtime.metrics, lock) {
+            (Metrics::None, _) => None,
+            (Metrics::Tcp(_), _) => {
+                let listener = TcpListener::from(listener);
+                listener.set_nonblocking(true)?;
+                Some(Self::Tcp(listener))
+            }
+            (Metrics::Unix(path), Some(lock)) => Some(Self::Unix(Socket::take_over(path, listener, lock)?)),
+            (Metrics::Unix(_), None) => return Err(ErrorKind::InvalidInput.into()),
+        })
     }
 }

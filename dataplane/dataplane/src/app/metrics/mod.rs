@@ -9,11 +9,13 @@ mod request;
 #[cfg(test)]
 mod tests;
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use super::control::Feed;
+use super::control::{Feed, SharedListener};
 use crate::config::Runtime;
 use acceptor::{Acceptor, KEY};
 use dataplane_core::error::THREAD_REMEDY;
@@ -38,6 +40,20 @@ impl Listener {
         let Some(acceptor) = Acceptor::open(runtime)? else { return Ok(None) };
         let feed = Feed::new().map_err(|error| format!("{KEY}: {error}"))?;
         Ok(Some(Self { acceptor, feed: feed.into() }))
+    }
+
+    /// Takes over the socket of another program.
+    ///
+    /// # Errors
+    /// Fails if the socket does not fit the config.
+    pub(super) fn take_over(runtime: &Runtime, listener: OwnedFd, lock: Option<OwnedFd>) -> io::Result<Option<Self>> {
+        let Some(acceptor) = Acceptor::take_over(runtime, listener, lock)? else { return Ok(None) };
+        Ok(Some(Self { acceptor, feed: Feed::new()?.into() }))
+    }
+
+    /// Returns the parts of the socket that another program needs to take over the server.
+    pub(super) fn share(&self) -> Option<SharedListener> {
+        self.acceptor.share()
     }
 
     /// Returns the feed from which the server takes its snapshots.

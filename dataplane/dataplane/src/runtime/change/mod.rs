@@ -19,8 +19,10 @@ mod refusal;
 mod retire;
 mod state;
 mod transaction;
+mod upgrade;
 mod workers;
 
 pub(crate) use history::{digest, digest_of};
 pub(crate) use state::{Changes, PipelineVersion, RunState, lock, start_tasks};
 pub use transaction::{ApplyOptions, Changer};
+pub(crate) use upgrade::UpgradeHold;

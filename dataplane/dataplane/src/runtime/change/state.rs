@@ -174,7 +174,7 @@ impl RunState {
     /// Returns the objects that are necessary to open ports.
     pub(crate) fn port_opener(&self) -> PortOpener<'_> {
         let Self { clock, topology, stop, on_port_change: on_change, .. } = self;
-        PortOpener { clock, topology, stop, on_change }
+        PortOpener { clock, topology, stop, on_change, takes_over: false }
     }
 
     /// Makes the version `next` the current version, and then calls `update`. Holds the lock of the changes during both

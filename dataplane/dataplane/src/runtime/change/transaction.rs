@@ -12,6 +12,7 @@ use super::prepare::{PreparedChange, Reverts};
 use super::refusal;
 use super::retire::ClosingPort;
 use super::state::{Changes, POLL_INTERVAL, PipelineVersion, Retiring, RunState, Unconfirmed, lock};
+use super::upgrade::UpgradeHold;
 use crate::config::Source;
 use crate::runtime::ports::{ChangedPorts, LivePort};
 use crate::runtime::{Assembly, difference};
@@ -160,6 +161,23 @@ impl Changer {
         lock(&self.0.changes).unconfirmed.is_some()
     }
 
+    /// Refuses changes until the returned value is dropped, so that another program can take over the run.
+    ///
+    /// # Errors
+    /// Fails if a change is in progress or unconfirmed, if another upgrade is in progress, if the run is stopping, or if
+    /// another program cannot take over the run.
+    pub(crate) fn begin_upgrade(&self) -> Result<UpgradeHold, Refusal> {
+        let state = &self.0;
+        let busy = state.occupy(check_confirmed)?;
+        if state.control.is_stopped() {
+            return Err(refusal::ending());
+        }
+        state.check_upgrade()?;
+        // The hold ends the change instead.
+        std::mem::forget(busy);
+        Ok(UpgradeHold::new(state))
+    }
+
     /// Returns the history: a row for the start of the run, and rows for the last changes, at most 32 rows in total.
     pub fn history(&self) -> History {
         History { changes: lock(&self.0.changes).history.rows() }
@@ -188,17 +206,22 @@ struct Busy<'a>(&'a RunState);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        lock(&self.0.changes).is_busy = false;
+        self.0.end_change();
     }
 }
 
 impl RunState {
+    /// Marks no change as in progress.
+    pub(crate) fn end_change(&self) {
+        lock(&self.changes).is_busy = false;
+    }
+
     /// Marks a change as in progress, if `check` accepts the state of the changes.
     fn occupy(&self, check: impl FnOnce(&Changes) -> Result<(), Refusal>) -> Result<Busy<'_>, Refusal> {
         let mut changes = lock(&self.changes);
         check(&changes)?;
         if changes.is_busy {
-            return Err(refusal::busy("another change is in progress", "try again when the other change is complete"));
+            return Err(refusal::busy("another change or an upgrade is in progress", "try again when it is complete"));
         }
         changes.is_busy = true;
         Ok(Busy(self))

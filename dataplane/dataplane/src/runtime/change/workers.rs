@@ -20,6 +20,7 @@ use crate::config::Plan;
 use crate::runtime::Assembly;
 use crate::runtime::ports::LivePort;
 use crate::runtime::report::Outcome;
+use crate::runtime::sample::HandedWorker;
 use crate::runtime::sample::{self, RequesterEnd, Times};
 use crate::runtime::snapshot::Sampler;
 use crate::runtime::worker_thread::{Ready, StartingWorker, WorkerBuilder, WorkerHandle, WorkerResult, first_error};
@@ -96,6 +97,7 @@ impl RunState {
                 digest: digest.clone(),
                 keeps_recv_info: self.keeps_recv_info,
                 joins: true,
+                memory: None,
             };
             added.starting.push(builder.spawn(&ready).map_err(|error| not_started(&error))?);
         }
@@ -123,7 +125,7 @@ impl RunState {
             memories.push(memory);
             sampler.add(info, sample, request);
         }
-        workers.extend(added.starting.drain(..).map(|worker| worker.start(&self.control)));
+        workers.extend(added.starting.drain(..).map(|worker| worker.start(&self.control, HandedWorker::default())));
     }
 
     /// Completes a change of the number of workers: distributes the packets of the ports among the workers of `plan`, and

@@ -89,6 +89,7 @@ mod client {
     impl Answer {
         pub fn json(&self) -> &str {}
         pub fn parse<T: DeserializeOwned>(&self) -> Result<T, Error> {}
+        pub fn parse_exactly<T: DeserializeOwned>(&self) -> Result<T, Error> {}
     }
     impl Client {
         pub fn connect(path: &Path) -> Result<Self, Error> {}
@@ -96,6 +97,8 @@ mod client {
         pub fn only() -> Result<Self, Error> {}
         pub fn all() -> (Vec<(u32, Self)>, usize) {}
         pub fn set_timeout(&mut self, timeout: Duration) -> Result<(), Error> {}
+        pub fn of_stream(stream: UnixStream, path: &Path) -> Self {}
+        pub fn into_stream(self) -> UnixStream {}
         pub fn path(&self) -> &Path {}
         pub fn call(&mut self, call: &Call) -> Result<Answer, Error> {}
         pub fn hello(&mut self) -> Result<Hello, Error> {}
@@ -270,6 +273,9 @@ mod protocol {
         Trace(TracePackets),
         Packets {},
         BlackBox(BlackBox),
+        Upgrade {},
+        TakeOver(TakeOver),
+        HandOver {},
     }
     #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct Show {
@@ -320,7 +326,7 @@ mod protocol {
     pub const DEFAULT_LIMIT: u32 = _;
     pub const MAX_LIMIT: u32 = _;
     impl Call {
-        pub const NAMES: [&str; 15] = _;
+        pub const NAMES: [&str; 18] = _;
     }
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     pub struct Hello {
@@ -470,6 +476,70 @@ pub mod socket {
     pub fn is_own(about: &Metadata) -> bool {}
     pub fn address(path: &Path) -> Result<SocketAddrUnix, String> {}
     pub fn unix(flags: SocketFlags) -> io::Result<OwnedFd> {}
+}
+pub mod upgrade {
+    pub const HAND_OVER_VERSION: u32 = _;
+    pub const READY: u8 = _;
+    pub const RUNNING: u8 = _;
+    pub const DONE: u8 = _;
+    pub const WITHDRAWN: u8 = _;
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct UpgradeStart {
+        pub pid: u32,
+        pub version: String,
+        pub arguments: Vec<String>,
+        pub directory: String,
+        pub environment: Vec<(String, String)>,
+    }
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct TakeOver {
+        pub hand_over_version: u32,
+        pub pid: u32,
+    }
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    pub struct TakenConfig {
+        pub text: String,
+        pub settings: Vec<String>,
+        pub running_s: f64,
+        pub memories: Vec<MemoryRow>,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct MemoryRow {
+        pub pages: String,
+        pub stride: u32,
+        pub headroom: u32,
+        pub count: u32,
+    }
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct HandedOver {
+        pub descriptors: Vec<String>,
+        pub queues: Vec<QueueRow>,
+        pub states: Vec<StateRow>,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct QueueRow {
+        pub port: String,
+        pub queue: u16,
+        pub descriptors: usize,
+        pub posted: Vec<u32>,
+        pub position: Vec<u64>,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct StateRow {
+        pub worker: usize,
+        pub stage: String,
+        pub bytes: usize,
+    }
+    pub fn send_descriptors(
+        stream: &UnixStream,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {}
+    pub fn receive_descriptors(
+        stream: &UnixStream,
+        count: usize,
+    ) -> io::Result<Vec<OwnedFd>> {}
+    pub fn send_byte(mut stream: &UnixStream, byte: u8) -> io::Result<()> {}
+    pub fn receive_byte(mut stream: &UnixStream) -> io::Result<u8> {}
 }
 pub use client::{Answer, Client, Pages};
 pub use error::Error;

@@ -1852,6 +1852,11 @@ pub mod mem {
         }
         #[derive(Clone, Debug)]
         pub struct BatchMemory(_);
+        impl BatchMemory {
+            pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {}
+            pub fn layout(&self) -> SlotLayout {}
+            pub fn pages(&self) -> PageKind {}
+        }
         #[derive(Debug)]
         pub struct Pool {
             private: _,
@@ -1859,6 +1864,10 @@ pub mod mem {
         impl Pool {
             pub fn new(region: Region, layout: SlotLayout) -> Result<Self> {}
             pub fn detached(memory: &BatchMemory) -> Self {}
+            pub fn continued(region: Region, layout: SlotLayout) -> Result<Self> {}
+            #[must_use]
+            pub fn take_over(&mut self, slots: &[u32]) -> bool {}
+            pub fn take_over_rest(&mut self) {}
             pub fn absorb(&mut self, detached: &mut Self) {}
             pub fn batch_memory(&self) -> BatchMemory {}
             pub fn layout(&self) -> SlotLayout {}
@@ -1995,6 +2004,13 @@ pub mod mem {
         unsafe impl Sync for Region {}
         impl Region {
             pub fn allocate(spec: RegionSpec) -> Result<(Self, Vec<Notice>)> {}
+            pub fn allocate_shared(spec: RegionSpec) -> Result<(Self, Vec<Notice>)> {}
+            pub fn of_descriptor(
+                descriptor: OwnedFd,
+                bytes: usize,
+                pages: PageKind,
+            ) -> Result<Self> {}
+            pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {}
             pub fn base(&self) -> NonNull<u8> {}
             pub fn len(&self) -> usize {}
             pub fn pages(&self) -> PageKind {}
@@ -2237,6 +2253,8 @@ pub mod pipeline {
             #[must_use]
             pub const fn observes_drops<S: Any + DropObserver>(self) -> Self {}
             #[must_use]
+            pub const fn transfers_state<S: Any + StateTransfer>(self) -> Self {}
+            #[must_use]
             pub const fn ignores_checksums(self) -> Self {}
         }
         pub trait ChecksumOffload {
@@ -2244,6 +2262,10 @@ pub mod pipeline {
         }
         pub trait Generator {
             fn generate(&mut self, ctx: &Ctx, batch: &mut Batch);
+        }
+        pub trait StateTransfer {
+            fn save_state(&mut self) -> Option<Vec<u8>>;
+            fn load_state(&mut self, state: &[u8]) -> Result<(), String>;
         }
         pub trait DropObserver {
             fn observe_drop(&mut self, ctx: &Ctx, packet: &Packet<'_>, cause: Cause<'_>);
@@ -2337,6 +2359,8 @@ pub mod pipeline {
                 &mut self,
             ) -> impl Iterator<Item = (&str, &mut Box<dyn Stage>)> {}
             pub fn visit(&mut self, mut visit: impl FnMut(&dyn Stage)) {}
+            pub fn save_states(&mut self) -> Vec<(String, Vec<u8>)> {}
+            pub fn load_states(&mut self, states: &[(String, Vec<u8>)]) -> Vec<String> {}
             pub fn tick(&mut self, ctx: &Ctx) {}
             pub fn process_held_or_generate<O: Observer>(
                 &mut self,
@@ -2874,6 +2898,7 @@ pub mod pipeline {
     pub use context::{Cause, Ctx, DefaultTarget};
     pub use contract::{
         ChecksumOffload, Contract, DropObserver, Generator, StageInfo, StageState,
+        StateTransfer,
     };
     pub use counters::CounterReport;
     pub use facts::Facts;
@@ -2930,8 +2955,8 @@ pub mod prelude {
     };
     pub use crate::pipeline::{Generator, Headers, HeldPackets, Problem};
     pub use crate::pipeline::{
-        Live, LiveReader, LiveTable, PortChange, Setup, Stage, StageInfo, StopSignal,
-        Task,
+        Live, LiveReader, LiveTable, PortChange, Setup, Stage, StageInfo, StateTransfer,
+        StopSignal, Task,
     };
     pub use crate::pipeline::{Table, TableInfo, TablePage, TableQuery};
 }

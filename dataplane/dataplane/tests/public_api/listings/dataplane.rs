@@ -767,7 +767,7 @@ pub mod runtime {
             pub fn start_unless(
                 assembly: Assembly,
                 options: Options,
-                mut cancelled: impl FnMut() -> bool,
+                cancelled: impl FnMut() -> bool,
             ) -> Result<Self> {}
             pub fn plan(&self) -> Arc<config::Plan> {}
             pub fn source(&self) -> Source {}

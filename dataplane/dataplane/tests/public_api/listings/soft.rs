@@ -71,6 +71,7 @@ mod device {
         pub fn distribute(&self, queues: u16) -> Result<()> {}
         pub fn wire_error(&self) -> Option<Error> {}
         pub fn describe_link(&self) -> Option<String> {}
+        pub fn hand_over(&self) -> Option<&dyn HandOver> {}
         pub fn finish(&self) -> Result<()> {}
     }
     unsafe impl Device for SoftDevice {}
@@ -122,6 +123,22 @@ mod fault {
     impl Default for FaultSpec {}
     impl FaultSpec {
         pub fn is_none(&self) -> bool {}
+    }
+}
+mod hand_over {
+    #[derive(Debug)]
+    pub struct HandedQueue {
+        pub queue: u16,
+        pub descriptors: Vec<OwnedFd>,
+        pub position: Vec<u64>,
+        pub posted: Vec<u32>,
+    }
+    pub trait HandOver: Send + Sync {
+        fn shares_memory(&self) -> bool {}
+        fn detach(&self, is_input: bool) -> io::Result<()>;
+        fn detached(&self) -> io::Result<Option<Vec<HandedQueue>>>;
+        fn resume(&self, is_touched: bool) -> io::Result<()>;
+        fn attach(&self, queues: Vec<HandedQueue>) -> io::Result<()>;
     }
 }
 mod handle {
@@ -345,6 +362,7 @@ mod link {
                 pub qdisc_bypass: bool,
                 pub outgoing: bool,
                 pub hardware_stamps: bool,
+                pub takes_over: bool,
             }
             impl PacketSpec {
                 pub const RING: u32 = _;
@@ -516,6 +534,7 @@ mod link {
             pub mtu: Option<u32>,
             pub up: bool,
             pub persistent: bool,
+            pub takes_over: bool,
         }
         impl TapSpec {
             pub fn new(name: &str) -> Self {}
@@ -567,6 +586,7 @@ mod link {
                 pub hardware_stamps: bool,
                 pub busy_poll: Option<BusyPoll>,
                 pub queues: u16,
+                pub takes_over: bool,
             }
             impl XdpSpec {
                 pub fn new(interface: &str) -> Self {}
@@ -665,6 +685,9 @@ mod link {
         Xdp(XdpSpec),
         Packet(PacketSpec),
         Tap(TapSpec),
+    }
+    impl LinkSpec {
+        pub fn take_over(&mut self, is_input: bool) {}
     }
     copying_ends!(
         Generator : generator::Generator, Loopback : loopback::Port, Pcap : pcap::Player,
@@ -776,6 +799,7 @@ pub use dataplane_core::verbs::{RssFields, RssKey, RssSpec};
 pub use device::{SoftDevice, SoftProvider};
 pub use fabric::SoftSrq;
 pub use fault::FaultSpec;
+pub use hand_over::{HandOver, HandedQueue};
 pub use handle::SoftAh;
 pub use link::*;
 pub use memory::SoftMr;

@@ -21,6 +21,7 @@ pub mod bridge {
         private: _,
     }
     impl Stage for Bridge {}
+    impl StateTransfer for Bridge {}
     impl Generator for Bridge {}
 }
 pub mod capture {
@@ -357,6 +358,7 @@ pub mod neighbor {
         pub port: Option<String>,
     }
     impl Stage for Neighbor {}
+    impl StateTransfer for Neighbor {}
     impl Generator for Neighbor {}
 }
 pub mod parameter {
@@ -467,6 +469,8 @@ pub mod resolution {
     impl ResolutionClient {
         pub const FRAMES: usize = _;
         pub fn generate(&mut self, batch: &mut Batch) {}
+        pub fn save(&self) -> Option<Vec<u8>> {}
+        pub fn load(&self, state: &[u8]) -> std::result::Result<(), String> {}
         pub fn counters(&self, report: &mut dyn CounterReport) {}
     }
     #[derive(Debug, Default)]

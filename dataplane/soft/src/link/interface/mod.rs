@@ -170,6 +170,11 @@ impl<T> Handover<T> {
         if self.is_there.load(Ordering::Acquire) { self.take_stored() } else { None }
     }
 
+    /// Returns whether the queue has taken the last stored sockets.
+    pub(crate) fn is_taken(&self) -> bool {
+        !self.is_there.load(Ordering::Acquire)
+    }
+
     #[cold]
     fn take_stored(&self) -> Option<T> {
         self.is_there.store(false, Ordering::Relaxed);

@@ -109,6 +109,7 @@ impl LinkParameters for PacketConfig {
             qdisc_bypass: self.qdisc_bypass,
             outgoing: self.outgoing,
             hardware_stamps: self.stamps == FrameStamps::Hardware,
+            takes_over: false,
         }))
     }
 }

@@ -66,6 +66,22 @@ impl Members {
         self.order.is_empty()
     }
 
+    /// Returns the place of the socket of a queue, and the number of the join.
+    pub(super) fn position(&self, queue: u16) -> Option<(u64, u64)> {
+        let found = (0..).zip(&self.order).find(|(_, (member, _))| *member == queue);
+        found.map(|(place, (_, join))| (place, *join))
+    }
+
+    /// Returns the sockets that another program has opened, from the queue, the place and the number of the join of each
+    /// socket. Returns `None` if a place is missing.
+    pub(super) fn adopt(mut sockets: Vec<(u16, u64, u64)>) -> Option<Self> {
+        sockets.sort_unstable_by_key(|(_, place, _)| *place);
+        let joins = sockets.iter().map(|(.., join)| *join).max().unwrap_or(0);
+        let is_complete = sockets.iter().map(|(_, place, _)| *place).eq(0..sockets.len() as u64);
+        let order = sockets.into_iter().map(|(queue, _, join)| (queue, join)).collect();
+        is_complete.then_some(Self { order, joins })
+    }
+
     /// Restores the order in which the sockets joined. When an interface goes up after it was down, the kernel adds the
     /// sockets of the interface in this order.
     pub(super) fn sort(&mut self) {
@@ -332,6 +348,23 @@ mod tests {
         assert_eq!(members.places(None), [1, 2, 0]);
         members.sort();
         assert_eq!(members.places(None), [0, 2, 1]);
+    }
+
+    #[test]
+    fn places_move_to_another_program() {
+        let mut old = Members::default();
+        [2, 0, 1].into_iter().for_each(|queue| old.join(queue));
+        old.leave(2);
+        old.join(2);
+        let position = |queue| old.position(queue).map(|(place, join)| (queue, place, join)).unwrap();
+        let mut new = Members::adopt((0..3).map(position).collect()).unwrap();
+        assert_eq!(new.places(None), old.places(None));
+        assert_eq!(Members::adopt(vec![position(0), position(2)]).map(|_| ()), None);
+        for members in [&mut old, &mut new] {
+            members.join(3);
+            members.sort();
+        }
+        assert_eq!(new.places(None), old.places(None));
     }
 
     #[test]

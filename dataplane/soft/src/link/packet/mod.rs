@@ -9,6 +9,7 @@
 pub(super) mod config;
 mod doctor;
 mod fanout;
+mod hand_over;
 mod offload;
 mod outbox;
 mod socket;
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::counters::Counting;
+use crate::hand_over::HandOver;
 use crate::link::interface::stamps;
 use crate::link::interface::{Handover, Interface, Watcher, refused};
 use crate::link::{Link, Sent, Wire};
@@ -53,6 +55,8 @@ pub(crate) struct Packets {
     by_nic: AtomicBool,
     /// The last error of opening a socket on a recreated interface.
     last_error: Mutex<Option<String>>,
+    /// Whether new queues wait for the queues of another program.
+    awaits: AtomicBool,
     state: Mutex<PacketState>,
 }
 
@@ -70,6 +74,8 @@ struct PacketState {
     /// The number of queues that receive frames. `None` before the first call of [`Link::distribute`]: all queues.
     queues: Option<u16>,
     shares: Vec<Weak<QueueShare>>,
+    /// Whether another program takes the queues over, so that this program must open no new sockets.
+    is_detached: bool,
 }
 
 /// State that a queue shares with the watcher thread.
@@ -83,9 +89,23 @@ struct QueueShare {
     receiver: Mutex<Option<Arc<OwnedFd>>>,
     /// Number of frames that the kernel has dropped and that are not yet reported.
     missed: AtomicU64,
+    /// Whether the queue puts its sockets into `detached` when it takes new sockets, because another program takes the
+    /// sockets over.
+    is_detaching: AtomicBool,
+    detached: Mutex<Option<PacketSocket>>,
 }
 
 impl QueueShare {
+    /// Takes the sockets that the queue has replaced. Returns the number of frames that are lost.
+    #[cold]
+    fn retire(&self, mut socket: PacketSocket) -> u64 {
+        if self.is_detaching.swap(false, Ordering::AcqRel) {
+            *lock(&self.detached) = Some(socket);
+            return 0;
+        }
+        socket.discard()
+    }
+
     /// Adds to `missed` the number of frames that the kernel has dropped since the last call.
     fn read_drops(&self) {
         if let Some(receiver) = &*lock(&self.receiver) {
@@ -118,12 +138,29 @@ impl Packets {
         let interface = Interface::need(&spec.interface)?;
         let by_nic = spec.hardware_stamps && enable_nic(&spec.interface);
         // Open a socket now and drop it, so that a refusal is reported here and not when the first worker starts.
-        PacketSocket::open(spec, longest, interface.index, by_nic, None)
-            .map_err(|(what, error)| refused(&spec.interface, what, "CAP_NET_RAW", &error))?;
-        let (members, shares) = (Members::default(), Vec::new());
-        let state = PacketState { interface, is_deleted: false, group: None, members, queues: None, shares };
-        let state = Mutex::new(state);
-        Ok(Self { spec: spec.clone(), longest, stamped, by_nic: by_nic.into(), last_error: Mutex::default(), state })
+        let first = match spec.takes_over {
+            true => socket::sender(spec, interface.index).map(drop),
+            false => PacketSocket::open(spec, longest, interface.index, by_nic, None).map(drop),
+        };
+        first.map_err(|(what, error)| refused(&spec.interface, what, "CAP_NET_RAW", &error))?;
+        let state = PacketState {
+            interface,
+            is_deleted: false,
+            group: None,
+            members: Members::default(),
+            queues: None,
+            shares: Vec::new(),
+            is_detached: false,
+        };
+        Ok(Self {
+            spec: spec.clone(),
+            longest,
+            stamped,
+            by_nic: by_nic.into(),
+            last_error: Mutex::default(),
+            awaits: spec.takes_over.into(),
+            state: Mutex::new(state),
+        })
     }
 
     /// Returns whether received frames have timestamps of the NIC.
@@ -142,6 +179,9 @@ impl Packets {
         // Sockets stay usable while the interface is down. After the interface was removed, the old sockets never
         // receive again, so open new sockets.
         let is_new = state.is_deleted || now.index != state.interface.index;
+        if is_new && state.is_detached {
+            return;
+        }
         // It is possible that the new interface is not an Ethernet interface. The port cannot use such an interface.
         let mut no_stamps = None;
         if is_new {
@@ -235,17 +275,25 @@ impl Packets {
     fn try_join(&self, queue: u16) -> Result<(Arc<QueueShare>, PacketSocket), (&'static str, io::Error)> {
         let mut state = lock(&self.state);
         let PacketState { interface, group, members, .. } = &mut *state;
-        if members.is_empty() {
-            // The kernel has freed the group. Its number may now be the number of a group of another program.
-            *group = None;
-        }
-        let socket = PacketSocket::open(&self.spec, self.longest, interface.index, self.by_nic(), Some(group))?;
-        state.members.join(queue);
+        let (socket, receiver) = if self.awaits.load(Ordering::Relaxed) {
+            (PacketSocket::idle(None)?, None)
+        } else {
+            if members.is_empty() {
+                // The kernel has freed the group. Its number may now be the number of a group of another program.
+                *group = None;
+            }
+            let socket = PacketSocket::open(&self.spec, self.longest, interface.index, self.by_nic(), Some(group))?;
+            members.join(queue);
+            let receiver = socket.receiver.clone();
+            (socket, Some(receiver))
+        };
         let share = Arc::new(QueueShare {
             queue,
             fresh: Handover::default(),
-            receiver: Mutex::new(Some(socket.receiver.clone())),
+            receiver: Mutex::new(receiver),
             missed: AtomicU64::new(0),
+            is_detaching: AtomicBool::new(false),
+            detached: Mutex::default(),
         });
         state.shares.retain(|share| share.strong_count() > 0);
         state.shares.push(Arc::downgrade(&share));
@@ -317,6 +365,10 @@ impl<End: From<Box<PacketPort>>> Link<End> for Packets {
         (self.stamped || self.spec.hardware_stamps).then(|| format!("{} (timestamps: {source})", self.spec.interface))
     }
 
+    fn hand_over(&self) -> Option<&dyn HandOver> {
+        Some(self)
+    }
+
     fn watch(self: Arc<Self>, status: &Arc<Status>) -> Result<Option<Watcher>> {
         let (name, status) = (self.spec.interface.clone(), status.clone());
         let watcher = Watcher::start(&name, move |found| {
@@ -361,7 +413,8 @@ impl PacketPort {
     fn take_new_sockets(&mut self) {
         let Some(end) = &mut self.end else { return };
         if let Some(fresh) = end.share.fresh.take() {
-            self.lost += std::mem::replace(&mut end.socket, fresh).discard();
+            let before = std::mem::replace(&mut end.socket, fresh);
+            self.lost += end.share.retire(before);
         }
     }
 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::fanout;
 use super::offload::{HEADER, PendingOffload};
@@ -30,6 +31,17 @@ const BLOCK: usize = 1 << 16;
 const BEFORE: usize = 128;
 /// Socket buffer size, in bytes, for frames that are too long for the ring and for frames that are being sent.
 const BUFFERS: libc::c_int = 8 << 20;
+
+/// The size of the ring of an end that receives nothing, in bytes.
+const IDLE_RING: usize = 4096;
+
+/// The geometry of a ring, and the index of the next frame to check.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RingPosition {
+    pub(super) stride: usize,
+    pub(super) frames: usize,
+    pub(super) head: usize,
+}
 
 /// The sockets and the ring of one queue.
 #[derive(Debug)]
@@ -152,19 +164,53 @@ impl PacketSocket {
         if let Some(group) = group {
             fanout::join(&receiver, group, spec.outgoing).map_err(|error| ("PACKET_FANOUT", error))?;
         }
-        let sender = packet_socket().map_err(|error| ("opening an AF_PACKET socket", error))?;
-        if spec.qdisc_bypass {
-            let bypass: libc::c_int = 1;
-            set_option(&sender, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &bypass)
-                .map_err(|error| ("PACKET_QDISC_BYPASS", error))?;
-        }
-        grow(&sender, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF);
-        // Protocol 0 means that the socket receives no frames.
-        bind(&sender, index, 0).map_err(|error| ("bind", error))?;
+        let sender = sender(spec, index)?;
         let mut socket = Self { receiver: Arc::new(receiver), sender, map, stride, mask: frames - 1, head: 0, by_nic };
         // Discard the frames that arrived before the socket joined the group. Other queues received these frames too.
         socket.discard();
         Ok(socket)
+    }
+
+    /// Returns an end that receives nothing. The ring has one entry, which stays empty. `sender` is the sending socket.
+    ///
+    /// The receiver is no socket, because closing a packet socket takes the kernel more than 10 ms.
+    ///
+    /// # Errors
+    /// Returns the operation that the kernel refused, and the error.
+    pub(super) fn idle(sender: Option<OwnedFd>) -> Result<Self, (&'static str, io::Error)> {
+        let event = || eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| ("opening an eventfd", error.into()));
+        // A page of zeros: the status of the only entry is `TP_STATUS_KERNEL`.
+        let map = MmapOptions::new().len(IDLE_RING).map_anon().map_err(|error| ("allocating memory", error))?;
+        let (receiver, sender) = (Arc::new(event()?), sender.map_or_else(event, Ok)?);
+        Ok(Self { receiver, sender, map: map.into(), stride: IDLE_RING, mask: 0, head: 0, by_nic: false })
+    }
+
+    /// Returns the position in the ring for [`PacketSocket::adopt`].
+    pub(super) fn position(&self) -> RingPosition {
+        RingPosition { stride: self.stride, frames: self.mask + 1, head: self.head }
+    }
+
+    /// Continues the receiving socket of another program at a position in the ring.
+    ///
+    /// # Errors
+    /// Returns the operation that the kernel refused, and the error.
+    pub(super) fn adopt(
+        spec: &PacketSpec,
+        receiver: OwnedFd,
+        index: u32,
+        by_nic: bool,
+        position: RingPosition,
+    ) -> Result<Self, (&'static str, io::Error)> {
+        let RingPosition { stride, frames, head } = position;
+        let length = stride.checked_mul(frames).filter(|_| stride.is_power_of_two() && frames.is_power_of_two());
+        let Some(length) = length.filter(|_| stride >= BEFORE && head < frames) else {
+            return Err(("checking the ring of the other program", io::ErrorKind::InvalidInput.into()));
+        };
+        let sender = sender(spec, index)?;
+        // The kernel refuses a length that is not the length of the ring.
+        let map = MmapOptions::new().len(length).map_raw(&receiver);
+        let map = map.map_err(|error| ("mapping the ring of the other program", error))?;
+        Ok(Self { receiver: Arc::new(receiver), sender, map, stride, mask: frames - 1, head, by_nic })
     }
 
     fn status(&self) -> &AtomicU32 {
@@ -293,6 +339,20 @@ pub(super) fn drops(receiver: &OwnedFd) -> u64 {
         libc::getsockopt(fd, libc::SOL_PACKET, libc::PACKET_STATISTICS, to, &raw mut length)
     };
     if done == 0 { u64::from(statistics.tp_drops) } else { 0 }
+}
+
+/// Opens the sending socket of a queue.
+pub(super) fn sender(spec: &PacketSpec, index: u32) -> Result<OwnedFd, (&'static str, io::Error)> {
+    let sender = packet_socket().map_err(|error| ("opening an AF_PACKET socket", error))?;
+    if spec.qdisc_bypass {
+        let bypass: libc::c_int = 1;
+        set_option(&sender, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &bypass)
+            .map_err(|error| ("PACKET_QDISC_BYPASS", error))?;
+    }
+    grow(&sender, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF);
+    // Protocol 0 means that the socket receives no frames.
+    bind(&sender, index, 0).map_err(|error| ("bind", error))?;
+    Ok(sender)
 }
 
 fn packet_socket() -> io::Result<OwnedFd> {

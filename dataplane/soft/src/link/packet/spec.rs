@@ -17,6 +17,8 @@ pub struct PacketSpec {
     /// Whether received frames have timestamps of the NIC instead of the kernel. Only used if completions have
     /// wall-clock timestamps.
     pub hardware_stamps: bool,
+    /// Whether the queues receive nothing until they take over the queues of another program.
+    pub takes_over: bool,
 }
 
 impl PacketSpec {
@@ -34,6 +36,7 @@ impl PacketSpec {
             qdisc_bypass: true,
             outgoing: false,
             hardware_stamps: false,
+            takes_over: false,
         }
     }
 }

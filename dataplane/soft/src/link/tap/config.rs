@@ -108,6 +108,7 @@ impl LinkParameters for TapConfig {
             mtu: self.mtu,
             up: self.up,
             persistent: self.persistent,
+            takes_over: false,
         }))
     }
 }

@@ -5,6 +5,7 @@
 
 pub(super) mod config;
 mod doctor;
+mod hand_over;
 
 use std::fs::OpenOptions;
 use std::io;
@@ -15,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::event::epoll;
 
 use crate::counters::Counting;
+use crate::hand_over::HandOver;
 use crate::link::interface::{Handover, Interface, Request, Watcher, refused};
 use crate::link::{Link, Sent, Wire};
 use crate::rss::Rss;
@@ -47,13 +49,15 @@ pub struct TapSpec {
     /// Whether the interface stays when the device is dropped. An interface that was persistent before stays in any
     /// case.
     pub persistent: bool,
+    /// Whether the queues receive nothing until they take over the queues of another program.
+    pub takes_over: bool,
 }
 
 impl TapSpec {
     /// Creates a spec with these settings: the device sets the interface up (`IFF_UP`), and a new interface disappears
     /// when the device is dropped.
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), mac: None, mtu: None, up: true, persistent: false }
+        Self { name: name.to_owned(), mac: None, mtu: None, up: true, persistent: false, takes_over: false }
     }
 }
 
@@ -76,6 +80,10 @@ struct TapState {
     /// The number of queue pairs that receive frames. `None` before the first call of [`Link::distribute`]: all queue
     /// pairs.
     receiving: Option<u16>,
+    /// Whether the queue pairs wait for the queues of another program.
+    awaits: bool,
+    /// The handovers of the queue pairs that stop reading, because another program takes over their queues.
+    detached: Vec<Arc<QueueHandover>>,
 }
 
 /// The handover through which a queue pair gets a new list of queues.
@@ -126,6 +134,10 @@ impl Tap {
     pub(super) fn open(spec: &TapSpec, device_mtu: u32, stamped: bool) -> Result<Self> {
         let refusal = |what: &str, error: &io::Error| refused(&spec.name, what, "CAP_NET_ADMIN", error);
         let found = Interface::find(&spec.name).map_err(|error| refusal("looking up the interface", &error))?;
+        if spec.takes_over {
+            let found = found.ok_or_else(|| refusal("taking over the TAP", &io::ErrorKind::NotFound.into()))?;
+            return Ok(Self::new(spec, stamped, found.index, None));
+        }
         let was_there = found.is_some();
         let first = attach(&spec.name).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
@@ -151,8 +163,21 @@ impl Tap {
             let persist = tun(&first, libc::TUNSETPERSIST, 1);
             persist.map_err(|error| refusal("making the TAP persistent", &error))?;
         }
-        let state = TapState { index, spare: vec![Arc::new(first)], ends: Vec::new(), receiving: None };
-        Ok(Self { spec: spec.clone(), stamped, state: Mutex::new(state) })
+        Ok(Self::new(spec, stamped, index, Some(first)))
+    }
+
+    /// Creates the link for an interface with a first queue. Without a queue, the queue pairs wait for the queues of
+    /// another program.
+    fn new(spec: &TapSpec, stamped: bool, index: u32, first: Option<OwnedFd>) -> Self {
+        let state = TapState {
+            index,
+            awaits: first.is_none(),
+            spare: first.into_iter().map(Arc::new).collect(),
+            ends: Vec::new(),
+            receiving: None,
+            detached: Vec::new(),
+        };
+        Self { spec: spec.clone(), stamped, state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, TapState> {
@@ -222,7 +247,7 @@ impl Tap {
         let mut state = self.state();
         let mut queues = Vec::new();
         // A queue receives frames as soon as it is attached, so attach no queue for a queue pair that receives no frames.
-        if receives(state.receiving, index) {
+        if receives(state.receiving, index) && !state.awaits {
             queues.push(match state.spare.pop() {
                 Some(queue) => queue,
                 None => Arc::new(attach(&self.spec.name).map_err(|error| match error.raw_os_error() {
@@ -316,6 +341,10 @@ impl<End: From<TapPort>> Link<End> for Tap {
     /// clock, so the timestamp is the time of the poll.
     fn describe(&self) -> Option<String> {
         self.stamped.then(|| format!("{} (timestamps: poll)", self.spec.name))
+    }
+
+    fn hand_over(&self) -> Option<&dyn HandOver> {
+        Some(self)
     }
 
     fn watch(self: Arc<Self>, status: &Arc<Status>) -> Result<Option<Watcher>> {

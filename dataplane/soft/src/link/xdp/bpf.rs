@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::program::Instruction;
 
@@ -17,6 +17,7 @@ const ATTEMPTS: usize = 5;
 const PROG_TEST_RUN: u32 = 10;
 const OBJ_GET_INFO_BY_FD: u32 = 15;
 const LINK_CREATE: u32 = 28;
+const LINK_UPDATE: u32 = 29;
 const LINK_GET_FD_BY_ID: u32 = 30;
 const LINK_GET_NEXT_ID: u32 = 31;
 
@@ -252,7 +253,35 @@ impl Program {
 
 /// The attachment of a program to an interface: a `bpf_link`. Closing its descriptor detaches the program.
 #[derive(Debug)]
-pub(super) struct Attached(#[allow(dead_code, reason = "kept for its drop")] OwnedFd);
+pub(super) struct Attached(OwnedFd);
+
+impl Attached {
+    /// Takes over the attachment of another program.
+    pub(super) fn adopt(link: OwnedFd) -> Self {
+        Self(link)
+    }
+
+    /// Replaces the attached program. No frame passes without a program.
+    pub(super) fn replace(&self, program: &Program) -> io::Result<()> {
+        #[repr(C)]
+        struct Update {
+            link: u32,
+            program: u32,
+            flags: u32,
+            old_program: u32,
+        }
+        let (link, program) = (self.0.as_raw_fd() as u32, program.0.as_raw_fd() as u32);
+        let mut update = Update { link, program, flags: 0, old_program: 0 };
+        // SAFETY: `Update` has the layout of the anonymous structure of BPF_LINK_UPDATE, and no pointers.
+        unsafe { bpf(LINK_UPDATE, &mut update).map(drop) }
+    }
+}
+
+impl AsFd for Attached {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 /// Returns the id of the `bpf_link` that attaches a program to an interface, if there is one.
 pub(crate) fn holding_link(interface: u32, program: u32) -> Option<u32> {

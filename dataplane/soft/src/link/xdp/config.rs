@@ -179,6 +179,7 @@ impl LinkParameters for XdpConfig {
             hardware_stamps: self.stamps == FrameStamps::Hardware,
             busy_poll: self.busy_poll,
             queues: workers,
+            takes_over: false,
         }))
     }
 }

@@ -15,6 +15,8 @@ pub(super) mod btf;
 pub(super) mod config;
 pub(super) mod doctor;
 mod facts;
+mod hand_over;
+mod handed;
 mod open_link;
 mod program;
 mod queue;
@@ -26,11 +28,12 @@ mod tests;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use facts::{XdpFacts, XdpProgram, XdpSupport};
 use facts::{driver_reports_nic_time, xdp_program};
+use handed::{Detaching, HandedSocket};
 use program::StampSource;
 pub(crate) use queue::{CompletedSend, Queue, Received};
 pub use spec::{BusyPoll, Copying, Filter, Mode, Selector, XdpSpec};
@@ -63,6 +66,12 @@ pub(crate) struct Xdp {
     epoch: AtomicU64,
     attachment: Mutex<Attachment>,
     sockets: Mutex<Sockets>,
+    /// Whether new queue pairs wait for the sockets of another program.
+    awaits: AtomicBool,
+    /// The sockets of another program that no queue pair has taken yet.
+    handed: Mutex<Vec<HandedSocket>>,
+    /// `Some` while another program takes the queues over.
+    detaching: Mutex<Option<Detaching>>,
 }
 
 /// The interface that the program is attached to.
@@ -88,13 +97,15 @@ impl InterfaceEpoch {
 /// The attachment of the program to the interface.
 #[derive(Debug, Default)]
 struct Attachment {
-    /// Dropping `_attached` detaches the program. Dropping `_promiscuous` ends promiscuous mode.
-    _attached: Option<bpf::Attached>,
+    /// Dropping `attached` detaches the program. Dropping `_promiscuous` ends promiscuous mode.
+    attached: Option<bpf::Attached>,
     _promiscuous: Option<OwnedFd>,
     /// Whether the program runs in the driver.
     native: bool,
     /// Whether the stamps come from the NIC's clock.
     by_nic: bool,
+    /// Whether the attached program is the program of another program that this program has taken over.
+    is_foreign: bool,
 }
 
 /// The open sockets, and the counters of closed sockets.
@@ -113,6 +124,8 @@ struct Sockets {
 struct OpenSocket {
     queue: u32,
     fd: RawFd,
+    /// The counters of the socket when this program opened the socket or took over the socket.
+    before: SoftCounters,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -146,8 +159,15 @@ impl Xdp {
             epoch: AtomicU64::new(0),
             attachment: Mutex::default(),
             sockets: Mutex::default(),
+            awaits: spec.takes_over.into(),
+            handed: Mutex::default(),
+            detaching: Mutex::default(),
         };
-        xdp.attach(interface.index)?;
+        match spec.takes_over {
+            // The program of the other program stays attached until the hand-over.
+            true => xdp.set_index(interface.index),
+            false => xdp.attach(interface.index)?,
+        }
         Ok(xdp)
     }
 
@@ -173,7 +193,13 @@ impl Xdp {
             match program.attach(index, mode) {
                 Ok(attached) => {
                     let native = mode == bpf::Attach::Native;
-                    *attachment = Attachment { _attached: Some(attached), _promiscuous: promiscuous, native, by_nic };
+                    *attachment = Attachment {
+                        attached: Some(attached),
+                        _promiscuous: promiscuous,
+                        native,
+                        by_nic,
+                        is_foreign: false,
+                    };
                     drop(attachment);
                     self.update_clock_offset();
                     if let Some(error) = why.as_ref().filter(|_| bound.is_some() && !by_nic) {
@@ -272,6 +298,11 @@ impl Xdp {
         }
     }
 
+    /// Returns whether new queue pairs wait for the sockets of another program.
+    fn awaits(&self) -> bool {
+        self.awaits.load(Ordering::Acquire)
+    }
+
     /// Detaches the program from an interface that was deleted or moved to another network namespace.
     fn detach(&self) {
         if self.epoch().index != 0 {
@@ -307,7 +338,9 @@ impl Xdp {
     /// Records an open socket. `why` is the reason for copy mode, which is logged.
     fn opened(&self, queue: u32, fd: RawFd, zero_copy: bool, why: Option<io::Error>) {
         let mut sockets = lock(&self.sockets);
-        sockets.open.push(OpenSocket { queue, fd });
+        // An adopted socket has the counts of the other program.
+        let before = socket::statistics(fd).map_or_else(|_| SoftCounters::default(), |counts| counters(&counts));
+        sockets.open.push(OpenSocket { queue, fd, before });
         sockets.zero_copy = zero_copy;
         sockets.trouble = None;
         drop(sockets);
@@ -325,9 +358,8 @@ impl Xdp {
     /// Removes a socket from the list before it is closed, and keeps its counters.
     fn closes(&self, queue: u32, fd: RawFd) {
         let mut sockets = lock(&self.sockets);
-        sockets.open.retain(|open| (open.queue, open.fd) != (queue, fd));
-        if let Ok(counts) = socket::statistics(fd) {
-            add(&mut sockets.retired, &counts);
+        for open in sockets.open.extract_if(.., |open| (open.queue, open.fd) == (queue, fd)).collect::<Vec<_>>() {
+            sockets.retired.add(&open.counters());
         }
     }
 
@@ -382,16 +414,24 @@ impl Xdp {
     }
 }
 
-/// Adds the counters of one socket.
-fn add(into: &mut SoftCounters, counts: &libc::xdp_statistics) {
-    into.add(&SoftCounters {
+impl OpenSocket {
+    /// Returns the counters since this program has the socket.
+    fn counters(&self) -> SoftCounters {
+        // The descriptor is open as long as it is in the list.
+        socket::statistics(self.fd).map_or_else(|_| SoftCounters::default(), |now| counters(&now).since(&self.before))
+    }
+}
+
+/// Returns the counters of one socket.
+fn counters(counts: &libc::xdp_statistics) -> SoftCounters {
+    SoftCounters {
         kernel_rx_dropped: counts.rx_dropped,
         kernel_rx_ring_full: counts.rx_ring_full,
         kernel_rx_no_buffer: counts.rx_fill_ring_empty_descs,
         kernel_rx_invalid: counts.rx_invalid_descs,
         kernel_tx_invalid: counts.tx_invalid_descs,
         ..SoftCounters::default()
-    });
+    }
 }
 
 /// Checks that the interface has `wanted` queues, one for every queue pair. Warns if the interface has more queues,

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::queue::Queue;
-use super::{Attachment, Xdp, add, check_queues, explain, lock, socket};
+use super::{Attachment, Xdp, check_queues, explain, lock};
 use crate::counters::SoftCounters;
+use crate::hand_over::HandOver;
 use crate::link::Link;
 use crate::link::interface::{Interface, Watcher};
 use crate::rss::Rss;
@@ -37,6 +38,10 @@ impl<End: From<Queue>> Link<End> for Xdp {
         released.map_err(|error| Error::Wire(explain(&self.spec.interface, "removing a socket from the map", &error)))
     }
 
+    fn hand_over(&self) -> Option<&dyn HandOver> {
+        Some(self)
+    }
+
     fn has_nic_stamps(&self) -> bool {
         lock(&self.attachment).by_nic
     }
@@ -47,6 +52,7 @@ impl<End: From<Queue>> Link<End> for Xdp {
         let (xdp, status, mut before) = (Arc::downgrade(&self), status.clone(), None::<Interface>);
         let watcher = Watcher::start(&self.spec.interface, move |found| {
             let Some(xdp) = xdp.upgrade() else { return false };
+            xdp.replace_foreign();
             if found.is_none() {
                 xdp.detach();
             }
@@ -94,10 +100,7 @@ impl<End: From<Queue>> Link<End> for Xdp {
         let sockets = lock(&self.sockets);
         into.add(&sockets.retired);
         for open in &sockets.open {
-            // The descriptor is open as long as it is in the list.
-            if let Ok(counts) = socket::statistics(open.fd) {
-                add(into, &counts);
-            }
+            into.add(&open.counters());
         }
     }
 }

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::handed::DetachedSocket;
 use super::program::STAMP;
 use super::socket::{BIND_TIMEOUT, Refused, SocketSpec, XdpSocket, await_release};
 use super::{HEADROOM, InterfaceEpoch, Xdp};
@@ -70,6 +71,23 @@ impl Geometry {
     }
 }
 
+/// The wait for the socket of another program.
+#[derive(Debug)]
+struct Awaited {
+    geometry: Geometry,
+    adopted: Option<AdoptedSocket>,
+}
+
+/// The socket of another program.
+#[derive(Debug)]
+struct AdoptedSocket {
+    socket: XdpSocket,
+    /// Whether the XDP program redirects the queue's frames to the socket.
+    redirected: bool,
+    /// The number of receives that the other program has posted, and that this queue pair has not posted yet.
+    missing: usize,
+}
+
 /// A send that has not completed.
 #[derive(Clone, Copy, Debug, Default)]
 struct PendingSend {
@@ -110,6 +128,8 @@ pub(crate) struct Queue {
     caps: QpCaps,
     // Declared before `region`, because the socket must be dropped before the memory that it uses.
     socket: Option<XdpSocket>,
+    /// The wait for the socket of another program. Meanwhile, `socket` and `geometry` are `None`.
+    awaited: Option<Box<Awaited>>,
     region: Option<Arc<Region>>,
     geometry: Option<Geometry>,
     /// The interface that the socket is bound to.
@@ -158,6 +178,7 @@ impl Queue {
             index,
             caps,
             socket: None,
+            awaited: None,
             region: None,
             geometry: None,
             epoch: InterfaceEpoch { index: 0, generation: 0 },
@@ -198,9 +219,13 @@ impl Queue {
             sends,
             busy_poll: self.xdp.spec.busy_poll,
         };
-        self.socket = Some(XdpSocket::new(region, &spec).map_err(|refused| self.refused(refused))?);
+        if self.xdp.awaits() {
+            (self.awaited, self.geometry) = (Some(Box::new(Awaited { geometry, adopted: None })), None);
+        } else {
+            self.socket = Some(XdpSocket::new(region, &spec).map_err(|refused| self.refused(refused))?);
+            self.geometry = Some(geometry);
+        }
         self.region = Some(region.clone());
-        self.geometry = Some(geometry);
         self.recv_wr_id = recv_wr_id;
         self.states = vec![OWNED; layout.count() as usize].into();
         self.sent = vec![PendingSend::default(); caps.send_depth.max(1).next_power_of_two() as usize].into();
@@ -218,6 +243,9 @@ impl Queue {
     /// and a later poll binds the socket.
     pub(crate) fn open(&mut self) -> Result<(), i32> {
         self.bind_wait = None;
+        if self.awaited.is_some() {
+            return Ok(());
+        }
         let timeout = if self.rebinding { Duration::ZERO } else { BIND_TIMEOUT };
         match self.bind_socket(timeout) {
             Err(errno) if self.rebinding && (self.waits_for_interface(errno) || self.waits_for_release(errno)) => {
@@ -308,11 +336,20 @@ impl Queue {
     /// number of frames that had arrived and were not received.
     pub(crate) fn close(&mut self) -> u64 {
         self.collect_completions();
-        self.bind_wait = None;
+        (self.bind_wait, self.awaited) = (None, None);
         let Some(mut socket) = self.socket.take() else { return 0 };
         let lost = u64::from(socket.rx.ready(u32::MAX));
         if self.bound {
             self.xdp.closes(self.index, socket.raw());
+            let posted = self.posted_slots(&mut socket);
+            let detached = DetachedSocket { queue: self.index, socket, redirected: self.redirected, posted };
+            match self.xdp.keep_socket(detached) {
+                Some(detached) => socket = detached.socket,
+                None => {
+                    (self.bound, self.redirected, self.is_absent) = (false, false, false);
+                    return 0;
+                }
+            }
         }
         let zero_copy = socket.zero_copy;
         // In zero-copy mode, the hardware may still write to the memory after the socket is closed, so wait.
@@ -345,8 +382,8 @@ impl Queue {
 
     /// Returns how many more receives can be posted.
     #[inline]
-    pub(crate) fn space(&self) -> usize {
-        if self.socket.is_some() { self.caps.recv_depth as usize - self.posted } else { 0 }
+    pub(crate) fn space(&mut self) -> usize {
+        if self.socket.is_some() { self.caps.recv_depth as usize - self.posted } else { self.adoption() }
     }
 
     /// Returns the number of posted receives.
@@ -358,7 +395,9 @@ impl Queue {
     /// Hands slots to the kernel for receives. There must be space, and the slots must be in the layout.
     #[inline]
     pub(crate) fn post(&mut self, slots: &[u32]) {
-        let (Some(socket), Some(geometry)) = (&mut self.socket, self.geometry) else { return };
+        let (Some(socket), Some(geometry)) = (&mut self.socket, self.geometry) else {
+            return self.post_adopted(slots);
+        };
         for &slot in slots {
             self.states[slot as usize] = POSTED;
             socket.fill.put(geometry.address(slot));
@@ -372,11 +411,77 @@ impl Queue {
         }
     }
 
+    /// Takes the socket of another program, if the queue waits for this socket. Returns the number of receives that the
+    /// other program has posted, and that this program has not posted yet. If all these receives are posted, the queue
+    /// starts to use the socket, and the function returns the number of further receives that can be posted.
+    #[cold]
+    fn adoption(&mut self) -> usize {
+        let (Some(awaited), Some(region)) = (&mut self.awaited, &self.region) else { return 0 };
+        if awaited.adopted.is_none() {
+            let Some(handed) = self.xdp.take_handed(self.index) else { return 0 };
+            let (redirected, missing) = (handed.redirected, handed.posted);
+            match handed.open(region) {
+                Ok(socket) => awaited.adopted = Some(AdoptedSocket { socket, redirected, missing }),
+                Err(refused) => {
+                    self.xdp.refused(self.index, &refused);
+                    return 0;
+                }
+            }
+        }
+        match &awaited.adopted {
+            Some(adopted) if adopted.missing > 0 => return adopted.missing,
+            _ => {}
+        }
+        let awaited = self.awaited.take().map(|awaited| *awaited);
+        let Some(Awaited { geometry, adopted: Some(adopted) }) = awaited else { return 0 };
+        let AdoptedSocket { socket, redirected, .. } = adopted;
+        self.xdp.opened(self.index, socket.raw(), socket.zero_copy, None);
+        (self.bound, self.rebinding, self.redirected, self.epoch) = (true, true, redirected, self.xdp.epoch());
+        (self.socket, self.geometry) = (Some(socket), Some(geometry));
+        (self.caps.recv_depth as usize).saturating_sub(self.posted)
+    }
+
+    /// Records receives that another program has posted. The kernel has the slots already.
+    #[cold]
+    fn post_adopted(&mut self, slots: &[u32]) {
+        let adopted = self.awaited.as_mut().and_then(|awaited| awaited.adopted.as_mut());
+        let Some(adopted) = adopted.filter(|adopted| adopted.missing >= slots.len()) else { return };
+        adopted.missing -= slots.len();
+        slots.iter().for_each(|slot| self.states[*slot as usize] = POSTED);
+        self.posted += slots.len();
+    }
+
+    /// Sends after the queue has taken the socket of another program.
+    #[cold]
+    fn send_adopted(&mut self, run: &[Desc], first_wr_id: u64, signal_all: bool) -> usize {
+        self.adoption();
+        if self.geometry.is_some() { self.send(run, first_wr_id, signal_all) } else { 0 }
+    }
+
+    /// Returns the slots of posted receives, in the order in which the kernel returns the slots.
+    fn posted_slots(&self, socket: &mut XdpSocket) -> Vec<u32> {
+        let Some(geometry) = self.geometry else { return Vec::new() };
+        let arrived: Vec<u64> = (0..socket.rx.ready(u32::MAX)).map(|at| socket.rx.peek(at).addr).collect();
+        let mut is_posted: Vec<bool> = self.states.iter().map(|state| *state == POSTED).collect();
+        let mut take = |address: u64| {
+            let slot = geometry.slot(address);
+            is_posted.get_mut(slot as usize).is_some_and(std::mem::take).then_some(slot)
+        };
+        let first: Vec<u32> = arrived.into_iter().filter_map(&mut take).collect();
+        let last: Vec<u32> = socket.fill.unconsumed().into_iter().filter_map(&mut take).collect();
+        // The driver has the other slots.
+        let held = (0..).zip(is_posted).filter(|(_, is_posted)| *is_posted).map(|(slot, _)| slot).collect();
+        [first, held, last].concat()
+    }
+
     /// Receives into the completion list `run`, until the list has `limit` entries.
     #[inline]
     pub(crate) fn receive(&mut self, run: &mut Completions, limit: usize, now: Now) -> Received {
         let mut received = Received::default();
-        let (Some(socket), Some(geometry)) = (&mut self.socket, self.geometry) else { return received };
+        let (Some(socket), Some(geometry)) = (&mut self.socket, self.geometry) else {
+            self.adoption();
+            return received;
+        };
         let room = geometry.layout.room();
         let headroom = u64::from(geometry.layout.headroom());
         let ahead = self.xdp.ahead().filter(|_| now.by_wall);
@@ -518,7 +623,7 @@ impl Queue {
     /// fail for this reason.
     #[inline]
     pub(crate) fn send(&mut self, run: &[Desc], first_wr_id: u64, signal_all: bool) -> usize {
-        let Some(geometry) = self.geometry else { return 0 };
+        let Some(geometry) = self.geometry else { return self.send_adopted(run, first_wr_id, signal_all) };
         let chunk = geometry.chunk();
         let mask = self.sent.len() - 1;
         for (at, desc) in run.iter().enumerate() {

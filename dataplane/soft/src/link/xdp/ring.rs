@@ -58,6 +58,29 @@ impl<T: Copy> Ring<T> {
         Some(Self { _map: map, producer, consumer, flags, entries, mask: size - 1, own: 0, other: 0 })
     }
 
+    /// Continues a ring into which this program produces, at the index at which another program has stopped.
+    pub(super) fn continue_producing(&mut self) {
+        self.own = self.word(self.producer).load(Ordering::Acquire);
+    }
+
+    /// Continues a ring from which this program consumes, at the index at which another program has stopped.
+    pub(super) fn continue_consuming(&mut self) {
+        self.own = self.word(self.consumer).load(Ordering::Acquire);
+        self.other = self.own;
+    }
+
+    /// Returns the number of entries of the ring.
+    pub(super) fn entries(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// Returns the submitted entries that the kernel has not consumed, oldest first.
+    pub(super) fn unconsumed(&self) -> Vec<T> {
+        let consumed = self.word(self.consumer).load(Ordering::Acquire);
+        let count = self.own.wrapping_sub(consumed).min(self.mask + 1);
+        (0..count).rev().map(|back| self.peek(0_u32.wrapping_sub(back + 1))).collect()
+    }
+
     #[inline]
     fn word(&self, word: NonNull<AtomicU32>) -> &AtomicU32 {
         // SAFETY: the word is in the mapping and aligned (see `new`). The kernel also accesses it atomically.

@@ -92,8 +92,6 @@ impl XdpSocket {
         ] {
             set_option(&fd, libc::SOL_XDP, option, &entries).map_err(at("a ring"))?;
         }
-        let offsets: libc::xdp_mmap_offsets =
-            get(fd.as_raw_fd(), libc::XDP_MMAP_OFFSETS).map_err(at("XDP_MMAP_OFFSETS"))?;
         // Make the send buffer large enough for all posted sends. Without the privilege for this option, the kernel
         // sends fewer frames at a time.
         let bytes = (u64::from(spec.sends) * 2 * u64::from(spec.chunk)).min(i32::MAX as u64 / 2) as libc::c_int;
@@ -108,16 +106,48 @@ impl XdpSocket {
                 set_option(&fd, libc::SOL_SOCKET, option, &value).map_err(at("busy polling"))?;
             }
         }
+        Self::map(region, fd, (spec.receives, spec.sends))
+    }
+
+    /// Maps the rings of a socket.
+    fn map(region: &Arc<Region>, fd: OwnedFd, (receives, sends): (u32, u32)) -> Result<Self, Refused> {
+        let offsets: libc::xdp_mmap_offsets =
+            get(fd.as_raw_fd(), libc::XDP_MMAP_OFFSETS).map_err(at("XDP_MMAP_OFFSETS"))?;
         Ok(Self {
-            rx: map(&fd, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, spec.receives)?,
-            tx: map(&fd, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, spec.sends)?,
-            fill: map(&fd, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, spec.receives)?,
-            completion: map(&fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, spec.sends)?,
+            rx: map(&fd, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, receives)?,
+            tx: map(&fd, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, sends)?,
+            fill: map(&fd, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, receives)?,
+            completion: map(&fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, sends)?,
             zero_copy: false,
             several: false,
             fd,
             _region: region.clone(),
         })
+    }
+
+    /// Continues the socket of another program. The socket is bound, and its memory is `region`. `entries` are the numbers
+    /// of entries of the receive ring and of the send ring. `several` is whether a frame may use several buffers.
+    pub(super) fn adopt(
+        region: &Arc<Region>,
+        fd: OwnedFd,
+        entries: (u32, u32),
+        several: bool,
+    ) -> Result<Self, Refused> {
+        let mut socket = Self::map(region, fd, entries)?;
+        socket.rx.continue_consuming();
+        socket.completion.continue_consuming();
+        socket.tx.continue_producing();
+        socket.fill.continue_producing();
+        socket.several = several;
+        socket.read_mode()?;
+        Ok(socket)
+    }
+
+    /// Reads whether the socket is in zero-copy mode.
+    fn read_mode(&mut self) -> Result<(), Refused> {
+        let options: libc::xdp_options = get(self.fd.as_raw_fd(), libc::XDP_OPTIONS).map_err(at("XDP_OPTIONS"))?;
+        self.zero_copy = options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0;
+        Ok(())
     }
 
     /// Binds the socket to a queue. Waits up to `timeout` while another socket is bound to the queue. If `several` is
@@ -142,9 +172,7 @@ impl XdpSocket {
             for segments in segments {
                 let flags = mode | segments | libc::XDP_USE_NEED_WAKEUP;
                 let Err(error) = self.bind_as(interface, queue, flags, timeout) else {
-                    let options: libc::xdp_options =
-                        get(self.fd.as_raw_fd(), libc::XDP_OPTIONS).map_err(at("XDP_OPTIONS"))?;
-                    self.zero_copy = options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0;
+                    self.read_mode()?;
                     self.several = flags & libc::XDP_USE_SG != 0;
                     return Ok(why.filter(|_| !self.zero_copy && copying == Copying::Auto));
                 };

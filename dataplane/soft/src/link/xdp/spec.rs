@@ -29,6 +29,8 @@ pub struct XdpSpec {
     pub busy_poll: Option<BusyPoll>,
     /// Number of queue pairs. Queue pair n uses queue n of the interface.
     pub queues: u16,
+    /// Whether the queue pairs receive nothing until they take over the queues of another program.
+    pub takes_over: bool,
 }
 
 impl XdpSpec {
@@ -43,6 +45,7 @@ impl XdpSpec {
             hardware_stamps: false,
             busy_poll: None,
             queues: 1,
+            takes_over: false,
         }
     }
 }

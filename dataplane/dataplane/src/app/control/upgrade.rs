@@ -1,0 +1,295 @@
+//! The hand-over of a running program to the new program of an upgrade: the side of the running program.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use serde::Serialize;
+
+use crate::runtime::{HandedRun, Run, SharedMemory, UpgradeHold};
+use dataplane_control::upgrade::{
+    self, DONE, HAND_OVER_VERSION, HandedOver, MemoryRow, QueueRow, RUNNING, StateRow, TakeOver, TakenConfig,
+    UpgradeStart, WITHDRAWN,
+};
+use dataplane_control::{ErrorCode, Refusal, Response};
+use dataplane_soft::HandedQueue;
+
+/// The option of `run` with which a new program takes over a running program.
+pub(in crate::app) const TAKE_OVER_OPTION: &str = "--take-over";
+/// The environment variables that the new program gets from the running program. The new program does not get
+/// `WATCHDOG_PID`, because the process id of the new program differs.
+const ENVIRONMENT: [&str; 6] =
+    ["NOTIFY_SOCKET", "WATCHDOG_USEC", "JOURNAL_STREAM", "RUST_LOG", "NO_COLOR", "XDG_RUNTIME_DIR"];
+/// The maximum time from the start of an upgrade to the hand-over.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(600);
+/// The maximum time from the hand-over until the workers of the new program run. Packets wait during this time.
+const SWITCH_TIMEOUT: Duration = Duration::from_secs(2);
+/// The maximum time that the running program waits for the end of a new program that took too long.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// An upgrade whose new program prepares its run.
+pub(super) struct Upgrade {
+    /// Refuses changes of the config.
+    _hold: UpgradeHold,
+    since: Instant,
+    /// The process id of the new program, after its first request.
+    process: Option<u32>,
+}
+
+/// A listening socket that the new program takes over.
+pub(in crate::app) struct SharedListener {
+    pub(in crate::app) listener: OwnedFd,
+    /// The file that locks the path of a Unix socket.
+    pub(in crate::app) lock: Option<OwnedFd>,
+    /// Whether another program has the socket, so that this program must not remove the socket file.
+    pub(in crate::app) is_handed: Arc<AtomicBool>,
+}
+
+/// The reason why the new program did not take over. The run receives packets again.
+pub(super) enum SwitchError {
+    /// The run refuses the hand-over.
+    Refused(Refusal),
+    /// The new program failed.
+    Lost(String),
+}
+
+impl Upgrade {
+    /// Starts an upgrade. `peer` is the connection of the client.
+    pub(super) fn start(run: &Run, peer: &UnixStream) -> Result<(Self, UpgradeStart), Refusal> {
+        check_peer(peer)?;
+        let arguments = arguments(std::env::args_os().skip(1))?;
+        let failed = |what: &str, why: String| {
+            let message = format!("{what}: {why}");
+            Refusal::new(ErrorCode::Failed, message, "stop the program, and start the new program with the same config")
+        };
+        let directory = std::env::current_dir().map_err(|error| failed("no working directory", error.to_string()))?;
+        let directory = directory.into_os_string().into_string();
+        let directory = directory.map_err(|_| failed("the working directory", "its path is not UTF-8".to_owned()))?;
+        let variable = |name: &&str| Some(((*name).to_owned(), std::env::var(name).ok()?));
+        let start = UpgradeStart {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            arguments,
+            directory,
+            environment: ENVIRONMENT.iter().filter_map(variable).collect(),
+        };
+        let hold = run.changer().begin_upgrade()?;
+        Ok((Self { _hold: hold, since: Instant::now(), process: None }, start))
+    }
+
+    /// Returns `true` if the new program has taken too long to prepare its run.
+    pub(super) fn is_overdue(&self) -> bool {
+        self.since.elapsed() >= PREPARE_TIMEOUT
+    }
+
+    /// Returns the process id of the new program.
+    pub(super) fn process(&self) -> Option<u32> {
+        self.process
+    }
+
+    /// Answers the request of the new program for the config. The answer is complete when this method returns. `stream` is
+    /// the connection to the new program, and `id` is the number of the request.
+    pub(super) fn take_over(
+        &mut self,
+        run: &Run,
+        started: Instant,
+        request: &TakeOver,
+        (stream, id): (&UnixStream, u64),
+    ) -> Result<(), Refusal> {
+        let failed =
+            |why: String| Refusal::new(ErrorCode::Failed, why, "try again; the program still forwards packets");
+        if request.hand_over_version != HAND_OVER_VERSION {
+            let message = format!(
+                "the new program has version {} of the hand-over, but the running program has version \
+                 {HAND_OVER_VERSION}",
+                request.hand_over_version
+            );
+            let help = "stop the program, and start the new program with the same config";
+            return Err(Refusal::new(ErrorCode::NeedsRestart, message, help));
+        }
+        self.process = Some(request.pid);
+        let source = run.source();
+        let memories = run.shared_memories().map_err(|error| failed(format!("the packet memory: {error}")))?;
+        let row = |memory: &SharedMemory| {
+            let [stride, headroom, count] = memory.layout;
+            let pages = serde_json::to_value(memory.pages)?.as_str().unwrap_or_default().to_owned();
+            Ok(MemoryRow { pages, stride, headroom, count })
+        };
+        let rows: Result<_, serde_json::Error> = memories.iter().map(row).collect();
+        let config = TakenConfig {
+            text: source.text().to_owned(),
+            settings: source.overrides().map(str::to_owned).collect(),
+            running_s: started.elapsed().as_secs_f64(),
+            memories: rows.map_err(|error| failed(error.to_string()))?,
+        };
+        let descriptors: Vec<_> = memories.iter().map(|memory| memory.descriptor.as_fd()).collect();
+        answer_with(stream, id, &config, &descriptors, &mut false).map_err(failed)?;
+        stream.set_nonblocking(true).map_err(|error| failed(error.to_string()))
+    }
+}
+
+/// Refuses a client that is neither root nor the user of this program, because the client gets the descriptors of this
+/// program.
+fn check_peer(peer: &UnixStream) -> Result<(), Refusal> {
+    let help = "run `dataplane upgrade` as the user of the program, or as root";
+    let refuse = |why: String| Refusal::new(ErrorCode::Failed, format!("upgrade refused: {why}"), help);
+    let user = socket_peercred(peer).map_err(|error| refuse(error.to_string()))?.uid;
+    match user.is_root() || user == geteuid() {
+        true => Ok(()),
+        false => Err(refuse(format!("the client runs as user {user}, the program runs as user {}", geteuid()))),
+    }
+}
+
+/// Returns the arguments of the running program, without the option of an earlier upgrade.
+fn arguments(arguments: impl Iterator<Item = OsString>) -> Result<Vec<String>, Refusal> {
+    let text = |argument: OsString| {
+        argument.into_string().map_err(|argument| {
+            let message = format!("the argument `{}` of the program is not UTF-8", argument.display());
+            Refusal::new(ErrorCode::Failed, message, "stop the program, and start the new program")
+        })
+    };
+    arguments.filter(|argument| argument != TAKE_OVER_OPTION).map(text).collect()
+}
+
+/// Returns the refusal of a request without an upgrade.
+pub(super) fn not_started() -> Refusal {
+    Refusal::new(ErrorCode::Failed, "no upgrade was started on this connection", "send `upgrade` first")
+}
+
+/// Hands the run over to the new program on the connection `stream`, and waits until the workers of the new program run.
+/// `id` is the number of the request, and `process` is the process id of the new program. Returns the maximum time for which packets waited. After an error, the run receives
+/// packets again.
+pub(super) fn switch(
+    run: &Run,
+    stream: &UnixStream,
+    (id, process): (u64, u32),
+    listeners: &[(&str, &SharedListener)],
+) -> Result<Duration, SwitchError> {
+    let begin = Instant::now();
+    let handed = run.detach().map_err(|why| {
+        let help = "try again; the program still forwards packets";
+        SwitchError::Refused(Refusal::new(ErrorCode::Failed, why, help))
+    })?;
+    let mut is_touched = false;
+    let switched =
+        send(stream, id, handed, listeners, &mut is_touched).and_then(|()| await_running(stream, begin, process));
+    switched.map_err(|why| {
+        run.resume(is_touched);
+        SwitchError::Lost(why)
+    })?;
+    let time = begin.elapsed();
+    for (_, shared) in listeners {
+        shared.is_handed.store(true, Ordering::Release);
+    }
+    // Ignore the error if the new program has just ended: the service manager restarts the program. This program cannot
+    // continue, because the new program may have received packets.
+    let _ = upgrade::send_byte(stream, DONE);
+    Ok(time)
+}
+
+/// Sends the descriptors and the states. Sets `is_touched` before the new program can receive packets.
+fn send(
+    stream: &UnixStream,
+    id: u64,
+    handed: HandedRun,
+    listeners: &[(&str, &SharedListener)],
+    is_touched: &mut bool,
+) -> Result<(), String> {
+    let (stdout, stderr) = (io::stdout(), io::stderr());
+    let mut head = HandedOver { descriptors: vec!["stdout".to_owned(), "stderr".to_owned()], ..HandedOver::default() };
+    let mut descriptors: Vec<BorrowedFd<'_>> = vec![stdout.as_fd(), stderr.as_fd()];
+    for (name, shared) in listeners {
+        head.descriptors.push((*name).to_owned());
+        descriptors.push(shared.listener.as_fd());
+        if let Some(lock) = &shared.lock {
+            head.descriptors.push(format!("{name}_lock"));
+            descriptors.push(lock.as_fd());
+        }
+    }
+    for (port, HandedQueue { queue, descriptors: own, position, posted }) in &handed.queues {
+        let (port, position, posted) = (port.clone(), position.clone(), posted.clone());
+        head.queues.push(QueueRow { port, queue: *queue, descriptors: own.len(), position, posted });
+        descriptors.extend(own.iter().map(AsFd::as_fd));
+    }
+    let mut bytes = Vec::new();
+    for (worker, (stage, state)) in
+        handed.states.iter().enumerate().flat_map(|(worker, states)| states.iter().map(move |state| (worker, state)))
+    {
+        head.states.push(StateRow { worker, stage: stage.clone(), bytes: state.len() });
+        bytes.extend_from_slice(state);
+    }
+    answer_with(stream, id, &head, &descriptors, is_touched)?;
+    let mut writer = stream;
+    writer.write_all(&bytes).map_err(|error| format!("the new program did not take over: {error}"))
+}
+
+/// Sends the answer `head` to the request with the number `id`, and then the descriptors. Sets `is_sent` before the new
+/// program can use a descriptor.
+fn answer_with(
+    stream: &UnixStream,
+    id: u64,
+    head: &impl Serialize,
+    descriptors: &[BorrowedFd<'_>],
+    is_sent: &mut bool,
+) -> Result<(), String> {
+    let failed = |error: io::Error| format!("the new program did not take over: {error}");
+    stream.set_nonblocking(false).map_err(failed)?;
+    stream.set_read_timeout(Some(SWITCH_TIMEOUT)).map_err(failed)?;
+    stream.set_write_timeout(Some(SWITCH_TIMEOUT)).map_err(failed)?;
+    let line = Response::result(id, head).and_then(|response| serde_json::to_string(&response));
+    let line = line.map_err(|error| error.to_string())? + "\n";
+    let mut writer = stream;
+    writer.write_all(line.as_bytes()).map_err(failed)?;
+    if upgrade::receive_byte(stream).map_err(failed)? != upgrade::READY {
+        return Err("the new program sent an unknown message".to_owned());
+    }
+    *is_sent = true;
+    upgrade::send_descriptors(stream, descriptors).map_err(failed)
+}
+
+/// Waits until the workers of the new program run.
+fn await_running(stream: &UnixStream, begin: Instant, process: u32) -> Result<(), String> {
+    let left = SWITCH_TIMEOUT.saturating_sub(begin.elapsed()).max(Duration::from_millis(1));
+    let _ = stream.set_read_timeout(Some(left));
+    match upgrade::receive_byte(stream) {
+        Ok(RUNNING) => Ok(()),
+        Ok(_) => Err("the new program sent an unknown message".to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            Err("the new program ended during the hand-over".to_owned())
+        }
+        Err(error) => {
+            // Both programs must not receive at the same time, so wait for the end of the new program, and kill a program
+            // that hangs.
+            let _ = upgrade::send_byte(stream, WITHDRAWN);
+            let _ = stream.set_read_timeout(Some(WITHDRAW_TIMEOUT));
+            while upgrade::receive_byte(stream).is_ok() {}
+            let process = i32::try_from(process).ok().and_then(Pid::from_raw);
+            // The process has usually ended.
+            let _ = process.map(|process| kill_process(process, Signal::KILL));
+            Err(format!("the new program did not run within {} s: {error}", SWITCH_TIMEOUT.as_secs()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_of_an_earlier_upgrade_is_not_an_argument() {
+        let given = ["run", "x.toml", "--take-over", "-v"].map(OsString::from);
+        assert_eq!(arguments(given.into_iter()).unwrap(), ["run", "x.toml", "-v"]);
+    }
+
+    #[test]
+    fn client_of_the_same_user_may_upgrade() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        assert!(check_peer(&ours).is_ok());
+    }
+}

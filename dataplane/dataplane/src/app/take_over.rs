@@ -1,0 +1,209 @@
+//! The hand-over of a running program to the new program of an upgrade: the side of the new program. The new program is
+//! `run` with the option `--take-over`. Its standard input is the connection to the running program, and its standard
+//! output is a pipe to `dataplane upgrade`.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
+
+use super::args;
+use super::console::CommandError;
+use super::control::Socket;
+use super::metrics::Listener;
+use crate::config::{Control, Runtime, Source};
+use crate::runtime::{Gate, HandedWorker, Run, SavedStates, SharedMemory};
+use dataplane_control::upgrade::{self, DONE, HAND_OVER_VERSION, HandedOver, READY, RUNNING, TakenConfig, WITHDRAWN};
+use dataplane_control::{Call, Client, Error as ClientError};
+use dataplane_core::error::{Error, Result};
+use dataplane_soft::HandedQueue;
+
+/// The name of the running program in error messages.
+const RUNNING_PROGRAM: &str = "running program";
+/// The maximum time that the new program waits for a message of the running program.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum time until all workers run.
+const START_TIMEOUT: Duration = Duration::from_secs(1);
+/// The interval between two checks of the workers.
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
+
+/// A new program that takes over a running program.
+pub(super) struct TakeOver {
+    /// The connection. `None` after the start of the hand-over.
+    client: Option<Client>,
+    stream: Option<UnixStream>,
+    config: TakenConfig,
+    /// The packet memory of each worker of the running program.
+    memories: Vec<SharedMemory>,
+    /// The descriptors that the running program has sent, by name.
+    descriptors: BTreeMap<String, OwnedFd>,
+}
+
+/// The listening sockets that the new program has taken over.
+pub(super) struct TakenSockets {
+    pub(super) control: Option<Socket>,
+    pub(super) metrics: Option<Listener>,
+}
+
+fn failed(error: ClientError) -> Error {
+    match error {
+        ClientError::Refused(_, refusal) => Error::Topology(format!("the running program refused: {refusal}")),
+        error => Error::Topology(error.to_string()),
+    }
+}
+
+fn lost(error: io::Error) -> Error {
+    Error::Topology(match error.kind() {
+        ErrorKind::UnexpectedEof => "the running program ended during the hand-over".to_owned(),
+        _ => format!("the running program does not answer: {error}"),
+    })
+}
+
+/// Receives descriptors.
+fn receive(stream: &UnixStream, count: usize) -> Result<Vec<OwnedFd>> {
+    stream.set_read_timeout(Some(MESSAGE_TIMEOUT)).map_err(lost)?;
+    upgrade::send_byte(stream, READY).map_err(lost)?;
+    upgrade::receive_descriptors(stream, count).map_err(lost)
+}
+
+impl TakeOver {
+    /// Requests the config from the running program.
+    ///
+    /// # Errors
+    /// Fails if standard input is not a connection of an upgrade.
+    pub(super) fn begin() -> std::result::Result<Self, CommandError> {
+        let begin = || -> Result<Self> {
+            let wrong = |error: io::Error| {
+                Error::Topology(format!("--take-over: {error}; help: use `dataplane upgrade --to PROGRAM`"))
+            };
+            let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(wrong)?);
+            stream.peer_addr().map_err(wrong)?;
+            dup2_stdin(File::open("/dev/null").map_err(wrong)?).map_err(|error| wrong(error.into()))?;
+            let mut client = Client::of_stream(stream, Path::new(RUNNING_PROGRAM));
+            client.set_timeout(MESSAGE_TIMEOUT).map_err(failed)?;
+            let request = upgrade::TakeOver { hand_over_version: HAND_OVER_VERSION, pid: std::process::id() };
+            let config: TakenConfig =
+                client.call(&Call::TakeOver(request)).map_err(failed)?.parse_exactly().map_err(failed)?;
+            let stream = client.into_stream();
+            let received = receive(&stream, config.memories.len())?;
+            let memory = |(row, descriptor): (&upgrade::MemoryRow, OwnedFd)| {
+                let pages = serde_json::from_value(row.pages.as_str().into())
+                    .map_err(|error| Error::Memory(error.to_string()))?;
+                Ok(SharedMemory { descriptor, pages, layout: [row.stride, row.headroom, row.count] })
+            };
+            let memories = config.memories.iter().zip(received).map(memory).collect::<Result<_>>()?;
+            let client = Client::of_stream(stream, Path::new(RUNNING_PROGRAM));
+            Ok(Self { client: Some(client), stream: None, config, memories, descriptors: BTreeMap::new() })
+        };
+        begin().map_err(CommandError::from)
+    }
+
+    /// Returns the config of the running program.
+    pub(super) fn source(&self, config: &args::Config) -> Source {
+        let settings = self.config.settings.iter().filter_map(|setting| setting.split_once('='));
+        let settings: Vec<_> = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        Source::new(&config.path, &*self.config.text, &settings)
+    }
+
+    /// Returns the time since the start of the run.
+    pub(super) fn running_time(&self) -> Duration {
+        Duration::try_from_secs_f64(self.config.running_s).unwrap_or_default()
+    }
+
+    /// Returns the packet memory of each worker of the running program, once.
+    pub(super) fn memories(&mut self) -> Vec<SharedMemory> {
+        std::mem::take(&mut self.memories)
+    }
+
+    /// Takes over the queues of the ports. Returns the parts that each worker takes over.
+    ///
+    /// # Errors
+    /// Fails if the running program refuses the hand-over or ends, or if the queues do not fit.
+    pub(super) fn take(&mut self, gate: &Gate<'_>) -> Result<Vec<HandedWorker>> {
+        let mut client = self.client.take().ok_or_else(|| Error::Topology("taken over twice".to_owned()))?;
+        let head: HandedOver = client.call(&Call::HandOver {}).map_err(failed)?.parse().map_err(failed)?;
+        let stream = client.into_stream();
+        let count = head.descriptors.len() + head.queues.iter().map(|queue| queue.descriptors).sum::<usize>();
+        let mut received = receive(&stream, count)?.into_iter();
+        self.descriptors = head.descriptors.into_iter().zip(received.by_ref()).collect();
+        let mut queue = |row: upgrade::QueueRow| {
+            let upgrade::QueueRow { port, queue, descriptors, position, posted } = row;
+            let descriptors = received.by_ref().take(descriptors).collect();
+            (port, HandedQueue { queue, descriptors, position, posted })
+        };
+        let queues = head.queues.into_iter().map(&mut queue).collect();
+        let mut states: Vec<SavedStates> = Vec::new();
+        for row in head.states {
+            let mut state = Vec::new();
+            let read = (&stream).take(row.bytes as u64).read_to_end(&mut state).map_err(lost)?;
+            if read < row.bytes {
+                return Err(lost(ErrorKind::UnexpectedEof.into()));
+            }
+            if states.len() <= row.worker {
+                states.resize_with(row.worker + 1, SavedStates::new);
+            }
+            states[row.worker].push((row.stage, state));
+        }
+        self.stream = Some(stream);
+        let mut posted = gate.attach(queues)?;
+        let workers = states.len().max(posted.len());
+        states.resize_with(workers, SavedStates::new);
+        posted.resize_with(workers, Vec::new);
+        let worker = |(states, posted)| HandedWorker { states, posted };
+        Ok(states.into_iter().zip(posted).map(worker).collect())
+    }
+
+    /// Reports to the running program that this program forwards packets. Then takes over the listening sockets and the
+    /// standard streams.
+    ///
+    /// # Errors
+    /// Fails if the running program has withdrawn the hand-over and continues.
+    pub(super) fn finish(mut self, run: &Run, runtime: &Runtime) -> Result<TakenSockets> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        while run.loops().contains(&Some(0)) && Instant::now() < deadline {
+            thread::sleep(POLL_INTERVAL);
+        }
+        if run.is_finished() {
+            return Err(Error::Topology("the workers ended during the hand-over".to_owned()));
+        }
+        if let Some(stream) = &self.stream {
+            let answer = upgrade::send_byte(stream, RUNNING).and_then(|()| upgrade::receive_byte(stream));
+            match answer {
+                Ok(DONE) => {}
+                Ok(WITHDRAWN) => {
+                    return Err(Error::Topology(
+                        "the hand-over took too long, so the running program continues".to_owned(),
+                    ));
+                }
+                // The running program was killed, so nobody else receives the packets.
+                Ok(_) | Err(_) => tracing::warn!("the previous program ended during the hand-over"),
+            }
+        }
+        let failed = |error: io::Error| tracing::error!("cannot take over a socket of the previous program: {error}");
+        let mut take = |name: &str| self.descriptors.remove(name);
+        let control = match (&runtime.control, take("control"), take("control_lock")) {
+            (Control::Path(path), Some(listener), Some(lock)) => {
+                Socket::take_over(path, listener, lock).map_err(failed).ok()
+            }
+            _ => None,
+        };
+        let lock = take("metrics_lock");
+        let metrics = take("metrics").map(|listener| Listener::take_over(runtime, listener, lock));
+        let metrics = metrics.transpose().map_err(failed).ok().flatten().flatten();
+        // `dataplane upgrade` waits for this line.
+        let _ = writeln!(io::stdout(), "{}", std::process::id());
+        if let Some(stdout) = take("stdout") {
+            let _ = dup2_stdout(stdout);
+        }
+        if let Some(stderr) = take("stderr") {
+            let _ = dup2_stderr(stderr);
+        }
+        Ok(TakenSockets { control, metrics })
+    }
+}

@@ -1,0 +1,169 @@
+//! `upgrade`: replaces a running program by another program file, without loss of packets.
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::console::{self, CommandError};
+use super::control::TAKE_OVER_OPTION;
+use super::{args, stats};
+use dataplane_control::upgrade::UpgradeStart;
+use dataplane_control::{Call, Client};
+
+/// The maximum time that the command waits for the end of the old program after the hand-over.
+const END_TIMEOUT: Duration = Duration::from_secs(60);
+/// The command line in messages about several running programs.
+const EXAMPLE: &str = "dataplane upgrade --to PROGRAM PROCESS";
+
+/// The result of an upgrade.
+#[derive(Serialize)]
+struct Upgraded {
+    /// The process id of the new program.
+    pid: u32,
+    /// The process id of the old program.
+    replaced_pid: u32,
+    /// The version of the old program.
+    replaced_version: String,
+    /// The time from the start of the new program until the new program forwards packets, in seconds.
+    prepared_s: f64,
+    /// Whether the old program has ended.
+    has_ended: bool,
+}
+
+pub(super) fn upgrade(args: &args::Upgrade) -> Result<(), CommandError> {
+    let program = &args.program;
+    let (socket, process) = (program.socket.as_deref(), program.process);
+    let mut client = stats::connect(socket, process, EXAMPLE)?;
+    // This connection closes when the old program ends.
+    let mut watched = Client::connect(client.path()).map_err(|error| stats::failed(error, EXAMPLE))?;
+    watched.hello().map_err(|error| stats::failed(error, EXAMPLE))?;
+    let start: UpgradeStart = client
+        .call(&Call::Upgrade {})
+        .and_then(|answer| answer.parse_exactly())
+        .map_err(|error| stats::failed(error, EXAMPLE))?;
+    check_network(start.pid)?;
+    let begin = Instant::now();
+    let child = start_program(&args.to, &start, client.into_stream().into())?;
+    let pid = await_program(child, &args.to, args.timeout)?;
+    let prepared_s = begin.elapsed().as_secs_f64();
+    let has_ended = has_ended(watched);
+    let UpgradeStart { pid: replaced_pid, version: replaced_version, .. } = start;
+    let upgraded = Upgraded { pid, replaced_pid, replaced_version, prepared_s, has_ended };
+    if args.json {
+        return console::print_json(&upgraded);
+    }
+    let end = match has_ended {
+        true => format!("process {replaced_pid} has ended"),
+        false => format!("process {replaced_pid} still runs, but forwards no packets"),
+    };
+    console::print(&format!("upgraded: process {pid} forwards the packets after {prepared_s:.1} s, {end}\n"))
+}
+
+/// Checks that the command runs in the network namespace of the old program, because the new program inherits the
+/// namespace of the command. Accepts a namespace that this user cannot read.
+fn check_network(process: u32) -> Result<(), CommandError> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    match (namespace("self"), namespace(&process.to_string())) {
+        (Some(own), Some(theirs)) if own != theirs => Err(CommandError::Failed(format!(
+            "process {process} runs in another network namespace; help: run `nsenter --net=/proc/{process}/ns/net \
+             dataplane upgrade ...`"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Starts the new program, with the connection to the old program as its standard input.
+fn start_program(file: &Path, start: &UpgradeStart, connection: OwnedFd) -> Result<Child, CommandError> {
+    // The new program starts in the directory of the old program.
+    let path = match file.components().count() {
+        // A name without a slash is searched in PATH.
+        1 => file.to_owned(),
+        _ => std::path::absolute(file).map_err(|error| cannot_start(file, &error))?,
+    };
+    let mut command = Command::new(path);
+    command.args(&start.arguments).arg(TAKE_OVER_OPTION).current_dir(&start.directory);
+    // Signals from the terminal of this command do not concern the new program.
+    command.process_group(0);
+    command.env_remove("WATCHDOG_PID");
+    command.envs(start.environment.iter().map(|(name, value)| (name, value)));
+    command.stdin(Stdio::from(connection)).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().map_err(|error| cannot_start(file, &error))
+}
+
+fn cannot_start(file: &Path, error: &std::io::Error) -> CommandError {
+    let file = file.display();
+    CommandError::Failed(format!(
+        "cannot start {file}: {error}; the running program continues; help: name the file of a program, such as \
+         `--to /usr/bin/dataplane`"
+    ))
+}
+
+/// Waits until the new program forwards packets. Returns its process id.
+fn await_program(mut child: Child, file: &Path, timeout: Duration) -> Result<u32, CommandError> {
+    let (sender, events) = mpsc::channel();
+    let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
+    let messages = sender.clone();
+    thread::spawn(move || {
+        let mut line = Vec::new();
+        // The new program closes the pipe when it has taken over, and when it ends.
+        let _ = stdout.as_mut().map(|pipe| pipe.read_to_end(&mut line));
+        let _ = sender.send((true, line));
+    });
+    thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = stderr.as_mut().map(|pipe| pipe.read_to_end(&mut text));
+        let _ = messages.send((false, text));
+    });
+    let deadline = Instant::now() + timeout;
+    let (mut line, mut text) = (None, None);
+    while line.is_none() || text.is_none() {
+        match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok((true, bytes)) => line = Some(bytes),
+            Ok((false, bytes)) => text = Some(bytes),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(CommandError::Failed(format!(
+                    "{} did not take over within {:.0} s, so it was killed; the running program continues; help: set a \
+                     longer time with --timeout",
+                    file.display(),
+                    timeout.as_secs_f64()
+                )));
+            }
+        }
+    }
+    let text = text.unwrap_or_default();
+    console::write_stderr(&String::from_utf8_lossy(&text));
+    let line = line.unwrap_or_default();
+    match String::from_utf8_lossy(&line).trim().parse().ok() {
+        Some(pid) if pid == child.id() => Ok(pid),
+        _ => {
+            let _ = child.kill();
+            let status = child.wait().map_or("an unknown status".to_owned(), |status| status.to_string());
+            Err(CommandError::Failed(format!(
+                "{} did not take over ({status}); the running program continues; help: the messages of the new program \
+                 are above",
+                file.display()
+            )))
+        }
+    }
+}
+
+/// Waits for the end of the old program. Returns `false` if the program still runs after [`END_TIMEOUT`].
+fn has_ended(watched: Client) -> bool {
+    let mut stream = watched.into_stream();
+    if stream.set_read_timeout(Some(END_TIMEOUT)).is_err() {
+        return false;
+    }
+    // The program may send a message before it closes the connection.
+    stream.read_to_end(&mut Vec::new()).is_ok()
+}

@@ -1,0 +1,58 @@
+//! The checks before another program takes over a run.
+
+use std::sync::Arc;
+
+use super::state::{RunState, lock};
+use dataplane_control::{ErrorCode, Refusal};
+use dataplane_soft::HandOver;
+
+/// Keeps the config of a run unchanged until the value is dropped.
+pub(crate) struct UpgradeHold(Arc<RunState>);
+
+impl UpgradeHold {
+    /// The caller must have marked a change as in progress.
+    pub(crate) fn new(state: &Arc<RunState>) -> Self {
+        state.control.set_upgrading(true);
+        Self(state.clone())
+    }
+}
+
+impl Drop for UpgradeHold {
+    fn drop(&mut self) {
+        self.0.control.set_upgrading(false);
+        self.0.end_change();
+    }
+}
+
+impl RunState {
+    /// Returns whether a port shares the packet memory with the kernel.
+    pub(crate) fn shares_memory(&self) -> bool {
+        lock(&self.ports).iter().any(|port| port.device.hand_over().is_some_and(HandOver::shares_memory))
+    }
+
+    /// Returns the refusal of an upgrade if another program cannot take this run over.
+    pub(crate) fn check_upgrade(&self) -> Result<(), Refusal> {
+        let (current, ports) = self.current_ports();
+        // A change may have added a port that shares the memory after the workers allocated the memory.
+        let has_shared_memory = lock(&self.memories).iter().all(|memory| memory.descriptor().is_some());
+        let mut problems = Vec::new();
+        for (plan, port) in current.plan.ports.iter().zip(&ports) {
+            let device = port.device.hand_over();
+            if device.is_none_or(|device| device.shares_memory() && !has_shared_memory) {
+                let kind = plan.config.link.as_ref().map_or("", |link| link.kind());
+                let kind = format!("{} {kind}", plan.config.device);
+                problems.push(format!("port `{}` ({}) cannot be handed over", port.name, kind.trim_end()));
+            }
+        }
+        problems.extend(self.written.iter().map(|file| format!("the run writes the file {}", file.display())));
+        if self.control.has_packet_limit() {
+            problems.push("the run has a limit of packets (--packets)".to_owned());
+        }
+        if problems.is_empty() {
+            return Ok(());
+        }
+        let message = format!("an upgrade of this run needs a restart: {}", problems.join(", "));
+        let help = "stop the program, and start the new program with the same config";
+        Err(Refusal::new(ErrorCode::NeedsRestart, message, help))
+    }
+}

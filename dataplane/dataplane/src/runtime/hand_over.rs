@@ -1,0 +1,163 @@
+//! The hand-over of a run to another program, without loss of packets.
+//!
+//! The run that ends detaches the queues of its ports. From then on, arriving packets wait in the kernel, and the workers
+//! finish the packets in progress. The queues and the states of the stages go to the other program. Until the other
+//! program confirms that its workers run, this run can receive again.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::runtime::change::lock;
+use crate::runtime::lanes::SharedMemory;
+use crate::runtime::ports::LivePort;
+use crate::runtime::run::Run;
+use crate::runtime::sample::SavedStates;
+use dataplane_core::mem::BatchMemory;
+use dataplane_soft::{HandOver, HandedQueue};
+
+/// The maximum time until all workers have stopped receiving and have saved the states of their stages.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
+/// The interval between two checks of the workers.
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
+
+/// The parts of a run that another program takes over.
+pub(crate) struct HandedRun {
+    /// The queues, each with the name of its port.
+    pub(crate) queues: Vec<(String, HandedQueue)>,
+    /// The states of the stages of each worker.
+    pub(crate) states: Vec<SavedStates>,
+}
+
+impl Run {
+    /// Stops receiving, and returns the queues and the states of the stages.
+    ///
+    /// # Errors
+    /// Fails if a worker does not answer, or if the kernel refuses a descriptor. The run then receives again.
+    pub(crate) fn detach(&self) -> Result<HandedRun, String> {
+        let (current, ports) = self.state.current_ports();
+        let inputs: Vec<bool> = current.plan.ports.iter().map(|port| port.input).collect();
+        let detached = self.try_detach(&ports, &inputs);
+        if detached.is_err() {
+            self.resume(false);
+        }
+        detached
+    }
+
+    fn try_detach(&self, ports: &[LivePort], inputs: &[bool]) -> Result<HandedRun, String> {
+        let deadline = Instant::now() + DETACH_TIMEOUT;
+        let wait = || {
+            if Instant::now() >= deadline {
+                return Err("a worker does not answer, so nothing was handed over".to_owned());
+            }
+            thread::sleep(POLL_INTERVAL);
+            Ok(())
+        };
+        let failed = |port: &LivePort, error| format!("port `{}`: {error}", port.name);
+        let mut devices = Vec::new();
+        let mut shared = Vec::new();
+        for (at, (port, is_input)) in ports.iter().zip(inputs).enumerate() {
+            let device = port.device.hand_over();
+            let device = device.ok_or_else(|| format!("port `{}` cannot be handed over", port.name))?;
+            if device.shares_memory() {
+                shared.push(at);
+            }
+            devices.push((port, device, *is_input));
+        }
+        let (sharing, own): (Vec<_>, Vec<_>) = devices.iter().partition(|(_, device, _)| device.shares_memory());
+        let detach = |devices: &[&(&LivePort, &dyn HandOver, bool)]| {
+            devices
+                .iter()
+                .try_for_each(|(port, device, is_input)| device.detach(*is_input).map_err(|error| failed(port, error)))
+        };
+        let collect = |devices: &[&(&LivePort, &dyn HandOver, bool)]| {
+            let mut queues = Vec::new();
+            for (port, device, _) in devices {
+                let detached = loop {
+                    match device.detached().map_err(|error| failed(port, error))? {
+                        Some(detached) => break detached,
+                        None => wait()?,
+                    }
+                };
+                queues.extend(detached.into_iter().map(|queue| (port.name.clone(), queue)));
+            }
+            Ok::<_, String>(queues)
+        };
+        detach(&own)?;
+        let mut queues = collect(&own)?;
+        // A worker answers between two bursts, so it has finished all packets that it received.
+        lock(&self.state.sampler).ask_pause();
+        let states = loop {
+            let states = lock(&self.state.sampler).states();
+            match states {
+                Some(states) => break states,
+                None => wait()?,
+            }
+        };
+        detach(&sharing)?;
+        lock(&self.state.sampler).ask_release(&shared);
+        queues.extend(collect(&sharing)?);
+        Ok(HandedRun { queues, states })
+    }
+
+    /// Receives again. `is_touched` is whether the other program may have received packets.
+    pub(crate) fn resume(&self, is_touched: bool) {
+        let mut is_memory_touched = false;
+        for port in lock(&self.state.ports).iter() {
+            let Some(device) = port.device.hand_over() else { continue };
+            if let Err(error) = device.resume(is_touched) {
+                tracing::error!("port `{}` cannot receive again: {error}", port.name);
+            }
+            is_memory_touched |= is_touched && device.shares_memory();
+        }
+        lock(&self.state.sampler).ask_resume(is_memory_touched);
+    }
+
+    /// Returns the packet memory of each worker, if a port shares the packet memory with the kernel. The list is empty
+    /// otherwise.
+    ///
+    /// # Errors
+    /// Fails if the process has no free descriptors.
+    pub(crate) fn shared_memories(&self) -> io::Result<Vec<SharedMemory>> {
+        if !self.state.shares_memory() {
+            return Ok(Vec::new());
+        }
+        let share = |memory: &BatchMemory| {
+            let descriptor = memory.descriptor().ok_or(io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
+            let (layout, pages) = (SharedMemory::numbers(memory.layout()), memory.pages());
+            Ok(SharedMemory { descriptor, pages, layout })
+        };
+        lock(&self.state.memories).iter().map(share).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{Diagnostics, Source};
+    use crate::runtime::{Options, Run, assemble};
+    use dataplane_control::ErrorCode;
+    use dataplane_core::topology::Topology;
+    use dataplane_testing::config::Config;
+
+    #[test]
+    fn port_that_cannot_be_handed_over_is_named() {
+        let config = Config::new().port("in", "kind = 'generator', rate = 1000").stage("drop", "");
+        let source = Source::new("test.toml", config.to_string(), &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let registry = dataplane_stages::registry();
+        let assembly = assemble(&source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap();
+        let run = Run::start(assembly.unwrap(), Options { packets: Some(1 << 40), ..Options::default() }).unwrap();
+        for _ in 0..2 {
+            let refusal = run.changer().begin_upgrade().err().unwrap();
+            assert_eq!(refusal.code, ErrorCode::NeedsRestart);
+            assert_eq!(
+                refusal.message,
+                "an upgrade of this run needs a restart: port `in` (soft generator) cannot be handed over, the run has a \
+                 limit of packets (--packets)"
+            );
+        }
+        assert!(run.detach().err().unwrap().contains("port `in` cannot be handed over"));
+        run.stop();
+        run.join().unwrap();
+    }
+}

@@ -1,0 +1,138 @@
+//! The hand-over of the queues to another program. The sockets, their rings and their binding to the queues stay the same.
+//! The other program takes over the packet memory too. Frames that arrive during the hand-over wait in the RX rings.
+//!
+//! The other program has its own XDP program and its own map of sockets. The watcher thread replaces the XDP program after
+//! the hand-over, because the replacement takes the kernel several milliseconds. Until then, the earlier XDP program
+//! redirects frames to the same sockets. The kernel replaces an XDP program in one step, so no frame passes the interface
+//! without an XDP program.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use super::handed::{DetachedSocket, Detaching, HandedSocket};
+use super::{Attachment, Xdp, bpf, lock, socket};
+use crate::hand_over::{HandOver, HandedQueue, misfit};
+
+impl Xdp {
+    /// Keeps a socket for another program. Returns the socket if no other program takes the queues over.
+    pub(super) fn keep_socket(&self, detached: DetachedSocket) -> Option<DetachedSocket> {
+        match &mut *lock(&self.detaching) {
+            Some(detaching) => {
+                detaching.sockets.push(detached);
+                None
+            }
+            None => Some(detached),
+        }
+    }
+
+    /// Returns the socket of another program for a queue. Returns `None` before [`HandOver::attach`].
+    pub(super) fn take_handed(&self, queue: u32) -> Option<HandedSocket> {
+        lock(&self.handed).extract_if(.., |handed| handed.queue == queue).next()
+    }
+
+    /// Replaces the XDP program of another program, after this program has taken over the queues.
+    pub(super) fn replace_foreign(&self) {
+        let is_foreign = lock(&self.attachment).is_foreign;
+        if !is_foreign {
+            return;
+        }
+        if let Err(error) = self.replace_program(self.epoch().index) {
+            tracing::warn!("interface `{}`: replacing the XDP program: {error}", self.spec.interface);
+        }
+    }
+
+    /// Replaces the attached program by the program of this link.
+    fn replace_program(&self, index: u32) -> io::Result<()> {
+        // `bound` logs, so call it without the lock: the logger of the program may call this module.
+        let bound = self.bound(index);
+        let mut attachment = lock(&self.attachment);
+        attachment.is_foreign = false;
+        let Some(link) = &attachment.attached else { return Ok(()) };
+        let by_nic = bound.is_some_and(|program| link.replace(&program).is_ok());
+        let replaced = if by_nic { Ok(()) } else { link.replace(&self.program) };
+        attachment.by_nic = by_nic;
+        replaced
+    }
+}
+
+impl HandOver for Xdp {
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
+    fn detach(&self, _: bool) -> io::Result<()> {
+        if self.epoch().index == 0 {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the interface was deleted"));
+        }
+        let expected = lock(&self.sockets).open.len();
+        *lock(&self.detaching) = Some(Detaching { expected, sockets: Vec::new() });
+        Ok(())
+    }
+
+    fn detached(&self) -> io::Result<Option<Vec<HandedQueue>>> {
+        let detaching = lock(&self.detaching);
+        let Some(Detaching { expected, sockets }) = &*detaching else { return Ok(None) };
+        if sockets.len() < *expected {
+            return Ok(None);
+        }
+        let attachment = lock(&self.attachment);
+        let link = attachment.attached.as_ref().ok_or_else(|| misfit("the XDP program is not attached"))?;
+        let handed = |detached: &DetachedSocket| {
+            let DetachedSocket { queue, socket, redirected, posted } = detached;
+            let descriptors = vec![socket.as_fd().try_clone_to_owned()?, link.as_fd().try_clone_to_owned()?];
+            let (receives, sends) = (socket.rx.entries(), socket.tx.entries());
+            let flags = [attachment.native, attachment.by_nic, socket.several, *redirected].map(u64::from);
+            let position = [&[self.epoch().index.into(), receives.into(), sends.into()], &flags[..]].concat();
+            Ok(HandedQueue { queue: *queue as u16, descriptors, position, posted: posted.clone() })
+        };
+        sockets.iter().map(handed).collect::<io::Result<_>>().map(Some)
+    }
+
+    fn resume(&self, _: bool) -> io::Result<()> {
+        // The queue pairs restart and open new sockets, so close the earlier sockets.
+        let Some(detaching) = lock(&self.detaching).take() else { return Ok(()) };
+        drop(detaching);
+        // The other program may have attached its own program.
+        self.replace_program(self.epoch().index)
+    }
+
+    fn attach(&self, queues: Vec<HandedQueue>) -> io::Result<()> {
+        if queues.len() != usize::from(self.spec.queues) {
+            return Err(misfit("the number of queues differs"));
+        }
+        let (mut sockets, mut attached, mut mode) = (Vec::new(), None, (false, false));
+        let index = self.epoch().index;
+        for HandedQueue { queue, descriptors, position, posted } in queues {
+            let &[interface, receives, sends, native, by_nic, several, redirected] = &position[..] else {
+                return Err(misfit("the position does not have seven numbers"));
+            };
+            if interface != u64::from(index) {
+                return Err(misfit("the interface was created again"));
+            }
+            let number = |number: u64| u32::try_from(number).map_err(|_| misfit("a number is too large"));
+            let descriptors = <[OwnedFd; 2]>::try_from(descriptors);
+            let [descriptor, link] = descriptors.map_err(|_| misfit("a queue does not have two descriptors"))?;
+            attached.get_or_insert_with(|| bpf::Attached::adopt(link));
+            mode = (native != 0, by_nic != 0);
+            if redirected != 0 {
+                self.map.set(queue.into(), descriptor.as_fd())?;
+            }
+            sockets.push(HandedSocket {
+                queue: queue.into(),
+                descriptor,
+                entries: (number(receives)?, number(sends)?),
+                several: several != 0,
+                redirected: redirected != 0,
+                posted: posted.len(),
+            });
+        }
+        let promiscuous = self.spec.promiscuous.then(|| socket::promiscuous(index)).transpose()?;
+        let (native, by_nic) = mode;
+        *lock(&self.attachment) = Attachment { attached, _promiscuous: promiscuous, native, by_nic, is_foreign: true };
+        self.update_clock_offset();
+        *lock(&self.handed) = sockets;
+        self.awaits.store(false, Ordering::Release);
+        Ok(())
+    }
+}

@@ -1,0 +1,47 @@
+//! The sockets that one program passes to another program.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::socket::{Refused, XdpSocket};
+use dataplane_core::mem::Region;
+
+/// The sockets of queues that stop, because another program takes the queues over.
+#[derive(Debug)]
+pub(super) struct Detaching {
+    /// The number of sockets to wait for.
+    pub(super) expected: usize,
+    pub(super) sockets: Vec<DetachedSocket>,
+}
+
+/// The socket of a queue that has stopped.
+#[derive(Debug)]
+pub(super) struct DetachedSocket {
+    pub(super) queue: u32,
+    pub(super) socket: XdpSocket,
+    /// Whether the XDP program redirects the queue's frames to the socket.
+    pub(super) redirected: bool,
+    /// The slots of posted receives, in the order in which the kernel returns the slots.
+    pub(super) posted: Vec<u32>,
+}
+
+/// A socket of another program, for a queue pair that waits for the socket.
+#[derive(Debug)]
+pub(super) struct HandedSocket {
+    pub(super) queue: u32,
+    pub(super) descriptor: OwnedFd,
+    /// The number of entries of the receive ring and of the send ring.
+    pub(super) entries: (u32, u32),
+    /// Whether a frame may use several buffers.
+    pub(super) several: bool,
+    pub(super) redirected: bool,
+    /// The number of posted receives.
+    pub(super) posted: usize,
+}
+
+impl HandedSocket {
+    /// Maps the rings of the socket, whose memory is `region`.
+    pub(super) fn open(self, region: &Arc<Region>) -> Result<XdpSocket, Refused> {
+        XdpSocket::adopt(region, self.descriptor, self.entries, self.several)
+    }
+}
