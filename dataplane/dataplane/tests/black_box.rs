@@ -333,7 +333,8 @@ fn removed_worker_is_not_in_later_files() {
 }
 
 fn traffic_continues_if_no_file_can_be_written() {
-    let folder = BlackBoxFolder::new(SLOW, "", "port = 9\non_panic = 'bypass'\nafter = 200");
+    // 2000 packets are at least 32 bursts.
+    let folder = BlackBoxFolder::new(SLOW, "", "port = 9\non_panic = 'bypass'\nafter = 20");
     let is_logged = |shell: &str| {
         let mut command = Command::new("sh");
         let app = folder.command("run @/x.toml --packets 2000");
@@ -348,7 +349,7 @@ fn traffic_continues_if_no_file_can_be_written() {
     is_logged("ulimit -f 1; exec \"$@\"");
     // The path of the folder becomes a file after the start.
     fs::remove_dir_all(folder.0.file("box")).unwrap();
-    let text = fs::read_to_string(folder.0.file("x.toml")).unwrap().replace("after = 200", "after = 1500");
+    let text = fs::read_to_string(folder.0.file("x.toml")).unwrap().replace("after = 20", "after = 1500");
     folder.0.write("x.toml", text);
     let program = folder.start();
     fs::write(folder.0.file("box"), "").unwrap();
