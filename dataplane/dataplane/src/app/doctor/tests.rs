@@ -335,6 +335,26 @@ fn rdma_device_without_a_counter_of_lost_packets_is_reported() {
     }
 }
 
+/// In zero-copy mode, a report with `lost 0` does not mean that no packet was lost.
+#[test]
+fn xdp_port_in_zero_copy_mode_reports_uncounted_losses() {
+    let is_reported = |keys: &str, input: &str, zero_copy: bool| {
+        let text = format!(
+            "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"host\"\nlink = {{ kind = \"xdp\", interface = \
+             \"eth9\"{keys} }}\n[[port]]\nname = \"b\"\ndevice = \"soft\"\nlink = {{ kind = \"loopback\" \
+             }}\n[pipeline]\ninput = [\"{input}\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n"
+        );
+        let xdp = XdpFacts { support: Some(XdpSupport { native: true, zero_copy }), program: None };
+        let facts = InterfaceFacts { xdp, ..good() };
+        interface::uncounted_losses(&plan(&text).ports[0], "eth9", &facts)
+            .inspect(|fact| assert!(fact.contains("class/net/eth9"), "{fact}"))
+            .is_some()
+    };
+    assert!(is_reported("", "a", true) && is_reported(", copy = \"zero\"", "a", true));
+    assert!(!is_reported("", "b", true) && !is_reported("", "a", false));
+    assert!(!is_reported(", copy = \"copy\"", "a", true) && !is_reported(", mode = \"generic\"", "a", true));
+}
+
 #[test]
 fn mtu_that_differs_from_the_config_is_found() {
     let (host, plan) = (Host::new(), plan(CONFIG));

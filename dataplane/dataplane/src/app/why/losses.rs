@@ -81,7 +81,7 @@ fn port_losses(observed: &Observed, port: &PortReport) -> Vec<Cause> {
             causes.push(cause);
         }
     }
-    causes.extend(interface_causes(observed, port));
+    causes.extend(interface_causes(observed, port).into_iter().map(|cause| without_buffers(observed, port, cause)));
     let unwritten = observed.port_growth(&port.name, |port| port.tx_lost);
     if unwritten > 0 {
         let meaning = "the packets were sent, but writing the capture file of the port failed";
@@ -193,6 +193,24 @@ fn queue_cause(
         cause.fix = fixes::bursts(&port.name, queue);
     }
     cause
+}
+
+/// Returns the cause of frames that the NIC of an AF_XDP port in zero-copy mode lost, because no receive buffer was
+/// posted. The socket counts how often the driver found no posted buffer, but not the lost frames. Returns all other
+/// causes unchanged.
+fn without_buffers(observed: &Observed, port: &PortReport, cause: Cause) -> Cause {
+    let attempts = observed.device_growth(&port.name, "kernel_rx_no_buffer");
+    let is_zero_copy = port.device.contains("zero-copy");
+    let Some(packets) = cause.packets.filter(|_| cause.kind == CauseKind::NicRing && is_zero_copy && attempts > 0)
+    else {
+        return cause;
+    };
+    let meaning = "the NIC lost frames because no receive buffer of the AF_XDP socket was posted";
+    let mut found = queue_cause(observed, port, ("kernel_rx_no_buffer", meaning, "receive queue"), packets);
+    // `rx_lost` of the report does not contain these frames.
+    (found.name, found.is_lost) = (cause.name, cause.is_lost);
+    found.evidence.splice(0..0, cause.evidence);
+    found
 }
 
 /// Returns the costs of the parts of the loop. The workers measure only about one loop in a thousand, so there may be no

@@ -128,6 +128,37 @@ fn counters_of_ports_and_interfaces_are_named() {
     assert_eq!(diagnose(&dataplane_stages::registry(), &observed).causes.len(), 1);
 }
 
+/// In zero-copy mode, the NIC loses the frames that find no buffer of the AF_XDP socket, and the socket does not count
+/// these frames.
+#[test]
+fn nic_of_a_zero_copy_port_without_posted_buffers_needs_a_deeper_queue() {
+    let missed = |device: &str, is_saturated: bool| {
+        let mut observed = observed();
+        observed.after.report.ports[0].device = device.to_owned();
+        observed.count("kernel_rx_no_buffer", 1_000);
+        let counters = InterfaceCounters { drops: 30, missed: 30, ..Default::default() };
+        observed.interfaces.insert("lan".to_owned(), ("eth1".to_owned(), counters));
+        if is_saturated {
+            observed.after.recent.workers[1].idle_loops = 40;
+        }
+        let mut causes = diagnose(&dataplane_stages::registry(), &observed).causes;
+        assert_eq!((causes.len(), &*causes[0].name, causes[0].packets), (1, "lan.interface_rx_missed", Some(30)));
+        causes.remove(0)
+    };
+    let zero_copy = "host xdp eth1 (native, zero-copy)";
+    let bursts = missed(zero_copy, false);
+    assert_eq!((bursts.kind, bursts.is_lost), (CauseKind::Bursts, false));
+    assert!(bursts.fix.contains("`rx_depth` of the port `lan`"), "{}", bursts.fix);
+    for counter in
+        ["rx_missed_errors and rx_fifo_errors of interface eth1", "kernel_rx_no_buffer of port lan: 0 → 1000"]
+    {
+        assert!(bursts.evidence.iter().any(|line| line.contains(counter)), "{:?}", bursts.evidence);
+    }
+    let saturated = missed(zero_copy, true);
+    assert!(saturated.kind == CauseKind::WorkerSaturated && saturated.fix.contains("more `workers`"), "{saturated:?}");
+    assert_eq!(missed("host xdp eth1 (native, copy)", false).kind, CauseKind::NicRing);
+}
+
 #[test]
 fn device_counter_of_a_port_without_losses_is_no_cause() {
     let mut observed = observed();
