@@ -69,6 +69,9 @@ impl<D: Device> TestBed<D> {
                 return Err(lacks_type(kind, device.missing_reason(capability)));
             }
         }
+        if kind == QpType::RawPacket && !self.is_ethernet()? {
+            return Err(Stop::Skip("raw packets on InfiniBand".to_owned(), libc::EOPNOTSUPP));
+        }
         Ok(())
     }
 
@@ -79,13 +82,18 @@ impl<D: Device> TestBed<D> {
         QpCaps { send_sges: caps.send_sges.min(most), recv_sges: caps.recv_sges.min(most), ..caps }
     }
 
+    /// Returns whether the ports are Ethernet ports. Otherwise, the ports are InfiniBand ports.
+    pub(crate) fn is_ethernet(&self) -> Outcome<bool> {
+        Ok(self.a.port(1)?.link_layer == LinkLayer::Ethernet)
+    }
+
     /// Returns the properties that decide which differences from the standard apply.
     pub(crate) fn properties(&self) -> Outcome<BedProperties> {
         let gid = self.a.gids(1)?.into_iter().find(|entry| entry.index == self.gid_index[0]);
         Ok(BedProperties {
             profile: self.profile,
             kernel: self.kernel,
-            ethernet: self.a.port(1)?.link_layer == LinkLayer::Ethernet,
+            ethernet: self.is_ethernet()?,
             roce_v2: gid.is_some_and(|entry| entry.kind == GidKind::RoceV2),
             checks_every_key: self.a.checks_every_key(),
         })
@@ -168,6 +176,8 @@ pub(crate) struct Endpoint<D: Device> {
     pub(crate) qp: MessageQueuePair<D>,
     /// The GID of the port and its index in the GID table.
     pub(crate) gid: (Gid, u32),
+    /// The local identifier (LID) of an InfiniBand port, 0 on Ethernet.
+    pub(crate) lid: u16,
     /// The destination of datagrams.
     pub(crate) destination: Option<(Ah<D>, QpNum)>,
     /// Whether the queue pair was reset by [`Endpoint::set_state`].
@@ -246,6 +256,8 @@ impl<D: Device> Endpoint<D> {
             return Err(Stop::Fail(format!("{} has no GID {index}: {gids:?}", device.name())));
         };
         let gid = (entry.gid, entry.index);
+        let port = device.port(1)?;
+        let lid = if port.link_layer == LinkLayer::InfiniBand { port.lid } else { 0 };
         let buffer = domain.buffer(spec.memory, spec.access)?;
         let name = if second { "b" } else { "a" };
         Ok(Self {
@@ -256,6 +268,7 @@ impl<D: Device> Endpoint<D> {
             recv_cq,
             qp,
             gid,
+            lid,
             destination: None,
             was_reset: false,
             sent: Vec::new(),
@@ -263,9 +276,14 @@ impl<D: Device> Endpoint<D> {
         })
     }
 
-    /// Returns the path from this endpoint to a GID.
-    pub(crate) fn path(&self, gid: Gid) -> Path {
-        Path { gid, source_gid_index: self.gid.1 as u8, hop_limit: 64, ..Path::default() }
+    /// Returns the address of the port: the GID and the LID.
+    pub(crate) fn address(&self) -> (Gid, u16) {
+        (self.gid.0, self.lid)
+    }
+
+    /// Returns the path from this endpoint to an address: a GID, and a LID on InfiniBand.
+    pub(crate) fn path(&self, (gid, dlid): (Gid, u16)) -> Path {
+        Path { gid, dlid, source_gid_index: self.gid.1 as u8, hop_limit: 64, ..Path::default() }
     }
 
     pub(crate) fn poll_queues(&mut self) -> Outcome {
@@ -427,13 +445,13 @@ impl Default for Connection {
 }
 
 impl Connection {
-    /// Returns the attributes and the mask for the change of endpoint `end` to state `to`. `gid` and `dest_qp` are the
+    /// Returns the attributes and the mask for the change of endpoint `end` to state `to`. `address` and `dest_qp` are the
     /// address of the peer.
     pub(crate) fn step<D: Device>(
         &self,
         end: &Endpoint<D>,
         to: QpState,
-        gid: Gid,
+        address: (Gid, u16),
         dest_qp: QpNum,
     ) -> (QpAttributes, AttributeMask) {
         use AttributeMask as M;
@@ -442,7 +460,7 @@ impl Connection {
             access: self.access,
             port: 1,
             qkey: QKEY,
-            path: end.path(gid),
+            path: end.path(address),
             path_mtu: self.path_mtu,
             dest_qp,
             rq_psn: self.rq_psn,
@@ -534,14 +552,14 @@ impl<D: Device> Pair<D> {
 /// Moves the queue pair of `own` from RESET to state `to`, with `peer` as its peer.
 pub(crate) fn connect<D: Device>(own: &mut Endpoint<D>, peer: &Endpoint<D>, with: Connection, to: QpState) -> Outcome {
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-        let (attributes, mask) = with.step(own, state, peer.gid.0, peer.qp.number());
+        let (attributes, mask) = with.step(own, state, peer.address(), peer.qp.number());
         own.apply(&attributes, mask)?;
         if state == to {
             break;
         }
     }
     if own.qp.kind() == QpType::Ud {
-        own.destination = Some((own.domain.create_ah(&own.path(peer.gid.0))?, peer.qp.number()));
+        own.destination = Some((own.domain.create_ah(&own.path(peer.address()))?, peer.qp.number()));
     }
     Ok(())
 }

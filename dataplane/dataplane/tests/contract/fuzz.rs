@@ -407,7 +407,7 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
 
     /// Posts the sends of endpoint a with the multicast group as their destination.
     fn post_multicasts(&mut self, requests: &[Request]) -> Outcome {
-        let group = self.pair.a.domain.create_ah(&self.pair.a.path(GROUP))?;
+        let group = self.pair.a.domain.create_ah(&self.pair.a.path((GROUP, 0)))?;
         let usual = self.pair.a.destination.replace((group, QpNum(0xff_ffff)));
         self.post_sends(false, requests);
         self.pair.a.destination = usual;
@@ -481,7 +481,7 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
             }
             Step::BadModify { b, state, mask } => {
                 let end = if *b { &self.pair.b } else { &self.pair.a };
-                let (attributes, _) = CONNECTION.step(end, *state, end.gid.0, end.qp.number());
+                let (attributes, _) = CONNECTION.step(end, *state, end.address(), end.qp.number());
                 let mask = AttributeMask::from_bits_truncate(*mask) | AttributeMask::STATE;
                 // Skip valid changes, because they lead to a state that the program does not track.
                 let from = self.end(*b).qp.query()?.state;

@@ -34,6 +34,9 @@ pub(crate) const SOFT_OTHER_DRIVER: &[&str] = &[
 /// The capabilities that the software devices of `soft_no_flow_rules` lack.
 pub(crate) const SOFT_NO_FLOW_RULES: &[&str] =
     &["cvlan", "flow_rules", "pacing", "rss", "rx_checksum", "tso", "tx_checksum", "vlan_strip"];
+/// The capabilities that software devices with InfiniBand ports lack.
+pub(crate) const SOFT_INFINIBAND: &[&str] =
+    &["IBV_QPT_RAW_PACKET queue pairs", "multicast groups without a subnet manager", "raw_packet"];
 /// The capabilities that a software device lacks if it is like an iWARP device.
 pub(crate) const SOFT_IWARP: &[&str] = &[
     "IBV_QPT_RAW_PACKET queue pairs",

@@ -11,9 +11,11 @@ use dataplane_core::verbs::{Path, PollFields, SendFlags, WcFlags, WcOpcode, WcSt
 /// The length of the global route header (GRH). In a receive buffer, every datagram starts after this number of bytes,
 /// even if the datagram has no GRH.
 pub(super) const GRH: usize = 40;
-/// The number of bytes that RoCEv2 adds to a payload inside the IP packet: UDP header 8, base transport header 12,
+/// The number of bytes that InfiniBand adds to a payload after the global route header: base transport header 12,
 /// datagram extended transport header 8, ICRC 4.
-const ROCE_OVERHEAD: usize = 8 + 12 + 8 + 4;
+const OVERHEAD: usize = 12 + 8 + 4;
+/// The length of the UDP header, which RoCEv2 also adds.
+const UDP_HEADER: usize = 8;
 
 impl Qp {
     /// Sends a datagram that [`Qp::send_one`] has checked.
@@ -57,7 +59,8 @@ impl Qp {
             Some(status) => Err(status),
             None if too_long => Err(WcStatus::LocLenErr),
             None => {
-                let header = routing_header(datagram, packet.from_gid, packet.to_gid);
+                let is_infiniband = self.shared.device.port.is_infiniband();
+                let header = routing_header(datagram, packet.from_gid, packet.to_gid, is_infiniband);
                 let header = match packet.route.global {
                     true => self.keys.scatter_part(&receive.sges, 0, &header),
                     false => Ok(()),
@@ -101,15 +104,19 @@ impl Qp {
 }
 
 /// Returns the 40 bytes that precede a received datagram. For RoCEv2, these bytes contain the IP header. An IPv4 header
-/// is preceded by 20 zero bytes.
-fn routing_header(datagram: &Datagram, from: Gid, to: Gid) -> [u8; GRH] {
+/// is preceded by 20 zero bytes. On InfiniBand, these bytes contain the global route header, which has the layout of an
+/// IPv6 header.
+fn routing_header(datagram: &Datagram, from: Gid, to: Gid, is_infiniband: bool) -> [u8; GRH] {
     const UDP: u8 = 17;
+    /// The next header of a global route header: a base transport header follows.
+    const IBA_TRANSPORT: u8 = 0x1b;
     let Path { hop_limit, traffic_class, flow_label, .. } = datagram.path;
     let padded = datagram.payload.len().next_multiple_of(4);
-    let inside = padded + ROCE_OVERHEAD + if datagram.imm.is_some() { 4 } else { 0 };
+    let (next_header, udp) = if is_infiniband { (IBA_TRANSPORT, 0) } else { (UDP, UDP_HEADER) };
+    let inside = padded + udp + OVERHEAD + if datagram.imm.is_some() { 4 } else { 0 };
     let mut header = [0; GRH];
     let v4 = |gid: Gid| gid.0[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
-    if v4(from) && v4(to) {
+    if v4(from) && v4(to) && !is_infiniband {
         let ip = &mut header[20..];
         ip[..2].copy_from_slice(&[0x45, traffic_class]);
         ip[2..4].copy_from_slice(&((inside + 20) as u16).to_be_bytes());
@@ -128,7 +135,7 @@ fn routing_header(datagram: &Datagram, from: Gid, to: Gid) -> [u8; GRH] {
     let word = 6 << 28 | u32::from(traffic_class) << 20 | flow_label & 0xf_ffff;
     header[..4].copy_from_slice(&word.to_be_bytes());
     header[4..6].copy_from_slice(&(inside as u16).to_be_bytes());
-    header[6..8].copy_from_slice(&[UDP, hop_limit]);
+    header[6..8].copy_from_slice(&[next_header, hop_limit]);
     header[8..24].copy_from_slice(&from.0);
     header[24..].copy_from_slice(&to.0);
     header

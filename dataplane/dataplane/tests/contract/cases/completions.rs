@@ -491,7 +491,8 @@ pub(crate) fn fields_of_datagrams<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome
         t.log(format!("queue pairs: {numbers:?}"));
         // On Ethernet, the LID, the service level and the path bits are absent or 0. The extended polling interface
         // does not return the index of the partition key.
-        let identifiers = (it.slid().unwrap_or(0), it.sl().unwrap_or(0), it.dlid_path_bits().unwrap_or(0));
+        let identifiers =
+            (it.slid().unwrap_or(0) == u32::from(pair.a.lid), it.sl().unwrap_or(0), it.dlid_path_bits().unwrap_or(0));
         t.log(format!("identifiers: {identifiers:?} {}", it.pkey_index().unwrap_or(0)));
         let of_receives = (sent.src_qp(), sent.slid(), sent.sl(), sent.dlid_path_bits(), sent.pkey_index(), sent.imm());
         t.log(format!("{} {:?} {of_receives:?}", sent.wr_id, sent.opcode()));
@@ -501,7 +502,7 @@ pub(crate) fn fields_of_datagrams<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome
          Some(60) Some(16909060) None
          flags: Some(WcFlags(GRH | WITH_IMM))
          queue pairs: (true, true)
-         identifiers: (0, 0, 0) 0
+         identifiers: (true, 0, 0) 0
          8 Some(Send) (None, None, None, None, None, None)
          "
         .repeat(2),

@@ -108,7 +108,7 @@ pub(crate) fn parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// An error lists every invalid parameter by name, before a queue pair is created.
 pub(crate) fn invalid_parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
-    let parameters = EndpointParameters { pkey_index: 9_999, service_level: 8, ..EndpointParameters::default() };
+    let parameters = EndpointParameters { pkey_index: 9_999, service_level: 16, ..EndpointParameters::default() };
     let why = match prepared(t.bed, false, parameters) {
         Ok(_) => "no error".to_owned(),
         Err(Stop::Fail(why)) => why,

@@ -20,7 +20,7 @@ fn by_state<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
             pair.a.set_state(state)?;
         }
         if kind == QpType::Ud && pair.a.destination.is_none() {
-            pair.a.destination = Some((pair.a.domain.create_ah(&pair.a.path(pair.b.gid.0))?, pair.b.qp.number()));
+            pair.a.destination = Some((pair.a.domain.create_ah(&pair.a.path(pair.b.address()))?, pair.b.qp.number()));
         }
         let result = |posted: Result<(), PostError>| {
             posted.map_or_else(|it| crate::bed::errno_name(it.error.errno), |()| "ok".to_owned())
@@ -198,11 +198,11 @@ pub(crate) fn too_many_elements<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
 pub(crate) fn receives_posted_in_init<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = Pair::new(t.bed, EndpointSpec::new(QpType::Rc))?;
     let with = Connection::default();
-    let (attributes, mask) = with.step(&pair.b, QpState::Init, pair.a.gid.0, pair.a.qp.number());
+    let (attributes, mask) = with.step(&pair.b, QpState::Init, pair.a.address(), pair.a.qp.number());
     pair.b.qp.modify(&attributes, mask)?;
     pair.b.recv(1, 0..100)?;
     for state in [QpState::Rtr, QpState::Rts] {
-        let (attributes, mask) = with.step(&pair.b, state, pair.a.gid.0, pair.a.qp.number());
+        let (attributes, mask) = with.step(&pair.b, state, pair.a.address(), pair.a.qp.number());
         pair.b.qp.modify(&attributes, mask)?;
     }
     crate::bed::connect(&mut pair.a, &pair.b, with, QpState::Rts)?;

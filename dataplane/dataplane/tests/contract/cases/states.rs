@@ -21,7 +21,7 @@ const MORE: AttributeMask =
 
 /// Returns attributes with valid values for the change from state `from` to state `to`.
 fn attributes<D: RawDevice>(end: &Endpoint<D>, from: QpState, to: QpState) -> QpAttributes {
-    let (mut attributes, _) = Connection::default().step(end, to, end.gid.0, QpNum(17));
+    let (mut attributes, _) = Connection::default().step(end, to, end.address(), QpNum(17));
     attributes.current_state = from;
     attributes
 }
@@ -60,7 +60,7 @@ fn take<D: RawDevice>(end: &mut Endpoint<D>, to: QpState) -> Outcome {
             QpState::Sqd => QpState::Rts,
             other => other,
         };
-        let (attributes, mask) = Connection::default().step(end, state, end.gid.0, QpNum(17));
+        let (attributes, mask) = Connection::default().step(end, state, end.address(), QpNum(17));
         end.apply(&attributes, mask)?;
         if state == before {
             break;

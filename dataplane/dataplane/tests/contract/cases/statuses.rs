@@ -292,7 +292,7 @@ pub(crate) fn rc_no_peer<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = Pair::new(t.bed, EndpointSpec::new(QpType::Rc))?;
     let with = Connection { retry_count: 1, timeout: 12, ..Connection::default() };
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-        let (attributes, mask) = with.step(&pair.a, state, pair.b.gid.0, QpNum(0xff_fff0));
+        let (attributes, mask) = with.step(&pair.a, state, pair.b.address(), QpNum(0xff_fff0));
         pair.a.qp.modify(&attributes, mask)?;
     }
     connect(&mut pair.b, &pair.a, with, QpState::Rts)?;
