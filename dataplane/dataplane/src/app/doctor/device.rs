@@ -86,6 +86,12 @@ fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
             .is_some_and(|flags| flags & PROMISCUOUS != 0)
     };
     let interfaces = roots.sys_names(&format!("{folder}/net"));
+    // In switchdev mode, the flow rules of the host decide which function gets a frame, and the interfaces of the physical
+    // function include the representors of its virtual functions. The file can be read only in this mode.
+    let has_switch_id = |interface: &String| roots.sys(&format!("class/net/{interface}/phys_switch_id")).is_some();
+    if has_functions && !has("physfn") && interfaces.iter().any(has_switch_id) {
+        return None;
+    }
     let interface = interfaces.iter().find(|interface| !is_promiscuous(interface))?;
     Some(Finding::new(
         Severity::Unseen,
