@@ -63,13 +63,21 @@ pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) 
 /// packets. A queue pair without these settings would receive every frame of the interface.
 ///
 /// # Errors
-/// Returns the errors of [`prepare`].
+/// Returns the errors of [`prepare`], and an error if the port of the device is an InfiniBand port.
 #[cfg(feature = "ibverbs")]
 pub(super) fn prepare_rdma<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) -> Result<(D, PreparedRaw)> {
-    match plan.config.qp {
-        config::Qp::RawPacket => prepare(device, plan, workers),
-        _ => Ok((device, PreparedRaw::default())),
+    if plan.config.qp != config::Qp::RawPacket {
+        return Ok((device, PreparedRaw::default()));
     }
+    let (name, number) = (&plan.config.name, plan.config.device_port);
+    if device.port(number).is_ok_and(|port| port.link_layer == dataplane_core::verbs::LinkLayer::InfiniBand) {
+        let device = device.name();
+        return Err(Error::Config(format!(
+            "port `{name}`: raw packets need Ethernet, but port {number} of `{device}` is an InfiniBand port; help: set qp = \
+             \"rc\" or \"ud\", and a `connection`"
+        )));
+    }
+    prepare(device, plan, workers)
 }
 
 impl PreparedRaw {
@@ -235,6 +243,18 @@ pub(crate) mod tests {
             rest = &rest[size..];
         }
         found
+    }
+
+    #[test]
+    fn raw_packet_port_on_infiniband_is_refused_with_a_remedy() {
+        let (link, _other) = LoopbackLink::pair();
+        let mut spec = SoftSpec::new("mlx5_0", LinkSpec::Loopback(link));
+        spec.port.lid = 1;
+        let device = SoftDevice::new(spec).unwrap();
+        let error = prepare_rdma(device.clone(), &plan("", true), 1).err().unwrap().to_string();
+        assert!(error.contains("port 1 of `mlx5_0` is an InfiniBand port; help: set qp = \"rc\""), "{error}");
+        let connected = plan("qp = \"rc\"\nconnection = { to = \"127.0.0.1:18515\" }", true);
+        assert!(prepare_rdma(device, &connected, 1).is_ok());
     }
 
     #[test]
