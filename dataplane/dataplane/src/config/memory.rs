@@ -52,17 +52,16 @@ pub(super) fn memory(
     let room = buffers.size - buffers.headroom;
     let mut rings = 0u32;
     for (index, port) in ports.iter().enumerate() {
-        let Some(PortPlan { config: port, input, .. }) = port else { continue };
+        let Some(plan @ PortPlan { config: port, input, .. }) = port else { continue };
         rings = rings.saturating_add(port.tx_depth);
-        // Ports that are not inputs have no receive ring.
-        if *input {
+        if plan.posts_receives() {
             rings = rings.saturating_add(port.rx_depth);
-            if runtime.burst > port.rx_depth {
-                let (name, depth, burst) = (&port.name, port.rx_depth, runtime.burst);
-                let message = format!("the rx_depth of `{name}` is {depth}, less than a burst of {burst}");
-                let help = format!("set rx_depth to at least {burst}, or reduce `burst` in [runtime]");
-                error(&format!("port[{index}].rx_depth"), message, help);
-            }
+        }
+        if *input && runtime.burst > port.rx_depth {
+            let (name, depth, burst) = (&port.name, port.rx_depth, runtime.burst);
+            let message = format!("the rx_depth of `{name}` is {depth}, less than a burst of {burst}");
+            let help = format!("set rx_depth to at least {burst}, or reduce `burst` in [runtime]");
+            error(&format!("port[{index}].rx_depth"), message, help);
         }
         let frame = frame(port);
         if frame > room {

@@ -95,6 +95,15 @@ pub struct PortPlan {
     pub verifiers: Vec<String>,
 }
 
+impl PortPlan {
+    /// Returns whether the lanes of the port post receive buffers. All inputs post receive buffers. In zero-copy mode of
+    /// AF_XDP, the NIC writes also the frames for the kernel into posted buffers, so such a port posts receive buffers
+    /// although it only sends.
+    pub(crate) fn posts_receives(&self) -> bool {
+        self.input || self.config.link.as_ref().is_some_and(|link| link.always_posts_receives())
+    }
+}
+
 /// An offload that stages can use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OffloadRequest {
@@ -235,8 +244,7 @@ impl fmt::Display for Plan {
             });
             let node = port.node.map_or(String::new(), |node| format!(", node {node}"));
             let input = if port.input { ", input" } else { "" };
-            // A port that is not an input posts no receives.
-            let rx = if port.input { format!(", rx {}", config.rx_depth) } else { String::new() };
+            let rx = if port.posts_receives() { format!(", rx {}", config.rx_depth) } else { String::new() };
             let (mtu, tx) = (config.max_packet(), config.tx_depth);
             writeln!(f, "  {}: {}{link}, {qp}, mtu {mtu}{rx}, tx {tx}{node}{input}", config.name, config.device)?;
             for request in &port.requests {

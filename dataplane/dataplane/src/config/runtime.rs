@@ -136,8 +136,8 @@ pub struct Runtime {
     #[schemars(with = "Bytes", range(min = 0, max = 4096))]
     pub headroom: u32,
     /// The number of packet buffers of each worker. The minimum is the sum of `burst`, the `tx_depth` of every port,
-    /// and the `rx_depth` of every port in `input`. The default is this sum multiplied by 9/8, rounded up to a multiple
-    /// of 64.
+    /// and the `rx_depth` of every port in `input` and of every `xdp` port without `copy = "copy"`. The default is this
+    /// sum multiplied by 9/8, rounded up to a multiple of 64.
     #[serde(deserialize_with = "within_some::<_, u32, 1, 16777216>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16777216))]
     pub buffers: Option<u32>,

@@ -61,15 +61,13 @@ impl SharedMemory {
 /// Allocates the packet memory of a worker, and opens its lane on each port. With `memory`, the worker uses the packet
 /// memory of a worker of another program instead. `place` is the index of the worker and the count of all workers.
 /// `keeps_recv_info` is whether each packet buffer has room for the results of receive offloads
-/// ([`RecvInfo`](dataplane_core::mem::RecvInfo)). `joins` is whether a change adds the worker to a run: the lanes then
-/// post no receives before the worker uses the lanes. Must be called on the worker's thread.
+/// ([`RecvInfo`](dataplane_core::mem::RecvInfo)). Must be called on the worker's thread.
 pub(super) fn open(
     plan: &Plan,
     ports: &[Arc<dyn PortDevice>],
     node: Option<NumaNode>,
     place: (usize, usize),
     keeps_recv_info: bool,
-    joins: bool,
     memory: Option<SharedMemory>,
 ) -> Result<OpenLanes> {
     let runtime = &plan.runtime;
@@ -92,12 +90,9 @@ pub(super) fn open(
     if keeps_recv_info {
         pool = pool.with_recv_info();
     }
-    // With posted receives, an AF_XDP socket takes the frames of its queue from the kernel. The change may still fail.
-    let mut detached = joins.then(|| Pool::detached(&pool.batch_memory()));
     let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
     for (port, device) in plan.ports.iter().zip(ports) {
-        let pool = detached.as_mut().unwrap_or(&mut pool);
-        let lane = device.open_lane(pool, lane_spec(plan, port, place));
+        let lane = device.open_lane(&mut pool, lane_spec(plan, port, place));
         lanes.push(lane.map_err(|error| named_interface(error, &port.config))?);
     }
     Ok(OpenLanes { lanes, pool, pages })
@@ -144,7 +139,7 @@ fn lane_spec(plan: &Plan, port: &PortPlan, place: (usize, usize)) -> LaneSpec {
     LaneSpec {
         kind: devices::kind(port.config.qp),
         queue: (place.0 as u16, place.1 as u16),
-        recv_depth: if port.input { port.config.rx_depth } else { 0 },
+        recv_depth: if port.posts_receives() { port.config.rx_depth } else { 0 },
         send_depth: port.config.tx_depth,
         stamps: devices::stamping(plan),
         recv_fields: offload::received(port),
@@ -211,7 +206,7 @@ impl PortLanes {
             pin_current_thread(core)?;
         }
         let node = core.and_then(|core| topology.core(core)).map(|core| core.node);
-        let mut open = open(&plan, &ports, node, (0, 1), keeps_recv_info(&plan), false, None)?;
+        let mut open = open(&plan, &ports, node, (0, 1), keeps_recv_info(&plan), None)?;
         if !await_peers(&plan, &ports, 0, &mut open, || stop.is_set() || is_stopped())? {
             return Err(Error::Topology("stopped before all ports were connected".to_owned()));
         }
@@ -272,32 +267,7 @@ impl PortLanes {
 mod tests {
     use super::*;
     use crate::config::{Diagnostics, Source};
-    use crate::runtime::assemble;
     use dataplane_core::topology::Topology;
-    use dataplane_testing::config::Config;
-
-    #[test]
-    fn worker_that_joins_a_run_posts_no_receives_before_it_runs() {
-        let text = Config::new().port("in", "kind = 'loopback'").stage("drop", "");
-        let source = Source::new("test.toml", text.to_string(), &[]);
-        let mut diagnostics = Diagnostics::new(&source);
-        let registry = Arc::new(dataplane_stages::registry());
-        let assembly = assemble(&source, &registry, Topology::uniform(2), &mut diagnostics).unwrap().unwrap();
-        let (plan, clock) = (&assembly.plan, HostClock::new());
-        let stop = assembly.resources.services.stop.clone();
-        let devices = devices::open(plan, &assembly.ports, |_| true, (&clock, false), &stop).unwrap();
-        let devices: Vec<_> = devices.into_iter().map(|(_, device)| device).collect();
-        for (joins, is_posted) in [(false, true), (true, false)] {
-            let mut opened = open(plan, &devices, None, (0, 1), false, joins, None).unwrap();
-            let OpenLanes { lanes, pool, .. } = &mut opened;
-            let buffers = pool.layout().count() as usize;
-            assert_eq!(pool.available() < buffers, is_posted);
-            lanes[0].refill(pool).unwrap();
-            assert!(pool.available() < buffers);
-            lanes[0].reset_and_reclaim(pool);
-            assert_eq!(pool.available(), buffers);
-        }
-    }
 
     #[test]
     fn error_of_a_deleted_interface_names_the_interface() {

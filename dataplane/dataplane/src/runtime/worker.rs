@@ -499,10 +499,13 @@ impl Worker {
         if self.control.is_over(now) || self.control.is_leaving(self.number) && self.has_passed_on(received) {
             return true;
         }
-        // The loop refills only the lanes of input ports. An error may have stopped a lane that only sends. `refill`
-        // resets such a lane.
-        for lane in &mut self.lanes {
+        // The loop receives on and refills only the lanes of input ports. An error may have stopped a lane that only sends.
+        // `drain` takes back the receives that such a lane has posted, and `refill` resets the lane.
+        for (port, lane) in self.lanes.iter_mut().enumerate() {
             // Ignore an error here. The next use of the lane reports the error again.
+            if !lane.is_connected() && !self.inputs.contains(&port) {
+                let _ = lane.drain(&mut self.pool);
+            }
             let _ = lane.refill(&mut self.pool);
         }
         let mut inputs = self.inputs.iter().map(|&port| &self.lanes[port]);

@@ -191,8 +191,8 @@ impl WorkerBuilder {
             let _ = set_current_timer_slack(NonZeroU64::new(1));
         }
         let place = (self.number, self.plan.cores.len());
-        let (keeps, joins, memory) = (self.keeps_recv_info, self.joins, self.memory);
-        let mut open = lanes::open(&self.plan, &self.ports, self.node, place, keeps, joins, memory)?;
+        let (keeps, memory) = (self.keeps_recv_info, self.memory);
+        let mut open = lanes::open(&self.plan, &self.ports, self.node, place, keeps, memory)?;
         // The lanes of a port connect only when all workers have a lane on the port. The other workers get their lanes on
         // added ports after this worker is ready. So a worker that joins a run does not wait here: its loop connects the
         // lanes.

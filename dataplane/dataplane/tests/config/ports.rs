@@ -146,6 +146,24 @@ fn only_input_ports_need_receive_buffers() {
     assert!(check(&text, &[]).0.unwrap().buffers < with_input.buffers);
 }
 
+/// In zero-copy mode, the NIC also needs posted buffers for the frames that go to the kernel.
+#[test]
+fn xdp_ports_that_only_send_need_receive_buffers_for_zero_copy() {
+    let buffers = |copy: &str| {
+        let link = format!("{{ kind = 'xdp', interface = 'eth1', copy = '{copy}' }}");
+        let text = format!(
+            "[runtime]\nburst = 32\nworkers = 1\n[[port]]\nname = 'in'\ndevice = 'soft'\nlink = {{ kind = \
+             'generator' }}\nrx_depth = 128\ntx_depth = 128\n[[port]]\nname = 'out'\ndevice = 'host'\nlink = \
+             {link}\nrx_depth = 4096\ntx_depth = 128\n[pipeline]\ninput = ['in']\n[[pipeline.stage]]\nname = \
+             'send'\nuse = 'tx'\nport = 'out'\n"
+        );
+        let (plan, diagnostics) = check(&text, &[]);
+        plan.unwrap_or_else(|| panic!("{diagnostics:?}")).buffers
+    };
+    assert!(buffers("copy") < 4096);
+    assert!(buffers("zero") > 4096 && buffers("auto") > 4096);
+}
+
 /// With one worker, a port can refuse every capability except `raw_packet`. A name that is not a capability of
 /// [`dataplane::verbs::Capability`] cannot be refused.
 #[test]

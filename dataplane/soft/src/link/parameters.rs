@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::doctor::{Finding, LinkCase};
 use super::interface::{LONGEST_NAME, is_name, mtu_of};
-use super::{LinkSpec, LoopbackLink};
+use super::{InterfaceFacts, LinkSpec, LoopbackLink};
 use dataplane_core::error::{Result, shorten};
 
 /// The `device` of a port whose link is inside this program (not a kernel interface).
@@ -115,6 +115,18 @@ pub trait LinkParameters: fmt::Debug {
     /// the workers.
     fn polls_driver(&self) -> bool {
         false
+    }
+
+    /// Returns whether the NIC writes the frames that go to the kernel into posted buffers too. A port that only sends then
+    /// posts receives.
+    fn always_posts_receives(&self) -> bool {
+        false
+    }
+
+    /// Returns a fact if no counter of the link has the frames that find no posted buffer on an interface with these
+    /// properties.
+    fn uncounted_losses(&self, _facts: &InterfaceFacts) -> Option<String> {
+        None
     }
 
     /// Returns a finding if the kernel receives no frames from this link's interface. Stages that use the kernel's

@@ -109,8 +109,14 @@ impl End {
         self.qp.modify(&attributes, mask)
     }
 
-    /// Moves the queue pair from RESET to RTS, and posts `DEPTH` receives into the slots from `first`.
+    /// Opens the queue pair, and polls once: the link takes frames from the kernel after the first poll.
     fn start(&mut self, first: u32) {
+        self.open(first);
+        assert_eq!(self.received(), []);
+    }
+
+    /// Moves the queue pair from RESET to RTS, and posts `DEPTH` receives into the slots from `first`.
+    fn open(&mut self, first: u32) {
         self.qp.bind_slots(&self.mr, self.layout, RECV).unwrap();
         self.go(QpState::Init).unwrap();
         self.post(&(first..first + DEPTH).collect::<Vec<_>>()).unwrap();
@@ -520,6 +526,37 @@ fn each_queue_has_its_own_socket() {
         carry(&mut a[0], first, 100, |_| 64);
         let error = device(XdpSpec { queues: 3, ..link("va") }, 1500).unwrap_err().to_string();
         assert!(error.contains("`va` has 2 receive queues") && error.contains("ethtool -L va combined 3"), "{error}");
+    });
+}
+
+/// A queue pair whose receives are never polled stands for a port that only sends.
+#[test]
+fn frames_go_to_the_kernel_until_the_first_poll() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let [mut a, mut b] = ["va", "vb"].map(|name| End::new(device(link(name), 1500).unwrap(), (0, 1), 2048));
+        a.open(0);
+        b.open(0);
+        let mut kernel = super::interfaces::packet("vb");
+        let send = |a: &mut End, number: u32| {
+            let desc = a.put(200, &frame(number, 60));
+            a.send(&[desc], 1).unwrap();
+            wait_until("the frame is sent", || !a.sent().is_empty());
+        };
+        for number in 0..3 {
+            send(&mut a, number);
+            let mut seen = Vec::new();
+            wait_until("the kernel has the frame", || {
+                seen.extend(kernel.frames());
+                !seen.is_empty()
+            });
+            assert_eq!(seen, [Ok(frame(number, 60))]);
+        }
+        // The first poll takes the frames from the kernel.
+        assert_eq!(b.received(), []);
+        carry(&mut a, &mut b, 100, |_| 60);
+        assert_eq!(kernel.frames(), []);
+        assert_eq!(b.device.counters().kernel_rx_dropped, 0);
     });
 }
 

@@ -7,9 +7,9 @@ use super::section::Section;
 use crate::config::{NodePlan, Plan, Port, PortPlan};
 use dataplane_core::topology::parse_ranges;
 use dataplane_core::units::CoreId;
-use dataplane_soft::config::{LinkConfig, LinkParameters};
+use dataplane_soft::config::LinkParameters;
 use dataplane_soft::doctor::{Finding, LinkCase, Roots, Severity};
-use dataplane_soft::{Copying, InterfaceFacts, Mode, of_unused_interface};
+use dataplane_soft::{InterfaceFacts, of_unused_interface};
 
 /// An interface to check, with the link, the workers and the port that use the interface.
 #[derive(Clone, Copy, Debug)]
@@ -47,27 +47,10 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
         findings.extend(link.starved_kernel().filter(|_| follows_kernel));
         let subject = format!("port `{}`, interface `{name}`", port.config.name);
         let section = Section::new(subject, format!("port[{place}].link"), findings);
-        let facts = interface.ok().flatten().and_then(|facts| uncounted_losses(port, name, &facts));
+        let facts = interface.ok().flatten().filter(|_| port.input).and_then(|facts| link.uncounted_losses(&facts));
         sections.push(Section { facts: facts.into_iter().collect(), ..section });
     }
     sections
-}
-
-/// Returns a fact if the NIC loses the frames that find no posted buffer. In copy mode, the socket counts these frames.
-/// In zero-copy mode, only the NIC counts these frames.
-pub(super) fn uncounted_losses(port: &PortPlan, interface: &str, facts: &InterfaceFacts) -> Option<String> {
-    let Some(LinkConfig::Xdp(link)) = &port.config.link else { return None };
-    let is_zero_copy = match link.copy {
-        Copying::Zero => true,
-        Copying::Auto => link.mode != Mode::Generic && facts.xdp.support.is_some_and(|support| support.zero_copy),
-        Copying::Copy => false,
-    };
-    (port.input && is_zero_copy).then(|| {
-        format!(
-            "in zero-copy mode, only the NIC counts frames that find no posted buffer, so `lost` of the port does not \
-             include these frames; see rx_missed_errors in /sys/class/net/{interface}/statistics"
-        )
-    })
 }
 
 /// Checks all interfaces that a link could use.

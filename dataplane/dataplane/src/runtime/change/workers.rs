@@ -1,8 +1,8 @@
 //! Adds and removes workers.
 //!
 //! An added worker is built on its own thread before the other workers switch to their new graphs. This thread allocates
-//! the packet memory, and opens a lane on each port. These lanes post no receives, so the devices pass no
-//! packets to these lanes until the worker runs.
+//! the packet memory, and opens a lane on each port. The devices pass no packets to these lanes until the
+//! worker runs.
 //!
 //! A removed worker keeps its graph. The devices stop passing packets to the worker. The worker then processes the
 //! packets in its queues, and ends.

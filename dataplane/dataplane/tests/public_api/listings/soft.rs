@@ -399,6 +399,8 @@ mod link {
             fn capabilities(&self) -> CapabilitySet {}
             fn optional_capabilities(&self) -> CapabilitySet {}
             fn polls_driver(&self) -> bool {}
+            fn always_posts_receives(&self) -> bool {}
+            fn uncounted_losses(&self, _facts: &InterfaceFacts) -> Option<String> {}
             fn starved_kernel(&self) -> Option<Finding> {}
             fn host_problems(&self, _case: &LinkCase<'_>) -> Vec<Finding> {}
             fn check(&self, _port: &PortLimits<'_>, _mistakes: &mut Vec<LinkMistake>) {}

@@ -12,7 +12,7 @@ use crate::link::doctor::{Finding, LinkCase};
 use crate::link::parameters::{
     Buffers, FrameStamps, HOST, LinkKind, LinkMistake, LinkParameters, PortLimits, interface_name, yes,
 };
-use crate::link::{LinkSpec, LoopbackLink};
+use crate::link::{InterfaceFacts, LinkSpec, LoopbackLink};
 use dataplane_core::error::Result;
 use dataplane_core::mem;
 use dataplane_core::pipeline::parameter_schema;
@@ -159,6 +159,14 @@ impl LinkParameters for XdpConfig {
 
     fn polls_driver(&self) -> bool {
         self.busy_poll.is_some()
+    }
+
+    fn always_posts_receives(&self) -> bool {
+        self.copy != Copying::Copy
+    }
+
+    fn uncounted_losses(&self, facts: &InterfaceFacts) -> Option<String> {
+        super::doctor::uncounted_losses(&self.interface, self.mode, self.copy, facts)
     }
 
     fn starved_kernel(&self) -> Option<Finding> {

@@ -2,6 +2,7 @@
 
 use super::facts::XdpProgram;
 use super::spec::{Copying, Mode};
+use crate::link::InterfaceFacts;
 use crate::link::doctor::{Finding, LinkCase, Severity};
 
 /// Returns the problems that an xdp link would have on an interface that no port of the config uses.
@@ -88,6 +89,22 @@ fn queues(case: &LinkCase<'_>) -> Option<Finding> {
     }
     let costs = "frames of queues without a worker go to the kernel";
     (queues > workers).then(|| Finding::new(Severity::Breaks, what, costs, fix))
+}
+
+/// Returns a fact in zero-copy mode. In copy mode, the socket counts the frames that find no posted buffer. In zero-copy
+/// mode, only the NIC counts these frames.
+pub(super) fn uncounted_losses(name: &str, mode: Mode, copy: Copying, facts: &InterfaceFacts) -> Option<String> {
+    let is_zero_copy = match copy {
+        Copying::Zero => true,
+        Copying::Auto => mode != Mode::Generic && facts.xdp.support.is_some_and(|support| support.zero_copy),
+        Copying::Copy => false,
+    };
+    is_zero_copy.then(|| {
+        format!(
+            "in zero-copy mode, only the NIC counts frames that find no posted buffer, so `lost` of the port does not \
+             include these frames; see rx_missed_errors in /sys/class/net/{name}/statistics"
+        )
+    })
 }
 
 /// Returns the finding for a link that takes all frames from the kernel, on a port whose stages use the kernel's

@@ -368,7 +368,7 @@ impl Xdp {
         lock(&self.sockets).trouble = Some(self.why_refused(queue, refused));
     }
 
-    /// Logs why a queue waits for its interface.
+    /// Logs why a queue has no socket, or waits for its interface.
     fn waits(&self) {
         // Log without the lock, because the logger of the program may call this module.
         let trouble = lock(&self.sockets).trouble.clone();

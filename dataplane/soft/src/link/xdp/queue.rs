@@ -152,7 +152,7 @@ pub(crate) struct Queue {
     bind_timed_out: bool,
     /// Whether the queue waits for its interface, which was deleted or is down. Sends fail in the meantime.
     is_absent: bool,
-    /// Whether the XDP program redirects the queue's frames to the socket.
+    /// Whether this queue pair has made the XDP program redirect the queue's frames to the socket.
     redirected: bool,
     /// The next slot to check when receives are flushed.
     flushed: u32,
@@ -238,9 +238,10 @@ impl Queue {
         errno
     }
 
-    /// Starts to receive and to send. If an earlier socket of this queue pair was bound, the new socket may have to
-    /// wait until the kernel releases the queue, or until the interface exists and is up. This function then succeeds,
-    /// and a later poll binds the socket.
+    /// Binds the socket. In zero-copy mode, the NIC takes the buffers of all frames of the queue from the fill ring, also
+    /// of frames for the kernel. Receives must therefore be posted before this call. If an earlier socket of this queue
+    /// pair was bound, the new socket may have to wait until the kernel releases the queue, or until the interface exists
+    /// and is up. This function then succeeds, and a later poll binds the socket.
     pub(crate) fn open(&mut self) -> Result<(), i32> {
         self.bind_wait = None;
         if self.awaited.is_some() {
@@ -315,21 +316,20 @@ impl Queue {
             Err(refused) => return Err(self.refused(refused)),
         }
         (self.bound, self.rebinding, self.bind_timed_out, self.is_absent) = (true, true, false, false);
-        self.redirect()
+        Ok(())
     }
 
-    /// Redirects frames to the socket once the socket is bound and receives are posted. If a queue pair only sends, the
-    /// frames that arrive on the queue go to the kernel.
+    /// Redirects frames to the socket once the socket is bound and receives are posted. Runs at the first receive, so
+    /// the frames go to the kernel until the worker receives. If a queue pair only sends, the frames always go to the
+    /// kernel. If the kernel refuses the redirection, logs the reason, and the frames go to the kernel.
     #[cold]
-    fn redirect(&mut self) -> Result<(), i32> {
-        let Some(socket) = self.socket.as_ref().filter(|_| self.bound && self.posted > 0 && !self.redirected) else {
-            return Ok(());
-        };
-        self.xdp
-            .redirect(self.index, socket)
-            .map_err(|error| self.refused(Refused { step: "the socket map", error }))?;
+    fn redirect(&mut self) {
+        let Some(socket) = self.socket.as_ref().filter(|_| self.bound && self.posted > 0) else { return };
+        if let Err(error) = self.xdp.redirect(self.index, socket) {
+            self.refused(Refused { step: "the socket map", error });
+            self.xdp.waits();
+        }
         self.redirected = true;
-        Ok(())
     }
 
     /// Closes the socket. The kernel then owns no slots as soon as [`Queue::is_released`] returns `true`. Returns the
@@ -404,11 +404,6 @@ impl Queue {
         }
         socket.fill.submit();
         self.posted += slots.len();
-        if self.bound && !self.redirected {
-            // The link stores the error. This queue pair then receives nothing, and the frames of the queue go to the
-            // kernel.
-            let _ = self.redirect();
-        }
     }
 
     /// Takes the socket of another program, if the queue waits for this socket. Returns the number of receives that the
@@ -518,6 +513,8 @@ impl Queue {
             self.receive_irregular(run, limit, now, &mut received);
         } else if self.bind_wait.is_some() {
             self.retry_bind();
+        } else if ready == 0 && !self.redirected {
+            self.redirect();
         } else if ready == 0 && (self.busy || socket.fill.needs_wakeup()) {
             socket.wake_rx();
         }
