@@ -169,8 +169,12 @@ impl TakeOver {
         while run.loops().contains(&Some(0)) && Instant::now() < deadline {
             thread::sleep(POLL_INTERVAL);
         }
-        if run.is_finished() {
-            return Err(Error::Topology("the workers ended during the hand-over".to_owned()));
+        // A worker without a count of loops has ended.
+        if run.loops().iter().any(|loops| loops.is_none_or(|loops| loops == 0)) {
+            return Err(Error::Topology(format!(
+                "a worker ended, or did not run within {} s, so the running program continues",
+                START_TIMEOUT.as_secs()
+            )));
         }
         if let Some(stream) = &self.stream {
             let answer = upgrade::send_byte(stream, RUNNING).and_then(|()| upgrade::receive_byte(stream));
@@ -182,20 +186,26 @@ impl TakeOver {
                     ));
                 }
                 // The running program was killed, so nobody else receives the packets.
-                Ok(_) | Err(_) => tracing::warn!("the previous program ended during the hand-over"),
+                Ok(_) | Err(_) => tracing::warn!("the running program ended during the hand-over"),
             }
         }
-        let failed = |error: io::Error| tracing::error!("cannot take over a socket of the previous program: {error}");
+        let failed = |key: &'static str| {
+            move |error: io::Error| {
+                tracing::error!(
+                    "cannot take over the socket of runtime.{key}: {error}; help: restart the program to open the socket again"
+                );
+            }
+        };
         let mut take = |name: &str| self.descriptors.remove(name);
         let control = match (&runtime.control, take("control"), take("control_lock")) {
             (Control::Path(path), Some(listener), Some(lock)) => {
-                Socket::take_over(path, listener, lock).map_err(failed).ok()
+                Socket::take_over(path, listener, lock).map_err(failed("control")).ok()
             }
             _ => None,
         };
         let lock = take("metrics_lock");
         let metrics = take("metrics").map(|listener| Listener::take_over(runtime, listener, lock));
-        let metrics = metrics.transpose().map_err(failed).ok().flatten().flatten();
+        let metrics = metrics.transpose().map_err(failed("metrics")).ok().flatten().flatten();
         // `dataplane upgrade` waits for this line.
         let _ = writeln!(io::stdout(), "{}", std::process::id());
         if let Some(stdout) = take("stdout") {

@@ -470,7 +470,7 @@ impl Run {
                 let number = worker.number;
                 match worker.join() {
                     Ok(outcome) => outcomes.extend(outcome.map(|(outcome, times)| (number, outcome, times))),
-                    // The worker had started, so its thread panicked.
+                    // The thread of the worker panicked, or the worker could not take over the queues of a program.
                     Err(error) => {
                         errors.push(error.to_string());
                         state.control.stop();
