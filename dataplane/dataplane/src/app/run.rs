@@ -146,8 +146,8 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
 }
 
 /// Reads and checks the config. `source` is the config of the program whose run this program takes over. Compiling large
-/// rule sets may take long. SIGINT and SIGTERM end the program at once
-/// during that time, because the program holds no resources yet. Also returns whether SIGHUP was received.
+/// rule sets may take long. SIGINT and SIGTERM end the program at once during that time, because the program holds no
+/// resources yet. Also returns whether SIGHUP was received.
 fn assembled(
     registry: &Registry,
     (args, source): (&args::Run, Option<Source>),

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -106,22 +106,31 @@ fn cannot_start(file: &Path, error: &std::io::Error) -> CommandError {
     ))
 }
 
+/// Reads a pipe to its end on another thread, and sends the bytes together with `is_stdout`.
+fn read_all(
+    mut pipe: impl Read + Send + 'static,
+    is_stdout: bool,
+    sender: Sender<(bool, Vec<u8>)>,
+) -> std::io::Result<()> {
+    let read = move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        let _ = sender.send((is_stdout, bytes));
+    };
+    thread::Builder::new().spawn(read).map(drop)
+}
+
 /// Waits until the new program forwards packets. Returns its process id.
 fn await_program(mut child: Child, file: &Path, timeout: Duration) -> Result<u32, CommandError> {
     let (sender, events) = mpsc::channel();
-    let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
-    let messages = sender.clone();
-    thread::spawn(move || {
-        let mut line = Vec::new();
-        // The new program closes the pipe when it has taken over, and when it ends.
-        let _ = stdout.as_mut().map(|pipe| pipe.read_to_end(&mut line));
-        let _ = sender.send((true, line));
-    });
-    thread::spawn(move || {
-        let mut text = Vec::new();
-        let _ = stderr.as_mut().map(|pipe| pipe.read_to_end(&mut text));
-        let _ = messages.send((false, text));
-    });
+    // The new program closes both pipes when it has taken over, and when it ends.
+    let reading = child.stdout.take().map_or(Ok(()), |pipe| read_all(pipe, true, sender.clone()));
+    let reading = reading.and_then(|()| child.stderr.take().map_or(Ok(()), |pipe| read_all(pipe, false, sender)));
+    if let Err(error) = reading {
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(console::no_thread(error));
+    }
     let deadline = Instant::now() + timeout;
     let (mut line, mut text) = (None, None);
     while line.is_none() || text.is_none() {

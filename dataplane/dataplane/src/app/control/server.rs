@@ -196,7 +196,10 @@ impl ControlServer {
             client.answer::<()>(id, Err(&upgrade::not_started()));
             return self.clients.push(client);
         };
-        let control = self.socket.as_ref().and_then(|socket| socket.share().ok().flatten());
+        let control = self.socket.as_ref().and_then(|socket| {
+            let not_shared = |error| tracing::error!("the new program cannot take over the control socket: {error}");
+            socket.share().map_err(not_shared).ok().flatten()
+        });
         let shared = [("control", &control), ("metrics", &self.metrics)];
         let listeners: Vec<(&str, &SharedListener)> =
             shared.into_iter().filter_map(|(name, shared)| Some((name, shared.as_ref()?))).collect();

@@ -163,8 +163,8 @@ pub(super) fn not_started() -> Refusal {
 }
 
 /// Hands the run over to the new program on the connection `stream`, and waits until the workers of the new program run.
-/// `id` is the number of the request, and `process` is the process id of the new program. Returns the maximum time for which packets waited. After an error, the run receives
-/// packets again.
+/// `id` is the number of the request, and `process` is the process id of the new program. Returns the maximum time for
+/// which packets waited. After an error, the run receives packets again.
 pub(super) fn switch(
     run: &Run,
     stream: &UnixStream,

@@ -88,13 +88,17 @@ impl Acceptor {
     /// Returns the parts that another program needs to take over the socket. Returns `None` if the process has no free
     /// descriptors.
     pub(super) fn share(&self) -> Option<SharedListener> {
-        match self {
-            Self::Tcp(listener) => {
-                let listener = listener.as_fd().try_clone_to_owned().ok()?;
-                Some(SharedListener { listener, lock: None, is_handed: Arc::default() })
-            }
-            Self::Unix(socket) => socket.share().ok().flatten(),
-        }
+        let shared = match self {
+            Self::Tcp(listener) => listener
+                .as_fd()
+                .try_clone_to_owned()
+                .map(|listener| Some(SharedListener { listener, lock: None, is_handed: Arc::default() })),
+            Self::Unix(socket) => socket.share(),
+        };
+        shared.unwrap_or_else(|error| {
+            tracing::error!("the new program cannot take over the metrics server: {error}");
+            None
+        })
     }
 
     /// Takes over the socket of another program. Returns `None` if the config has no metrics server.
