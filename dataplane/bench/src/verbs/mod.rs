@@ -3,8 +3,8 @@
 //!
 //! | module | responsibility |
 //! | --- | --- |
-//! | `args` | the options of the command line |
-//! | `plan` | the parameters of a run, and the rules between them |
+//! | `args` | the options of the command line, and the rules between them |
+//! | `plan` | the parameters of a run |
 //! | `protocol` | the messages of the exchange, in the format of perftest |
 //! | `exchange` | the TCP connection to the peer |
 //! | `watch` | the reasons to end a test early: a signal, a dead peer, a lost message |

@@ -1,4 +1,4 @@
-//! The parameters of a run, and the rules between the parameters.
+//! The parameters of a run.
 
 use std::fmt;
 use std::time::Duration;

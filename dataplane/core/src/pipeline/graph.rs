@@ -395,7 +395,8 @@ impl Graph {
         self.activity = Activity::Walk;
     }
 
-    /// Returns the saved state of each stage that has one, with the name of the stage ([`StateTransfer`](super::StateTransfer)).
+    /// Returns the saved state of each stage that has one, with the name of the stage
+    /// ([`StateTransfer`](super::StateTransfer)).
     pub fn save_states(&mut self) -> Vec<(String, Vec<u8>)> {
         let mut states = Vec::new();
         self.activity = Activity::TakeOver;

@@ -134,7 +134,7 @@ impl BridgeTable {
         }
     }
 
-    /// Returns all entries in the form that [`Table::load`] reads: the version of the form, and for each entry the MAC
+    /// Returns all entries in the form that [`BridgeTable::load`] reads: the version of the form, and for each entry the MAC
     /// address, the VLAN id, the port and the age.
     pub(super) fn save(&self) -> Vec<u8> {
         let now = self.now.load(Ordering::Relaxed);

@@ -19,7 +19,7 @@ pub(super) struct Detaching {
 pub(super) struct DetachedSocket {
     pub(super) queue: u32,
     pub(super) socket: XdpSocket,
-    /// Whether the XDP program redirects the queue's frames to the socket.
+    /// Whether the queue has tried to let the XDP program redirect its frames to the socket.
     pub(super) redirected: bool,
     /// The slots of posted receives, in the order in which the kernel returns the slots.
     pub(super) posted: Vec<u32>,

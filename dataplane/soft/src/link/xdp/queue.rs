@@ -82,7 +82,7 @@ struct Awaited {
 #[derive(Debug)]
 struct AdoptedSocket {
     socket: XdpSocket,
-    /// Whether the XDP program redirects the queue's frames to the socket.
+    /// Whether the other program has tried to let the XDP program redirect the queue's frames to the socket.
     redirected: bool,
     /// The number of receives that the other program has posted, and that this queue pair has not posted yet.
     missing: usize,
@@ -152,7 +152,8 @@ pub(crate) struct Queue {
     bind_timed_out: bool,
     /// Whether the queue waits for its interface, which was deleted or is down. Sends fail in the meantime.
     is_absent: bool,
-    /// Whether this queue pair has made the XDP program redirect the queue's frames to the socket.
+    /// Whether this queue pair has tried to let the XDP program redirect the queue's frames to the socket. If the kernel
+    /// refused, the frames go to the kernel.
     redirected: bool,
     /// The next slot to check when receives are flushed.
     flushed: u32,
