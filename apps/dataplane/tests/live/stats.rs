@@ -372,8 +372,8 @@ fn answer_of_a_foreign_program_is_reported() {
         ("{\"id\":2,\"result\":{}}\n", "the answer is for another request"),
         ("{\"id\":1}\n", "the answer is for another request"),
         ("hello\n", "cannot read"),
-        ("{\"pid\":", "ended before it answered"),
-        ("", "ended before it answered"),
+        ("{\"pid\":", "closed the connection before it answered"),
+        ("", "closed the connection before it answered"),
     ] {
         let there = answer(text);
         let (status, out, err) = folder.dataplane("stats --socket @/foreign.sock");

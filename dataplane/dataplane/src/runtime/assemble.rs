@@ -486,7 +486,7 @@ fn captures(loaded: &Loaded<'_>, is_checked: impl Fn(&str) -> bool, diagnostics:
 }
 
 /// Returns a path in the folder of the black box.
-fn black_box_file(source: &Source, plan: &Plan) -> Option<PathBuf> {
+pub(super) fn black_box_file(source: &Source, plan: &Plan) -> Option<PathBuf> {
     let settings = plan.runtime.black_box.as_ref()?;
     Some(source.resolve(&settings.folder).join("black-box.pcapng"))
 }
