@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::Read;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -10,10 +11,12 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::geteuid;
 use serde::Serialize;
 
 use super::console::{self, CommandError};
-use super::control::TAKE_OVER_OPTION;
+use super::control::{ENVIRONMENT, TAKE_OVER_OPTION};
 use super::{args, stats};
 use dataplane_control::upgrade::UpgradeStart;
 use dataplane_control::{Call, Client};
@@ -50,8 +53,10 @@ pub(super) fn upgrade(args: &args::Upgrade) -> Result<(), CommandError> {
         .and_then(|answer| answer.parse_exactly())
         .map_err(|error| stats::failed(error, EXAMPLE))?;
     check_network(start.pid)?;
+    let stream = client.into_stream();
+    check_program(&stream)?;
     let begin = Instant::now();
-    let child = start_program(&args.to, &start, client.into_stream().into())?;
+    let child = start_program(&args.to, &start, stream.into())?;
     let pid = await_program(child, &args.to, args.timeout)?;
     let prepared_s = begin.elapsed().as_secs_f64();
     let has_ended = has_ended(watched);
@@ -80,6 +85,19 @@ fn check_network(process: u32) -> Result<(), CommandError> {
     }
 }
 
+/// Checks that this user, or root, has created the control socket. The new program gets arguments, a working directory and
+/// a config from the program at the socket, so another user could otherwise run code as this user.
+fn check_program(stream: &UnixStream) -> Result<(), CommandError> {
+    let owner = socket_peercred(stream).map_err(|error| CommandError::Failed(error.to_string()))?.uid;
+    match owner.is_root() || owner == geteuid() {
+        true => Ok(()),
+        false => Err(CommandError::Failed(format!(
+            "the program at the socket belongs to the user {owner}; help: run the command as this user, for example `sudo              -u '#{owner}' dataplane upgrade ...`, or as the unit of the program (docs/upgrade.md)",
+            owner = owner.as_raw()
+        ))),
+    }
+}
+
 /// Starts the new program, with the connection to the old program as its standard input.
 fn start_program(file: &Path, start: &UpgradeStart, connection: OwnedFd) -> Result<Child, CommandError> {
     // The new program starts in the directory of the old program.
@@ -93,7 +111,8 @@ fn start_program(file: &Path, start: &UpgradeStart, connection: OwnedFd) -> Resu
     // Signals from the terminal of this command do not concern the new program.
     command.process_group(0);
     command.env_remove("WATCHDOG_PID");
-    command.envs(start.environment.iter().map(|(name, value)| (name, value)));
+    let known = start.environment.iter().filter(|(name, _)| ENVIRONMENT.contains(&name.as_str()));
+    command.envs(known.map(|(name, value)| (name, value)));
     command.stdin(Stdio::from(connection)).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().map_err(|error| cannot_start(file, &error))
 }
@@ -175,4 +194,33 @@ fn has_ended(watched: Client) -> bool {
     }
     // The program may send a message before it closes the connection.
     stream.read_to_end(&mut Vec::new()).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use dataplane_testing::Folder;
+
+    #[test]
+    fn new_program_gets_only_the_known_variables() {
+        let folder = Folder::new();
+        folder.write("new", "#!/bin/sh\necho \"[$DATAPLANE_OTHER][$NO_COLOR]\"\n");
+        let file = folder.path().join("new");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o700)).unwrap();
+        let variable = |name: &str| (name.to_owned(), "value".to_owned());
+        let start = UpgradeStart {
+            pid: 1,
+            version: String::new(),
+            arguments: Vec::new(),
+            directory: folder.path().display().to_string(),
+            environment: vec![variable("DATAPLANE_OTHER"), variable("NO_COLOR")],
+        };
+        let (connection, _other) = UnixStream::pair().unwrap();
+        check_program(&connection).unwrap();
+        let child = start_program(&file, &start, connection.into()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "[][value]\n");
+    }
 }

@@ -33,7 +33,8 @@ impl Run {
     /// Stops receiving, and returns the queues and the states of the stages.
     ///
     /// # Errors
-    /// Fails if a worker does not answer, or if the kernel refuses a descriptor. The run then receives again.
+    /// Fails if a worker does not answer, if sends do not complete, or if the kernel refuses a descriptor. The run then
+    /// receives again.
     pub(crate) fn detach(&self) -> Result<HandedRun, String> {
         let (current, ports) = self.state.current_ports();
         let inputs: Vec<bool> = current.plan.ports.iter().map(|port| port.input).collect();
@@ -87,13 +88,18 @@ impl Run {
         let mut queues = collect(&own)?;
         // A worker answers between two bursts, so it has finished all packets that it received.
         lock(&self.state.sampler).ask_pause();
-        let states = loop {
-            let states = lock(&self.state.sampler).states();
-            match states {
-                Some(states) => break states,
+        let workers = loop {
+            let workers = lock(&self.state.sampler).paused();
+            match workers {
+                Some(workers) => break workers,
                 None => wait()?,
             }
         };
+        // The kernel may read the buffers of these packets later, so the other program must not use the buffers.
+        if let Some(port) = workers.iter().find_map(|worker| ports.get(worker.sending?)) {
+            return Err(format!("port `{}` still sends packets, for example because its link is down", port.name));
+        }
+        let states = workers.into_iter().map(|worker| worker.states).collect();
         detach(&sharing)?;
         lock(&self.state.sampler).ask_release(&shared);
         queues.extend(collect(&sharing)?);

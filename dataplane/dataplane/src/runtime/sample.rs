@@ -377,6 +377,15 @@ pub(crate) type Graphs = Vec<Box<Swap>>;
 /// The saved states of the stages of one worker, with the names of the stages.
 pub(crate) type SavedStates = Vec<(String, Vec<u8>)>;
 
+/// The answer of a worker that has paused.
+#[derive(Debug, Default)]
+pub(crate) struct PausedWorker {
+    /// The states of the stages.
+    pub(crate) states: SavedStates,
+    /// The index of a port on which sends have not completed in time.
+    pub(crate) sending: Option<usize>,
+}
+
 /// The parts of a worker that the worker with the same number of another program takes over.
 #[derive(Debug, Default)]
 pub(crate) struct HandedWorker {
@@ -400,9 +409,8 @@ pub(crate) enum Message {
     Retired(Vec<RetiredLane>),
     /// The buffers of a closed lane. In the answer, the value contains no buffers.
     Slots(Box<ReturnedSlots>),
-    /// A request to pause and to save the states of the stages. In the answer, the value contains the states. After the
-    /// answer, the worker processes no packets.
-    Pause(SavedStates),
+    /// A request to pause and to save the states of the stages. After the answer, the worker processes no packets.
+    Pause(PausedWorker),
     /// A request to a paused worker to stop the queues of the ports with these indices, so that another program can take
     /// over the queues ([`dataplane_soft::HandOver::detach`]).
     Release(Vec<usize>),

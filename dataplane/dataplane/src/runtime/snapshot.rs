@@ -8,7 +8,7 @@ use crate::runtime::lane_swap::{RetiredLane, ReturnedSlots};
 use crate::runtime::packet_observer::PacketObserver;
 use crate::runtime::removed_workers::RemovedWorkers;
 use crate::runtime::report::{self, EarlierCounts, LateSlots, Outcome};
-use crate::runtime::sample::{Graphs, Message, RequesterEnd, Sample, SavedStates, Scope, Swap, Times, WorkerCounters};
+use crate::runtime::sample::{Graphs, Message, PausedWorker, RequesterEnd, Sample, Scope, Swap, Times, WorkerCounters};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::Timebase;
@@ -216,7 +216,7 @@ struct SampledWorker {
     retiring: RetiringLanes,
     observer: ObserverExchange,
     /// The answer to the last request for the states of the stages.
-    states: Option<SavedStates>,
+    paused: Option<PausedWorker>,
 }
 
 /// The exchange of the observer of a worker. The worker gets one observer at a time.
@@ -477,8 +477,8 @@ impl Sampler {
     pub(crate) fn ask_pause(&mut self) {
         self.pump();
         for worker in &mut self.workers {
-            worker.states = None;
-            worker.request.ask(Message::Pause(SavedStates::new()));
+            worker.paused = None;
+            worker.request.ask(Message::Pause(PausedWorker::default()));
         }
     }
 
@@ -495,15 +495,15 @@ impl Sampler {
         self.workers.iter_mut().for_each(|worker| worker.request.ask(Message::Resume(is_touched)));
     }
 
-    /// Returns the states of the stages of each worker, or `None` while a worker has not answered. A worker that has
-    /// ended has no states.
-    pub(crate) fn states(&mut self) -> Option<Vec<SavedStates>> {
+    /// Returns the answers of the workers to [`Self::ask_pause`], or `None` while a worker has not answered. A worker that
+    /// has ended has no states.
+    pub(crate) fn paused(&mut self) -> Option<Vec<PausedWorker>> {
         self.pump();
-        let is_open = |worker: &SampledWorker| worker.states.is_none() && !worker.request.is_over();
+        let is_open = |worker: &SampledWorker| worker.paused.is_none() && !worker.request.is_over();
         if self.workers.iter().any(is_open) {
             return None;
         }
-        Some(self.workers.iter_mut().map(|worker| worker.states.take().unwrap_or_default()).collect())
+        Some(self.workers.iter_mut().map(|worker| worker.paused.take().unwrap_or_default()).collect())
     }
 
     /// Returns the number of lanes of a worker on removed ports that are not closed yet.
@@ -542,7 +542,7 @@ impl SampledWorker {
             returned: Graphs::new(),
             retiring: RetiringLanes::default(),
             observer: ObserverExchange::default(),
-            states: None,
+            paused: None,
         }
     }
 
@@ -573,7 +573,7 @@ impl SampledWorker {
                     drop(observer);
                 }
                 Message::Retired(lanes) => self.take_lanes(lanes),
-                Message::Pause(states) => self.states = Some(states),
+                Message::Pause(paused) => self.paused = Some(paused),
                 Message::Release(_) | Message::Resume(_) => {}
                 Message::Slots(_) => {
                     if let Some(lane) = self.retiring.returning.take() {

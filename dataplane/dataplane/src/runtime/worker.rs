@@ -400,14 +400,16 @@ impl Worker {
         true
     }
 
-    /// Waits until all sends have completed, at most for [`SEND_TIMEOUT`].
-    fn complete_sends(&mut self) {
+    /// Waits until all sends have completed, at most for [`SEND_TIMEOUT`]. Returns the index of a port on which sends have
+    /// not completed.
+    fn complete_sends(&mut self) -> Option<usize> {
         let deadline = Instant::now() + SEND_TIMEOUT;
         let Self { lanes, pool, latency, .. } = self;
         let mut is_complete = |lane: &mut Box<dyn Lane>| lane.reap(pool, latency).is_err() || lane.sending() == 0;
         while !lanes.iter_mut().fold(true, |done, lane| done & is_complete(lane)) && Instant::now() < deadline {
             std::hint::spin_loop();
         }
+        lanes.iter().position(|lane| lane.sending() > 0)
     }
 
     /// Stops the queues of these ports. If the worker continues, the lanes restart their queues.
@@ -616,9 +618,9 @@ impl Worker {
                 self.closing.take(slots, &mut self.pool);
                 Ok(())
             }
-            Message::Pause(states) => catch_unwind(AssertUnwindSafe(|| {
-                self.complete_sends();
-                *states = self.graph.save_states();
+            Message::Pause(paused) => catch_unwind(AssertUnwindSafe(|| {
+                paused.sending = self.complete_sends();
+                paused.states = self.graph.save_states();
                 self.is_paused = true;
             })),
             Message::Release(ports) => {

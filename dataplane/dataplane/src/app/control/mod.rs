@@ -16,4 +16,4 @@ pub(super) use server::ControlServer;
 #[cfg(any(test, fuzzing))]
 pub(crate) use server::fuzz;
 pub(super) use socket::{Socket, group_problem, has_listener, in_use, path_problem, problem};
-pub(super) use upgrade::{SharedListener, TAKE_OVER_OPTION};
+pub(super) use upgrade::{ENVIRONMENT, SharedListener, TAKE_OVER_OPTION};

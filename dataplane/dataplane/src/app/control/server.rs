@@ -192,10 +192,11 @@ impl ControlServer {
     /// Hands the run over to the new program, which is the client with the index `at`. `id` is the number of the request.
     fn switch(&mut self, run: &Run, at: usize, id: u64) {
         let mut client = self.clients.swap_remove(at);
-        let Some(process) = client.upgrade.as_ref().and_then(Upgrade::process) else {
+        let Some(program) = client.upgrade.as_ref().and_then(Upgrade::program) else {
             client.answer::<()>(id, Err(&upgrade::not_started()));
             return self.clients.push(client);
         };
+        let process = program.pid;
         let control = self.socket.as_ref().and_then(|socket| {
             let not_shared = |error| tracing::error!("the new program cannot take over the control socket: {error}");
             socket.share().map_err(not_shared).ok().flatten()
@@ -203,7 +204,7 @@ impl ControlServer {
         let shared = [("control", &control), ("metrics", &self.metrics)];
         let listeners: Vec<(&str, &SharedListener)> =
             shared.into_iter().filter_map(|(name, shared)| Some((name, shared.as_ref()?))).collect();
-        match upgrade::switch(run, &client.stream, (id, process), &listeners) {
+        match upgrade::switch(run, &client.stream, (id, program), &listeners) {
             Ok(time) => {
                 self.successor = Some(process);
                 let waited = time.as_secs_f64() * 1e3;

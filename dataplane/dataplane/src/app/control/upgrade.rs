@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{Pid, Signal, geteuid, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 
 use crate::runtime::{HandedRun, Run, SharedMemory, UpgradeHold};
@@ -24,7 +25,7 @@ use dataplane_soft::HandedQueue;
 pub(in crate::app) const TAKE_OVER_OPTION: &str = "--take-over";
 /// The environment variables that the new program gets from the running program. The new program does not get
 /// `WATCHDOG_PID`, because the process id of the new program differs.
-const ENVIRONMENT: [&str; 6] =
+pub(in crate::app) const ENVIRONMENT: [&str; 6] =
     ["NOTIFY_SOCKET", "WATCHDOG_USEC", "JOURNAL_STREAM", "RUST_LOG", "NO_COLOR", "XDG_RUNTIME_DIR"];
 /// The maximum time from the start of an upgrade to the hand-over.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -32,14 +33,47 @@ const PREPARE_TIMEOUT: Duration = Duration::from_secs(600);
 const SWITCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum time that the running program waits for the end of a new program that took too long.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_millis(200);
+/// The maximum time that the running program waits for the end of a new program that was killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An upgrade whose new program prepares its run.
 pub(super) struct Upgrade {
     /// Refuses changes of the config.
     _hold: UpgradeHold,
     since: Instant,
-    /// The process id of the new program, after its first request.
-    process: Option<u32>,
+    /// The new program, after its first request.
+    program: Option<NewProgram>,
+}
+
+/// The process of the new program.
+pub(super) struct NewProgram {
+    pub(super) pid: u32,
+    /// A descriptor of the process. `None` if the kernel gives no descriptor.
+    descriptor: Option<OwnedFd>,
+}
+
+impl NewProgram {
+    fn new(pid: u32) -> Self {
+        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        Self { pid, descriptor: process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok()) }
+    }
+
+    /// Kills the process if it still runs after [`WITHDRAW_TIMEOUT`], and waits for its end. Until then, the process may
+    /// have the sockets, and the kernel may write to the packet memory.
+    fn end(&self, stream: &UnixStream) {
+        let _ = upgrade::send_byte(stream, WITHDRAWN);
+        let Some(process) = &self.descriptor else { return };
+        let has_ended = |limit: Duration| {
+            let limit = Timespec::try_from(limit).ok();
+            poll(&mut [PollFd::new(process, PollFlags::IN)], limit.as_ref()) == Ok(1)
+        };
+        if !has_ended(WITHDRAW_TIMEOUT) {
+            let _ = pidfd_send_signal(process, Signal::KILL);
+            if !has_ended(KILL_TIMEOUT) {
+                tracing::error!("process {} does not end, although it was killed", self.pid);
+            }
+        }
+    }
 }
 
 /// A listening socket that the new program takes over.
@@ -80,7 +114,7 @@ impl Upgrade {
             environment: ENVIRONMENT.iter().filter_map(variable).collect(),
         };
         let hold = run.changer().begin_upgrade()?;
-        Ok((Self { _hold: hold, since: Instant::now(), process: None }, start))
+        Ok((Self { _hold: hold, since: Instant::now(), program: None }, start))
     }
 
     /// Returns `true` if the new program has taken too long to prepare its run.
@@ -88,9 +122,9 @@ impl Upgrade {
         self.since.elapsed() >= PREPARE_TIMEOUT
     }
 
-    /// Returns the process id of the new program.
-    pub(super) fn process(&self) -> Option<u32> {
-        self.process
+    /// Returns the new program.
+    pub(super) fn program(&self) -> Option<&NewProgram> {
+        self.program.as_ref()
     }
 
     /// Answers the request of the new program for the config. The answer is complete when this method returns. `stream` is
@@ -113,7 +147,7 @@ impl Upgrade {
             let help = "stop the program, and start the new program with the same config";
             return Err(Refusal::new(ErrorCode::NeedsRestart, message, help));
         }
-        self.process = Some(request.pid);
+        self.program = Some(NewProgram::new(request.pid));
         let source = run.source();
         let memories = run.shared_memories().map_err(|error| failed(format!("the packet memory: {error}")))?;
         let row = |memory: &SharedMemory| {
@@ -137,7 +171,7 @@ impl Upgrade {
 /// Refuses a client that is neither root nor the user of this program, because the client gets the descriptors of this
 /// program.
 fn check_peer(peer: &UnixStream) -> Result<(), Refusal> {
-    let help = "run `dataplane upgrade` as the user of the program, or as root";
+    let help = "run `dataplane upgrade` as the user of the program";
     let refuse = |why: String| Refusal::new(ErrorCode::Failed, format!("upgrade refused: {why}"), help);
     let user = socket_peercred(peer).map_err(|error| refuse(error.to_string()))?.uid;
     match user.is_root() || user == geteuid() {
@@ -163,12 +197,12 @@ pub(super) fn not_started() -> Refusal {
 }
 
 /// Hands the run over to the new program on the connection `stream`, and waits until the workers of the new program run.
-/// `id` is the number of the request, and `process` is the process id of the new program. Returns the maximum time for
-/// which packets waited. After an error, the run receives packets again.
+/// `id` is the number of the request. Returns the maximum time for which packets waited. After an error, the new program
+/// has ended, and the run receives packets again.
 pub(super) fn switch(
     run: &Run,
     stream: &UnixStream,
-    (id, process): (u64, u32),
+    (id, program): (u64, &NewProgram),
     listeners: &[(&str, &SharedListener)],
 ) -> Result<Duration, SwitchError> {
     let begin = Instant::now();
@@ -177,9 +211,11 @@ pub(super) fn switch(
         SwitchError::Refused(Refusal::new(ErrorCode::Failed, why, help))
     })?;
     let mut is_touched = false;
-    let switched =
-        send(stream, id, handed, listeners, &mut is_touched).and_then(|()| await_running(stream, begin, process));
+    let switched = send(stream, id, handed, listeners, &mut is_touched).and_then(|()| await_running(stream, begin));
     switched.map_err(|why| {
+        if is_touched {
+            program.end(stream);
+        }
         run.resume(is_touched);
         SwitchError::Lost(why)
     })?;
@@ -254,7 +290,7 @@ fn answer_with(
 }
 
 /// Waits until the workers of the new program run.
-fn await_running(stream: &UnixStream, begin: Instant, process: u32) -> Result<(), String> {
+fn await_running(stream: &UnixStream, begin: Instant) -> Result<(), String> {
     let left = SWITCH_TIMEOUT.saturating_sub(begin.elapsed()).max(Duration::from_millis(1));
     let _ = stream.set_read_timeout(Some(left));
     match upgrade::receive_byte(stream) {
@@ -263,17 +299,7 @@ fn await_running(stream: &UnixStream, begin: Instant, process: u32) -> Result<()
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             Err("the new program ended during the hand-over".to_owned())
         }
-        Err(error) => {
-            // Both programs must not receive at the same time, so wait for the end of the new program, and kill a program
-            // that hangs.
-            let _ = upgrade::send_byte(stream, WITHDRAWN);
-            let _ = stream.set_read_timeout(Some(WITHDRAW_TIMEOUT));
-            while upgrade::receive_byte(stream).is_ok() {}
-            let process = i32::try_from(process).ok().and_then(Pid::from_raw);
-            // The process has usually ended.
-            let _ = process.map(|process| kill_process(process, Signal::KILL));
-            Err(format!("the new program did not run within {} s: {error}", SWITCH_TIMEOUT.as_secs()))
-        }
+        Err(error) => Err(format!("the new program did not run within {} s: {error}", SWITCH_TIMEOUT.as_secs())),
     }
 }
 

@@ -45,6 +45,9 @@ impl RunState {
                 problems.push(format!("port `{}` ({}) cannot be handed over", port.name, kind.trim_end()));
             }
         }
+        if self.shares_memory() && !kernel_maps_bound_sockets() {
+            problems.push("the kernel is older than 6.4, so it cannot pass `xdp` sockets on".to_owned());
+        }
         // The names of the files of a black box contain the process id.
         let black_box = black_box_file(&current.source, &current.plan);
         let written = self.written.iter().filter(|file| Some(*file) != black_box.as_ref());
@@ -58,5 +61,32 @@ impl RunState {
         let message = format!("an upgrade of this run needs a restart: {}", problems.join(", "));
         let help = "stop the program, and start the new program with the same config";
         Err(Refusal::new(ErrorCode::NeedsRestart, message, help))
+    }
+}
+
+/// Returns whether the kernel maps the rings of an AF_XDP socket that is bound (`xsk_mmap()`, since Linux 6.4).
+fn kernel_maps_bound_sockets() -> bool {
+    let release = rustix::system::uname();
+    is_at_least_6_4(&release.release().to_string_lossy())
+}
+
+/// Compares the release of a kernel, such as `6.1.0-37-amd64`. Accepts a release that is not a version.
+fn is_at_least_6_4(release: &str) -> bool {
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    numbers.next().is_none_or(|major| (major, numbers.next().unwrap_or(0)) >= (6, 4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_of_kernels_are_compared_by_their_numbers() {
+        for release in ["6.4.0", "6.18.5", "6.4-rc1", "7.0", "10.0.1", "unknown"] {
+            assert!(is_at_least_6_4(release), "{release}");
+        }
+        for release in ["6.1.0-37-amd64", "5.15.0", "6.3.13", "6"] {
+            assert!(!is_at_least_6_4(release), "{release}");
+        }
     }
 }
