@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
-use dataplane::soft::{LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+use dataplane::soft::{FaultSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
 use dataplane_bench::verbs::{Exchange, Listener, Output, Plan, Session, SideReport, VerbsArgs, VerbsRow};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
@@ -24,11 +24,11 @@ fn plan(line: &str) -> Plan {
     Plan { timeout: Duration::from_secs(60), ..plan }
 }
 
-fn devices() -> [SoftDevice; 2] {
+fn devices(faults: &FaultSpec) -> [SoftDevice; 2] {
     let (near, far) = LoopbackLink::pair();
     [("soft0", 1, near), ("soft1", 2, far)].map(|(name, last, link)| {
         let spec = SoftSpec::new(name, LinkSpec::Loopback(link));
-        SoftDevice::new(SoftSpec { mac: [2, 0, 0, 0, 0, last], ..spec }).unwrap()
+        SoftDevice::new(SoftSpec { mac: [2, 0, 0, 0, 0, last], faults: *faults, ..spec }).unwrap()
     })
 }
 
@@ -56,7 +56,12 @@ impl StopAfter<'_> {
 /// Runs a server and a client. The flag of the server is set after `stop_after` results of the server. Returns the
 /// reports of the server and of the client.
 fn run_both(server_plan: &Plan, client_plan: &Plan, stop_after: usize) -> [SideReport; 2] {
-    let [server, client] = devices();
+    run_with(&FaultSpec::default(), server_plan, client_plan, stop_after)
+}
+
+/// Does the same as [`run_both`], on devices with these faults.
+fn run_with(faults: &FaultSpec, server_plan: &Plan, client_plan: &Plan, stop_after: usize) -> [SideReport; 2] {
+    let [server, client] = devices(faults);
     let (listener, address) = Listener::local().unwrap();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -114,7 +119,7 @@ fn peer_that_stops_before_the_test_is_reported() {
 
 /// Runs a server with a peer that sends these bytes and then closes its side. Returns the failure of the server.
 fn serve(sent: &[u8]) -> String {
-    let [device, _] = devices();
+    let [device, _] = devices(&FaultSpec::default());
     let plan = plan("send_bw -s 64");
     let (listener, address) = Listener::local().unwrap();
     let mut peer = TcpStream::connect(address).unwrap();
@@ -167,4 +172,14 @@ fn lost_datagrams_are_counted() {
     assert!(server.complete && client.complete, "{server:?}{client:?}");
     let (received, lost) = (server.results[0].iterations, server.results[0].lost.unwrap());
     assert_eq!((received + lost, client.results[0].iterations, client.results[0].lost), (400, 400, None));
+}
+
+#[test]
+fn test_that_loses_all_messages_has_a_row() {
+    let plan = plan("send_bw -t ud -s 64 -n 20");
+    let faults = FaultSpec { loss: 1.0, ..FaultSpec::default() };
+    let [server, client] = run_with(&faults, &plan, &plan, usize::MAX);
+    assert!(server.complete && client.complete, "{server:?}{client:?}");
+    let row = &server.results[0];
+    assert_eq!((row.iterations, row.lost), (0, Some(20)), "{server:?}");
 }

@@ -239,11 +239,14 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         } else {
             post_all(end, plan, size, &self.clock, &mut watch, &mut times)
         };
-        if let Some(rates) = times.rates() {
-            let messages = times.messages();
-            let lost = (receives && outcome.is_ok()).then(|| (plan.iterations - messages) as u64);
-            let peak = rates.peak.filter(|_| !receives);
-            self.add(VerbsRow::bandwidth(size, messages, lost, peak, rates.average));
+        let messages = times.messages();
+        let lost = (receives && outcome.is_ok()).then(|| (plan.iterations - messages) as u64);
+        // Without any message, the row says that all messages are lost.
+        if messages > 0 || lost.is_some() {
+            let rates = times.rates();
+            let average = rates.as_ref().map_or(0.0, |rates| rates.average);
+            let peak = rates.and_then(|rates| rates.peak).filter(|_| !receives);
+            self.add(VerbsRow::bandwidth(size, messages, lost, peak, average));
         }
         outcome
     }
