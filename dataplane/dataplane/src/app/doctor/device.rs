@@ -87,9 +87,12 @@ fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
     };
     let interfaces = roots.sys_names(&format!("{folder}/net"));
     // In switchdev mode, the flow rules of the host decide which function gets a frame, and the interfaces of the physical
-    // function include the representors of its virtual functions. The file can be read only in this mode.
-    let has_switch_id = |interface: &String| roots.sys(&format!("class/net/{interface}/phys_switch_id")).is_some();
-    if has_functions && !has("physfn") && interfaces.iter().any(has_switch_id) {
+    // function include the representors of its virtual functions, whose port names are for example `pf0vf0`.
+    let is_representor = |interface: &String| {
+        let name = roots.sys(&format!("class/net/{interface}/phys_port_name"));
+        name.is_some_and(|name| name.contains("vf") || name.contains("sf"))
+    };
+    if has_functions && !has("physfn") && interfaces.iter().any(is_representor) {
         return None;
     }
     let interface = interfaces.iter().find(|interface| !is_promiscuous(interface))?;

@@ -302,15 +302,20 @@ fn virtual_function_without_promiscuous_mode_is_found() {
         let datagrams = CONFIG.replace("rdma7\"", "rdma7\"\nqp = \"ud\"\nconnection = { to = \"127.0.0.1:18515\" }");
         assert_eq!(found(&usual, &datagrams), []);
     }
-    // In switchdev mode, a virtual function takes no frames from the physical function. `eth9_0` is a representor.
-    let switchdev = Host::new()
+    // In switchdev mode, a virtual function takes no frames from the physical function.
+    let functions = Host::new()
         .with_file("sys/class/infiniband/rdma7/device/sriov_numvfs", "2")
         .with_file("sys/class/infiniband/rdma7/device/net/eth9/mtu", "1500")
         .with_file("sys/class/infiniband/rdma7/device/net/eth9_0/mtu", "1500")
         .with_file("sys/class/net/eth9/flags", "0x1103")
         .with_file("sys/class/net/eth9_0/flags", "0x1003");
-    assert_eq!(found(&switchdev, CONFIG).len(), 1);
-    assert_eq!(found(&switchdev.with_file("sys/class/net/eth9/phys_switch_id", "a1b2"), CONFIG), []);
+    assert_eq!(found(&functions, CONFIG).len(), 1);
+    // mlx5 has a switch id in both modes.
+    let legacy = functions
+        .with_file("sys/class/net/eth9/phys_switch_id", "a1b2")
+        .with_file("sys/class/net/eth9/phys_port_name", "p0");
+    assert_eq!(found(&legacy, CONFIG).len(), 1);
+    assert_eq!(found(&legacy.with_file("sys/class/net/eth9_0/phys_port_name", "pf0vf0"), CONFIG), []);
     let unused = Host::new()
         .with_file("sys/class/infiniband/rdma7/device/sriov_numvfs", "0")
         .with_file("sys/class/infiniband/rdma7/device/net/eth9/mtu", "1500")
