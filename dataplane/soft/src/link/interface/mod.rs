@@ -143,21 +143,21 @@ pub(crate) fn refused(name: &str, what: &str, capability: &str, error: &io::Erro
     Error::Wire(format!("interface `{name}`: {what}: {error}{remedy}"))
 }
 
-/// Passes new sockets to a queue after its interface was removed and recreated. The watcher thread stores the sockets,
-/// and the worker takes the sockets.
+/// Passes new sockets to a queue: after its interface was recreated, and during an upgrade of the program. Another thread
+/// stores the sockets, and the worker takes the sockets.
 #[derive(Debug)]
-pub(crate) struct Handover<T> {
+pub(crate) struct Replacement<T> {
     stored: Mutex<Option<T>>,
     is_there: AtomicBool,
 }
 
-impl<T> Default for Handover<T> {
+impl<T> Default for Replacement<T> {
     fn default() -> Self {
         Self { stored: Mutex::new(None), is_there: AtomicBool::new(false) }
     }
 }
 
-impl<T> Handover<T> {
+impl<T> Replacement<T> {
     /// Stores new sockets. Drops sockets that were stored before and not taken.
     pub(crate) fn put(&self, stored: T) {
         *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = Some(stored);
@@ -447,19 +447,19 @@ mod loom_models {
     #[test]
     fn reader_gets_the_latest_value_once() {
         loom::model(|| {
-            let handover = Arc::new(Handover::default());
+            let replacement = Arc::new(Replacement::default());
             let writer = {
-                let handover = handover.clone();
+                let replacement = replacement.clone();
                 loom::thread::spawn(move || {
-                    handover.put(1);
-                    handover.put(2);
+                    replacement.put(1);
+                    replacement.put(2);
                 })
             };
-            let mut taken: Vec<i32> = (0..2).filter_map(|_| handover.take()).collect();
+            let mut taken: Vec<i32> = (0..2).filter_map(|_| replacement.take()).collect();
             writer.join().unwrap();
-            taken.extend(handover.take());
+            taken.extend(replacement.take());
             assert!(matches!(taken[..], [2] | [1, 2]), "{taken:?}");
-            assert_eq!(handover.take(), None);
+            assert_eq!(replacement.take(), None);
         });
     }
 }

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use crate::counters::Counting;
 use crate::hand_over::HandOver;
 use crate::link::interface::stamps;
-use crate::link::interface::{Handover, Interface, Watcher, refused};
+use crate::link::interface::{Interface, Replacement, Watcher, refused};
 use crate::link::{Link, Sent, Wire};
 use crate::rss::Rss;
 use crate::status::Status;
@@ -84,7 +84,7 @@ struct QueueShare {
     /// Index of the queue.
     queue: u16,
     /// New sockets, if the interface was removed and recreated.
-    fresh: Handover<PacketSocket>,
+    fresh: Replacement<PacketSocket>,
     /// The receiving socket. Any thread may read its drop counter.
     receiver: Mutex<Option<Arc<OwnedFd>>>,
     /// Number of frames that the kernel has dropped and that are not yet reported.
@@ -289,7 +289,7 @@ impl Packets {
         };
         let share = Arc::new(QueueShare {
             queue,
-            fresh: Handover::default(),
+            fresh: Replacement::default(),
             receiver: Mutex::new(receiver),
             missed: AtomicU64::new(0),
             is_detaching: AtomicBool::new(false),

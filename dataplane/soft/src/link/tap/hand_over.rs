@@ -14,15 +14,15 @@ impl HandOver for Tap {
         if state.index == 0 {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the interface was deleted"));
         }
-        state.detached = state.ends.iter().filter(|_| is_input).map(|end| end.handover.clone()).collect();
+        state.detached = state.ends.iter().filter(|_| is_input).map(|end| end.replacement.clone()).collect();
         // A queue pair without queues still sends. A port that only sends does not read its queues.
-        state.detached.iter().for_each(|handover| handover.put(Vec::new()));
+        state.detached.iter().for_each(|replacement| replacement.put(Vec::new()));
         Ok(())
     }
 
     fn detached(&self) -> io::Result<Option<Vec<HandedQueue>>> {
         let state = self.state();
-        if !state.detached.iter().all(|handover| handover.is_taken()) {
+        if !state.detached.iter().all(|replacement| replacement.is_taken()) {
             return Ok(None);
         }
         let position = vec![u64::from(state.index)];
@@ -38,7 +38,7 @@ impl HandOver for Tap {
     fn resume(&self, _: bool) -> io::Result<()> {
         let mut state = self.state();
         state.detached.clear();
-        state.ends.iter().for_each(|end| end.handover.put(end.queues.clone()));
+        state.ends.iter().for_each(|end| end.replacement.put(end.queues.clone()));
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use rustix::event::epoll;
 
 use crate::counters::Counting;
 use crate::hand_over::HandOver;
-use crate::link::interface::{Handover, Interface, Request, Watcher, refused};
+use crate::link::interface::{Interface, Replacement, Request, Watcher, refused};
 use crate::link::{Link, Sent, Wire};
 use crate::rss::Rss;
 use crate::status::Status;
@@ -82,19 +82,19 @@ struct TapState {
     receiving: Option<u16>,
     /// Whether the queue pairs wait for the queues of another program.
     awaits: bool,
-    /// The handovers of the queue pairs that stop reading, because another program takes over their queues.
-    detached: Vec<Arc<QueueHandover>>,
+    /// The replacements of the queue pairs that stop reading, because another program takes over their queues.
+    detached: Vec<Arc<QueueReplacement>>,
 }
 
-/// The handover through which a queue pair gets a new list of queues.
-type QueueHandover = Handover<Vec<Arc<OwnedFd>>>;
+/// The replacement through which a queue pair gets a new list of queues.
+type QueueReplacement = Replacement<Vec<Arc<OwnedFd>>>;
 
 /// An open queue pair.
 #[derive(Debug)]
 struct TapEnd {
     /// Index of the queue pair.
     index: u16,
-    handover: Arc<QueueHandover>,
+    replacement: Arc<QueueReplacement>,
     /// The queues that the queue pair reads. Empty if the queue pair receives no frames.
     queues: Vec<Arc<OwnedFd>>,
 }
@@ -102,13 +102,13 @@ struct TapEnd {
 impl TapEnd {
     fn add(&mut self, queue: Arc<OwnedFd>) {
         self.queues.push(queue);
-        self.handover.put(self.queues.clone());
+        self.replacement.put(self.queues.clone());
     }
 
     /// Gives away a queue if the queue pair has another queue too.
     fn give(&mut self) -> Option<Arc<OwnedFd>> {
         let queue = if self.queues.len() > 1 { self.queues.pop() } else { None }?;
-        self.handover.put(self.queues.clone());
+        self.replacement.put(self.queues.clone());
         Some(queue)
     }
 }
@@ -233,17 +233,17 @@ impl Tap {
         Ok(())
     }
 
-    /// Returns the queues for the queue pair with this index and this handover. Returns no queue if the queue pair receives
-    /// no frames yet.
-    fn join(&self, index: u16, handover: &Arc<QueueHandover>) -> Result<Vec<Arc<OwnedFd>>, i32> {
+    /// Returns the queues for the queue pair with this index and this replacement. Returns no queue if the queue pair
+    /// receives no frames yet.
+    fn join(&self, index: u16, replacement: &Arc<QueueReplacement>) -> Result<Vec<Arc<OwnedFd>>, i32> {
         // Log without the lock, because the logger of the program may call this module.
-        self.try_join(index, handover).map_err(|error| {
+        self.try_join(index, replacement).map_err(|error| {
             tracing::error!("{error}");
             libc::EBUSY
         })
     }
 
-    fn try_join(&self, index: u16, handover: &Arc<QueueHandover>) -> Result<Vec<Arc<OwnedFd>>, Error> {
+    fn try_join(&self, index: u16, replacement: &Arc<QueueReplacement>) -> Result<Vec<Arc<OwnedFd>>, Error> {
         let mut state = self.state();
         let mut queues = Vec::new();
         // A queue receives frames as soon as it is attached, so attach no queue for a queue pair that receives no frames.
@@ -262,7 +262,7 @@ impl Tap {
             let surplus = state.spare.len().saturating_sub(needed);
             queues.extend(state.spare.drain(..surplus));
         }
-        state.ends.push(TapEnd { index, handover: handover.clone(), queues: queues.clone() });
+        state.ends.push(TapEnd { index, replacement: replacement.clone(), queues: queues.clone() });
         Ok(queues)
     }
 
@@ -274,11 +274,13 @@ impl Tap {
         ))
     }
 
-    /// Removes the queue pair with this handover. Its queues stay attached for the next queue pair. Without an attached
+    /// Removes the queue pair with this replacement. Its queues stay attached for the next queue pair. Without an attached
     /// queue, the kernel would remove an interface that is not persistent. Returns whether the queue pair still had queues.
-    fn leave(&self, handover: &Arc<QueueHandover>) -> bool {
+    fn leave(&self, replacement: &Arc<QueueReplacement>) -> bool {
         let mut state = self.state();
-        let Some(at) = state.ends.iter().position(|end| Arc::ptr_eq(&end.handover, handover)) else { return false };
+        let Some(at) = state.ends.iter().position(|end| Arc::ptr_eq(&end.replacement, replacement)) else {
+            return false;
+        };
         let end = state.ends.swap_remove(at);
         let has_queues = !end.queues.is_empty();
         state.spare.extend(end.queues);
@@ -299,7 +301,7 @@ impl Tap {
         for end in state.ends.iter_mut().filter(|end| !is_receiving(end)) {
             if !end.queues.is_empty() {
                 free.append(&mut end.queues);
-                end.handover.put(Vec::new());
+                end.replacement.put(Vec::new());
             }
         }
         while let Some(at) = state.ends.iter().position(|end| is_receiving(end) && end.queues.is_empty()) {
@@ -432,14 +434,14 @@ pub(crate) struct TapPort {
     next: usize,
     /// An epoll instance that is readable when a queue is readable. `None` if there is at most one queue.
     epoll: Option<OwnedFd>,
-    handover: Arc<QueueHandover>,
+    replacement: Arc<QueueReplacement>,
     buffer: Box<[u8]>,
 }
 
 impl TapPort {
     fn new(tap: Arc<Tap>, index: u16) -> Self {
-        let (queues, handover, buffer) = (Vec::new(), Arc::default(), vec![0; LONGEST].into());
-        Self { tap, index, queues, sender: None, next: 0, epoll: None, handover, buffer }
+        let (queues, replacement, buffer) = (Vec::new(), Arc::default(), vec![0; LONGEST].into());
+        Self { tap, index, queues, sender: None, next: 0, epoll: None, replacement, buffer }
     }
 
     fn drain(&mut self) -> u64 {
@@ -465,7 +467,7 @@ impl TapPort {
     /// Switches to the new queues, if there are any.
     #[inline]
     fn take_new_queues(&mut self) {
-        if let Some(queues) = self.handover.take() {
+        if let Some(queues) = self.replacement.take() {
             self.set_queues(queues);
         }
     }
@@ -488,14 +490,14 @@ impl TapPort {
 
 impl Drop for TapPort {
     fn drop(&mut self) {
-        self.tap.leave(&self.handover);
+        self.tap.leave(&self.replacement);
     }
 }
 
 impl Wire for TapPort {
     fn open(&mut self) -> Result<(), i32> {
         self.close();
-        let queues = self.tap.join(self.index, &self.handover)?;
+        let queues = self.tap.join(self.index, &self.replacement)?;
         self.set_queues(queues);
         // Discard the frames that arrived before this queue pair started to receive.
         self.drain();
@@ -503,12 +505,12 @@ impl Wire for TapPort {
     }
 
     fn close(&mut self) -> u64 {
-        let has_queues = self.tap.leave(&self.handover);
+        let has_queues = self.tap.leave(&self.replacement);
         self.take_new_queues();
         // If this queue pair has no queues any more, another queue pair reads these queues, and drains the frames.
         let left = if has_queues { self.drain() } else { 0 };
         self.set_queues(Vec::new());
-        (self.sender, self.handover) = (None, Arc::default());
+        (self.sender, self.replacement) = (None, Arc::default());
         left
     }
 

@@ -166,12 +166,12 @@ impl Xdp {
         match spec.takes_over {
             // The program of the other program stays attached until the hand-over.
             true => xdp.set_index(interface.index),
-            false => xdp.attach(interface.index)?,
+            false => xdp.attach_program(interface.index)?,
         }
         Ok(xdp)
     }
 
-    fn attach(&self, index: u32) -> Result<()> {
+    fn attach_program(&self, index: u32) -> Result<()> {
         let name = &self.spec.interface;
         let modes: &[bpf::Attach] = match self.spec.mode {
             Mode::Auto => &[bpf::Attach::Native, bpf::Attach::Generic],
@@ -304,7 +304,7 @@ impl Xdp {
     }
 
     /// Detaches the program from an interface that was deleted or moved to another network namespace.
-    fn detach(&self) {
+    fn detach_program(&self) {
         if self.epoch().index != 0 {
             self.set_index(0);
             *lock(&self.attachment) = Attachment::default();

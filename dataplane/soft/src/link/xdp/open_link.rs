@@ -54,11 +54,11 @@ impl<End: From<Queue>> Link<End> for Xdp {
             let Some(xdp) = xdp.upgrade() else { return false };
             xdp.replace_foreign();
             if found.is_none() {
-                xdp.detach();
+                xdp.detach_program();
             }
             let is_known = |interface: &Interface| interface.index == xdp.epoch().index;
             if let Some(interface) = found.filter(|interface| !is_known(interface))
-                && let Err(error) = xdp.attach(interface.index)
+                && let Err(error) = xdp.attach_program(interface.index)
             {
                 let trouble = Some(error.to_string());
                 let previous = std::mem::replace(&mut lock(&xdp.sockets).trouble, trouble.clone());
