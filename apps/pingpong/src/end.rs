@@ -149,8 +149,8 @@ impl<D: Device> Endpoint<D> {
                 );
             }
             let agreed = pair.connector.negotiate(&pair.endpoint(pair.address()), &pair.endpoint(*remote))?;
-            modify(pair, "ibv_modify_qp (INIT to RTR)", pair.connector.rtr(&agreed))?;
-            modify(pair, "ibv_modify_qp (RTR to RTS)", pair.connector.rts(&agreed))?;
+            let qp = &mut pair.qp;
+            pair.connector.establish(&agreed, |attributes, mask| qp.modify(attributes, mask))?;
             if self.plan.kind == Type::Ud {
                 let ah = self.domain.create_ah(&agreed.path).map_err(|error| error.on(pair.connector.device()))?;
                 pair.to = Some((ah, agreed.remote.qpn));

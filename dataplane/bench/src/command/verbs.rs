@@ -10,8 +10,8 @@ use super::opened::stop_flag;
 use super::output::{print, print_json};
 use crate::report;
 use crate::verbs::{
-    Exchange, Listener, Output, Plan, SOFT, Session, SideReport, VerbsArgs, VerbsReport, VerbsRow, ending, heading,
-    row_text,
+    CLOSED, Exchange, Listener, Output, Plan, SOFT, Session, SideReport, VerbsArgs, VerbsReport, VerbsRow, ending,
+    heading, row_text,
 };
 
 /// The largest payload of a frame of the software devices. Path MTUs up to 4096 bytes fit.
@@ -128,7 +128,7 @@ fn both_sides(plan: &Plan, stop: &AtomicBool, printer: &mut Printer) -> Result<O
 
 /// Returns the error of the side that failed first. The other side then reports that its peer closed the connection.
 fn cause(client: Option<Error>, server: Option<Error>) -> Option<Error> {
-    let is_consequence = |error: &Error| error.to_string().contains("the peer closed the connection");
+    let is_consequence = |error: &Error| error.to_string().contains(CLOSED);
     match (client, server) {
         (Some(client), Some(server)) if is_consequence(&client) => Some(server),
         (client, server) => client.or(server),

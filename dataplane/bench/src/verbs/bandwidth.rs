@@ -6,7 +6,7 @@ use dataplane::Result;
 use dataplane::clock::HostClock;
 use dataplane::verbs::Device;
 
-use super::endpoint::{Endpoint, Queue};
+use super::endpoint::{Endpoint, POLL, Queue};
 use super::plan::Plan;
 use super::receives::{Receives, check_length};
 use super::samples::BandwidthTimes;
@@ -15,8 +15,6 @@ use super::watch::Watch;
 /// The time without a message after which a receiver ends the test, if the sender has finished and the transport can lose
 /// messages.
 const LOST: Duration = Duration::from_secs(1);
-/// The maximum number of completions of one poll.
-const BURST: usize = 16;
 
 /// Posts all messages of one size, and waits for their completions. After an error, `times` has the messages that have
 /// completed.
@@ -39,7 +37,7 @@ pub(super) fn post_all<D: Device>(
             posted += 1;
             place = if place + 1 == places { 0 } else { place + 1 };
         }
-        if end.poll(Queue::Send, BURST)? == 0 {
+        if end.poll(Queue::Send, POLL)? == 0 {
             watch.empty(end.sleeps())?;
             continue;
         }
@@ -68,7 +66,7 @@ pub(super) fn receive_all<D: Device>(
     let messages = plan.iterations;
     let mut received = 0;
     while received < messages {
-        let polled = end.poll(Queue::Receive, BURST)?;
+        let polled = end.poll(Queue::Receive, POLL)?;
         if polled == 0 {
             watch.empty(end.sleeps())?;
             if plan.loses_messages() && watch.idle_time() >= LOST && watch.peer_has_finished() {

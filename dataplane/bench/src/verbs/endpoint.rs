@@ -23,7 +23,7 @@ const GRH: u32 = 40;
 /// The distance between two messages in memory is a multiple of this number, which is also the size of a cache line.
 const LINE: usize = 64;
 /// The maximum number of completions of one poll, as in perftest.
-const POLL: usize = 16;
+pub(super) const POLL: usize = 16;
 /// The maximum duration of a sleep on a completion channel.
 const SLEEP: Duration = Duration::from_millis(50);
 
@@ -210,10 +210,8 @@ impl<'p, D: Device> Endpoint<'p, D> {
                 "the peer accepts no reads and atomics; help: use the same test on both sides".to_owned(),
             ));
         }
-        let changes = [connector.rtr(&agreed), connector.rts(&agreed)];
-        for (change, verb) in changes.into_iter().zip(["ibv_modify_qp (INIT to RTR)", "ibv_modify_qp (RTR to RTS)"]) {
-            self.modify(verb, change)?;
-        }
+        let qp = &mut self.qp;
+        connector.establish(&agreed, |attributes, mask| qp.modify(attributes, mask))?;
         let ah = (transport == QpType::Ud).then(|| self.domain.create_ah(&agreed.path)).transpose();
         let ah = ah.map_err(|error| error.on(self.local.connector.device()))?;
         let remote = Remote { addr: peer.addr, rkey: Rkey(peer.rkey) };

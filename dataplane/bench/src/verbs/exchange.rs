@@ -244,10 +244,13 @@ fn is_pending(error: &io::Error) -> bool {
         && error.raw_os_error() != Some(rustix::io::Errno::TIMEDOUT.raw_os_error())
 }
 
+/// The problem of [`closed`].
+pub(crate) const CLOSED: &str = "the peer closed the connection";
+
 /// Returns the error for a connection that the peer has closed.
 pub(super) fn closed(step: &str) -> Error {
     Error::Peer(format!(
-        "{step}: the peer closed the connection; help: see the output of the peer, and use the same test and the same \
+        "{step}: {CLOSED}; help: see the output of the peer, and use the same test and the same \
          options on both sides"
     ))
 }

@@ -29,6 +29,7 @@ mod session;
 mod watch;
 
 pub use args::VerbsArgs;
+pub(crate) use exchange::CLOSED;
 pub use exchange::{Exchange, Listener};
 pub use plan::{Atomic, Plan, Role, SOFT, Sizes, Test, Transport};
 pub(crate) use report::ending;

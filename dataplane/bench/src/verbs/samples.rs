@@ -12,9 +12,8 @@ pub(super) struct BandwidthTimes {
 /// The rates of a bandwidth test, in messages per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MessageRates {
-    /// The highest rate between the posting of a message and the completion of the same or of a later message. `None` if
-    /// this side did not post the messages.
-    pub(super) peak: Option<f64>,
+    /// The highest rate between the posting of a message and the completion of the same or of a later message.
+    pub(super) peak: f64,
     /// The rate from the first posting to the last completion.
     pub(super) average: f64,
 }
@@ -45,7 +44,7 @@ impl BandwidthTimes {
     pub(super) fn rates(&self) -> Option<MessageRates> {
         let (first, (messages, last)) = (*self.posted.first()?, *self.completed.last()?);
         let average = messages as f64 / duration(first, last);
-        Some(MessageRates { peak: Some(self.peak(average)), average })
+        Some(MessageRates { peak: self.peak(average), average })
     }
 
     /// Returns the highest rate of all pairs of a posting and a completion. The method of Dinkelbach finds the pair
@@ -166,7 +165,7 @@ mod tests {
         let rates = times.rates().unwrap();
         assert!((rates.average - 4.0 / 1e-6).abs() < 1.0, "{rates:?}");
         // The first two messages take 400 ns, and all four messages take 1000 ns.
-        assert!((rates.peak.unwrap() - 2.0 / 400e-9).abs() < 1.0, "{rates:?}");
+        assert!((rates.peak - 2.0 / 400e-9).abs() < 1.0, "{rates:?}");
     }
 
     #[test]
@@ -204,7 +203,7 @@ mod tests {
                 posted[..messages].iter().enumerate().map(move |(at, begin)| (messages - at) as f64 / duration(*begin, end))
             });
             let highest = pairs.fold(0.0, f64::max);
-            let found = times.rates().unwrap().peak.unwrap();
+            let found = times.rates().unwrap().peak;
             prop_assert!((found / highest - 1.0).abs() < 1e-6, "{} instead of {}", found, highest);
         }
     }

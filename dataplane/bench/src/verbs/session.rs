@@ -244,8 +244,9 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         // Without any message, the row says that all messages are lost.
         if messages > 0 || lost.is_some() {
             let rates = times.rates();
-            let average = rates.as_ref().map_or(0.0, |rates| rates.average);
-            let peak = rates.and_then(|rates| rates.peak).filter(|_| !receives);
+            let average = rates.map_or(0.0, |rates| rates.average);
+            // Only the side that posts the messages knows when each message was posted.
+            let peak = rates.filter(|_| !receives).map(|rates| rates.peak);
             self.add(VerbsRow::bandwidth(size, messages, lost, peak, average));
         }
         outcome
