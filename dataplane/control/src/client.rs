@@ -53,16 +53,12 @@ impl Answer {
         parsed.map_err(|error| Error::Answer(self.path.clone(), plain(&error.to_string())))
     }
 
-    /// Parses the result, and keeps all control characters.
+    /// Parses the result, and keeps all control characters, and the text of values of the type
+    /// [`RawValue`](serde_json::value::RawValue).
     ///
     /// # Errors
     /// Fails if the result has another type.
     pub fn parse_exactly<T: DeserializeOwned>(&self) -> Result<T, Error> {
-        self.parse_raw()
-    }
-
-    /// Parses the result, and keeps the text of values of the type [`RawValue`](serde_json::value::RawValue).
-    fn parse_raw<T: DeserializeOwned>(&self) -> Result<T, Error> {
         serde_json::from_str(&self.json).map_err(|error| Error::Answer(self.path.clone(), plain(&error.to_string())))
     }
 }
@@ -214,7 +210,7 @@ impl Client {
     /// # Errors
     /// Returns the errors of [`Client::call`].
     pub fn get(&mut self, get: Get) -> Result<GetResult, Error> {
-        self.call(&Call::Get(get))?.parse_raw()
+        self.call(&Call::Get(get))?.parse_exactly()
     }
 
     /// Reads a line. The time limit applies to the whole line, because a program could send single bytes indefinitely.
@@ -274,7 +270,7 @@ impl Iterator for Pages<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let show = self.next.take()?;
-        let page = self.client.call(&Call::Show(show.clone())).and_then(|answer| answer.parse_raw::<Page>());
+        let page = self.client.call(&Call::Show(show.clone())).and_then(|answer| answer.parse_exactly::<Page>());
         if let Ok(Page { next: Some(cursor), .. }) = &page {
             self.next = Some(Show { cursor: Some(cursor.clone()), ..show });
         }
