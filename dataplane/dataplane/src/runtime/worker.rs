@@ -19,7 +19,7 @@ use crate::runtime::sample::{
 use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker_info::WorkerInfo;
 use dataplane_core::clock::{HostClock, Stamp};
-use dataplane_core::error::{Error, Result};
+use dataplane_core::error::Error;
 use dataplane_core::lane::{Lane, LaneCounters, LatencySink};
 use dataplane_core::mem::Pool;
 use dataplane_core::pipeline::{Ctx, Graph, NoObserver, Observer, OnPanic, Part, Quarantined, panic_message};
@@ -264,7 +264,7 @@ impl Worker {
         clock: &HostClock,
         ctx: &mut Ctx,
         sampled: &mut Nanos,
-    ) -> std::result::Result<(), LaneError> {
+    ) -> Result<(), LaneError> {
         // After a panic of a stage, the graph and the outboxes may contain packets of other stages.
         self.graph.walk(ctx, &mut self.pool, &mut NoObserver);
         self.transmit();
@@ -299,11 +299,7 @@ impl Worker {
 
     /// One iteration: reclaims sent buffers, then receives, processes and sends one burst of each input.
     #[inline(always)]
-    fn iterate<O: Observer, const RECORDS: bool>(
-        &mut self,
-        ctx: &Ctx,
-        observer: &mut O,
-    ) -> std::result::Result<usize, LaneError> {
+    fn iterate<O: Observer, const RECORDS: bool>(&mut self, ctx: &Ctx, observer: &mut O) -> Result<usize, LaneError> {
         // Reap first. Reaping frees the buffers of completed sends, and takes their timestamps soon after completion.
         observer.enters(Part::Reap);
         for (port, lane) in self.lanes.iter_mut().enumerate() {
@@ -339,12 +335,7 @@ impl Worker {
     /// Housekeeping: the work that is not done in every iteration. `sampled` is the time of the last sample of the wall
     /// clock.
     #[cold]
-    fn housekeep(
-        &mut self,
-        clock: &HostClock,
-        ctx: &mut Ctx,
-        sampled: &mut Nanos,
-    ) -> std::result::Result<(), LaneError> {
+    fn housekeep(&mut self, clock: &HostClock, ctx: &mut Ctx, sampled: &mut Nanos) -> Result<(), LaneError> {
         // Publish progress and answer a statistics request first. At this point, the graph contains only held packets,
         // so the ledger balances, and the worker can switch to another graph.
         self.publish();
@@ -427,7 +418,7 @@ impl Worker {
     ///
     /// # Errors
     /// Fails if the buffers do not fit the lanes.
-    pub(crate) fn take_over(&mut self, handed: &HandedWorker) -> Result<()> {
+    pub(crate) fn take_over(&mut self, handed: &HandedWorker) -> Result<(), Error> {
         let failed = |message: String| Error::Worker { worker: self.number, message };
         for (port, slots) in &handed.posted {
             let misfit = || failed(format!("the buffers of port {port} of the other program do not fit"));
@@ -459,7 +450,7 @@ impl Worker {
     }
 
     #[cold]
-    fn observed_iterate<const RECORDS: bool>(&mut self, ctx: &Ctx) -> std::result::Result<usize, LaneError> {
+    fn observed_iterate<const RECORDS: bool>(&mut self, ctx: &Ctx) -> Result<usize, LaneError> {
         let Some(mut observer) = self.observer.take_if(|observer| !observer.is_over()) else {
             return self.timed_iterate::<RECORDS>(ctx);
         };
@@ -471,7 +462,7 @@ impl Worker {
     }
 
     #[cold]
-    fn timed_iterate<const RECORDS: bool>(&mut self, ctx: &Ctx) -> std::result::Result<usize, LaneError> {
+    fn timed_iterate<const RECORDS: bool>(&mut self, ctx: &Ctx) -> Result<usize, LaneError> {
         // The stopwatch is always present outside this function.
         let Some(mut watch) = self.stopwatch.take() else {
             self.timed = u64::MAX;

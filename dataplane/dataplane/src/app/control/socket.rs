@@ -30,8 +30,6 @@ pub(in crate::app) struct Socket {
     identity: DeviceAndInode,
     /// The lock on the path, if the config names the path. `None` for a socket in a default folder.
     lock: Option<Lock>,
-    /// Whether another program has taken over the socket.
-    is_handed: Arc<AtomicBool>,
 }
 
 /// The device and inode of a file.
@@ -219,8 +217,7 @@ impl Socket {
 
     fn new(listener: OwnedFd, path: &Path, lock: Option<Lock>) -> io::Result<Self> {
         let identity = identity(&fs::symlink_metadata(path)?);
-        let is_handed = Arc::default();
-        Ok(Self { listener: listener.into(), path: path.to_owned(), identity, lock, is_handed })
+        Ok(Self { listener: listener.into(), path: path.to_owned(), identity, lock })
     }
 
     /// Returns the parts of the socket that another program needs to take over the socket. Returns `None` for a socket
@@ -231,7 +228,7 @@ impl Socket {
     pub(in crate::app) fn share(&self) -> io::Result<Option<SharedListener>> {
         let Some(lock) = &self.lock else { return Ok(None) };
         let (listener, file) = (self.listener.as_fd().try_clone_to_owned()?, lock.file.as_fd().try_clone_to_owned()?);
-        Ok(Some(SharedListener { listener, lock: Some(file), is_handed: self.is_handed.clone() }))
+        Ok(Some(SharedListener { listener, lock: Some(file), is_handed: lock.is_handed.clone() }))
     }
 
     /// Takes over a socket of another program.
@@ -250,11 +247,8 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if self.is_handed.load(Ordering::Acquire) {
-            self.lock.iter().for_each(|lock| lock.is_handed.store(true, Ordering::Release));
-            return;
-        }
-        if is_same_file(&self.path, self.identity) {
+        let is_handed = self.lock.as_ref().is_some_and(|lock| lock.is_handed.load(Ordering::Acquire));
+        if !is_handed && is_same_file(&self.path, self.identity) {
             // Ignore an error, because the next program detects that no program listens on the socket.
             let _ = fs::remove_file(&self.path);
         }
@@ -277,6 +271,7 @@ struct Lock {
     /// The lock ends when all copies of this descriptor are closed, so the lock ends with the program even if the program
     /// is killed.
     file: File,
+    /// Whether another program has taken over the socket and the lock.
     is_handed: Arc<AtomicBool>,
 }
 

@@ -13,7 +13,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 
-use crate::runtime::{HandedRun, Run, SharedMemory, UpgradeHold};
+use crate::runtime::{HandedRun, RESTART_HELP, Run, SharedMemory, UpgradeHold};
 use dataplane_control::upgrade::{
     self, DONE, HAND_OVER_VERSION, HandedOver, MemoryRow, QueueRow, RUNNING, StateRow, TakeOver, TakenConfig,
     UpgradeStart, WITHDRAWN,
@@ -100,7 +100,7 @@ impl Upgrade {
         let arguments = arguments(std::env::args_os().skip(1))?;
         let failed = |what: &str, why: String| {
             let message = format!("{what}: {why}");
-            Refusal::new(ErrorCode::Failed, message, "stop the program, and start the new program with the same config")
+            Refusal::new(ErrorCode::Failed, message, RESTART_HELP)
         };
         let directory = std::env::current_dir().map_err(|error| failed("no working directory", error.to_string()))?;
         let directory = directory.into_os_string().into_string();
@@ -144,8 +144,7 @@ impl Upgrade {
                  {HAND_OVER_VERSION}",
                 request.hand_over_version
             );
-            let help = "stop the program, and start the new program with the same config";
-            return Err(Refusal::new(ErrorCode::NeedsRestart, message, help));
+            return Err(Refusal::new(ErrorCode::NeedsRestart, message, RESTART_HELP));
         }
         self.program = Some(NewProgram::new(request.pid));
         let source = run.source();
@@ -185,7 +184,7 @@ fn arguments(arguments: impl Iterator<Item = OsString>) -> Result<Vec<String>, R
     let text = |argument: OsString| {
         argument.into_string().map_err(|argument| {
             let message = format!("the argument `{}` of the program is not UTF-8", argument.display());
-            Refusal::new(ErrorCode::Failed, message, "stop the program, and start the new program")
+            Refusal::new(ErrorCode::Failed, message, RESTART_HELP)
         })
     };
     arguments.filter(|argument| argument != TAKE_OVER_OPTION).map(text).collect()

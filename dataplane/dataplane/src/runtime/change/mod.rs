@@ -25,4 +25,4 @@ mod workers;
 pub(crate) use history::{digest, digest_of};
 pub(crate) use state::{Changes, PipelineVersion, RunState, lock, start_tasks};
 pub use transaction::{ApplyOptions, Changer};
-pub(crate) use upgrade::UpgradeHold;
+pub(crate) use upgrade::{RESTART_HELP, UpgradeHold};

@@ -7,6 +7,9 @@ use crate::runtime::assemble::black_box_file;
 use dataplane_control::{ErrorCode, Refusal};
 use dataplane_soft::HandOver;
 
+/// The help for a run that another program cannot take over.
+pub(crate) const RESTART_HELP: &str = "stop the program, and start the new program with the same config";
+
 /// Keeps the config of a run unchanged until the value is dropped.
 pub(crate) struct UpgradeHold(Arc<RunState>);
 
@@ -59,8 +62,7 @@ impl RunState {
             return Ok(());
         }
         let message = format!("an upgrade of this run needs a restart: {}", problems.join(", "));
-        let help = "stop the program, and start the new program with the same config";
-        Err(Refusal::new(ErrorCode::NeedsRestart, message, help))
+        Err(Refusal::new(ErrorCode::NeedsRestart, message, RESTART_HELP))
     }
 }
 
