@@ -43,6 +43,7 @@ mod logs;
 mod manual;
 mod metrics;
 mod privileges;
+mod process;
 mod reference;
 mod run;
 mod schema;

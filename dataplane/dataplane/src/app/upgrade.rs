@@ -17,9 +17,10 @@ use serde::Serialize;
 
 use super::console::{self, CommandError};
 use super::control::{ENVIRONMENT, TAKE_OVER_OPTION};
+use super::process::Process;
 use super::{args, stats};
+use dataplane_control::Call;
 use dataplane_control::upgrade::UpgradeStart;
-use dataplane_control::{Call, Client};
 
 /// The maximum time that the command waits for the end of the old program after the hand-over.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
@@ -45,21 +46,19 @@ pub(super) fn upgrade(args: &args::Upgrade) -> Result<(), CommandError> {
     let program = &args.program;
     let (socket, process) = (program.socket.as_deref(), program.process);
     let mut client = stats::connect(socket, process, EXAMPLE)?;
-    // This connection closes when the old program ends.
-    let mut watched = Client::connect(client.path()).map_err(|error| stats::failed(error, EXAMPLE))?;
-    watched.hello().map_err(|error| stats::failed(error, EXAMPLE))?;
     let start: UpgradeStart = client
         .call(&Call::Upgrade {})
         .and_then(|answer| answer.parse_exactly())
         .map_err(|error| stats::failed(error, EXAMPLE))?;
     check_network(start.pid)?;
+    let old = Process::open(start.pid);
     let stream = client.into_stream();
     check_program(&stream)?;
     let begin = Instant::now();
     let child = start_program(&args.to, &start, stream.into())?;
     let pid = await_program(child, &args.to, args.timeout)?;
     let prepared_s = begin.elapsed().as_secs_f64();
-    let has_ended = has_ended(watched);
+    let has_ended = old.has_ended(END_TIMEOUT);
     let UpgradeStart { pid: replaced_pid, version: replaced_version, .. } = start;
     let upgraded = Upgraded { pid, replaced_pid, replaced_version, prepared_s, has_ended };
     if args.json {
@@ -185,16 +184,6 @@ fn await_program(mut child: Child, file: &Path, timeout: Duration) -> Result<u32
             )))
         }
     }
-}
-
-/// Waits for the end of the old program. Returns `false` if the program still runs after [`END_TIMEOUT`].
-fn has_ended(watched: Client) -> bool {
-    let mut stream = watched.into_stream();
-    if stream.set_read_timeout(Some(END_TIMEOUT)).is_err() {
-        return false;
-    }
-    // The program may send a message before it closes the connection.
-    stream.read_to_end(&mut Vec::new()).is_ok()
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
+use rustix::process::geteuid;
 use serde::Serialize;
 
+use crate::app::process::Process;
 use crate::runtime::{HandedRun, RESTART_HELP, Run, SharedMemory, UpgradeHold};
 use dataplane_control::upgrade::{
     self, DONE, HAND_OVER_VERSION, HandedOver, MemoryRow, QueueRow, RUNNING, StateRow, TakeOver, TakenConfig,
@@ -42,38 +42,7 @@ pub(super) struct Upgrade {
     _hold: UpgradeHold,
     since: Instant,
     /// The new program, after its first request.
-    program: Option<NewProgram>,
-}
-
-/// The process of the new program.
-pub(super) struct NewProgram {
-    pub(super) pid: u32,
-    /// A descriptor of the process. `None` if the kernel gives no descriptor.
-    descriptor: Option<OwnedFd>,
-}
-
-impl NewProgram {
-    fn new(pid: u32) -> Self {
-        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        Self { pid, descriptor: process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok()) }
-    }
-
-    /// Kills the process if it still runs after [`WITHDRAW_TIMEOUT`], and waits for its end. Until then, the process may
-    /// have the sockets, and the kernel may write to the packet memory.
-    fn end(&self, stream: &UnixStream) {
-        let _ = upgrade::send_byte(stream, WITHDRAWN);
-        let Some(process) = &self.descriptor else { return };
-        let has_ended = |limit: Duration| {
-            let limit = Timespec::try_from(limit).ok();
-            poll(&mut [PollFd::new(process, PollFlags::IN)], limit.as_ref()) == Ok(1)
-        };
-        if !has_ended(WITHDRAW_TIMEOUT) {
-            let _ = pidfd_send_signal(process, Signal::KILL);
-            if !has_ended(KILL_TIMEOUT) {
-                tracing::error!("process {} does not end, although it was killed", self.pid);
-            }
-        }
-    }
+    program: Option<Process>,
 }
 
 /// A listening socket that the new program takes over.
@@ -123,7 +92,7 @@ impl Upgrade {
     }
 
     /// Returns the new program.
-    pub(super) fn program(&self) -> Option<&NewProgram> {
+    pub(super) fn program(&self) -> Option<&Process> {
         self.program.as_ref()
     }
 
@@ -146,7 +115,7 @@ impl Upgrade {
             );
             return Err(Refusal::new(ErrorCode::NeedsRestart, message, RESTART_HELP));
         }
-        self.program = Some(NewProgram::new(request.pid));
+        self.program = Some(Process::open(request.pid));
         let source = run.source();
         let memories = run.shared_memories().map_err(|error| failed(format!("the packet memory: {error}")))?;
         let row = |memory: &SharedMemory| {
@@ -201,7 +170,7 @@ pub(super) fn not_started() -> Refusal {
 pub(super) fn switch(
     run: &Run,
     stream: &UnixStream,
-    (id, program): (u64, &NewProgram),
+    (id, program): (u64, &Process),
     listeners: &[(&str, &SharedListener)],
 ) -> Result<Duration, SwitchError> {
     let begin = Instant::now();
@@ -213,7 +182,7 @@ pub(super) fn switch(
     let switched = send(stream, id, handed, listeners, &mut is_touched).and_then(|()| await_running(stream, begin));
     switched.map_err(|why| {
         if is_touched {
-            program.end(stream);
+            end(program, stream);
         }
         run.resume(is_touched);
         SwitchError::Lost(why)
@@ -226,6 +195,15 @@ pub(super) fn switch(
     // continue, because the new program may have received packets.
     let _ = upgrade::send_byte(stream, DONE);
     Ok(time)
+}
+
+/// Kills the new program if it still runs after [`WITHDRAW_TIMEOUT`], and waits for its end. Until then, the new program
+/// may have the sockets, and the kernel may write to the packet memory.
+fn end(program: &Process, stream: &UnixStream) {
+    let _ = upgrade::send_byte(stream, WITHDRAWN);
+    if !program.has_ended(WITHDRAW_TIMEOUT) && program.kill() && !program.has_ended(KILL_TIMEOUT) {
+        tracing::error!("process {} does not end, although it was killed", program.pid);
+    }
 }
 
 /// Sends the descriptors and the states. Sets `is_touched` before the new program can receive packets.
