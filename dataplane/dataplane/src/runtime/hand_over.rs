@@ -144,15 +144,20 @@ mod tests {
     use dataplane_control::ErrorCode;
     use dataplane_core::topology::Topology;
     use dataplane_testing::config::Config;
+    use dataplane_testing::wait_until;
 
-    #[test]
-    fn port_that_cannot_be_handed_over_is_named() {
+    fn run_of_a_generator(options: Options) -> Run {
         let config = Config::new().port("in", "kind = 'generator', rate = 1000").stage("drop", "");
         let source = Source::new("test.toml", config.to_string(), &[]);
         let mut diagnostics = Diagnostics::new(&source);
         let registry = dataplane_stages::registry();
         let assembly = assemble(&source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap();
-        let run = Run::start(assembly.unwrap(), Options { packets: Some(1 << 40), ..Options::default() }).unwrap();
+        Run::start(assembly.unwrap(), options).unwrap()
+    }
+
+    #[test]
+    fn port_that_cannot_be_handed_over_is_named() {
+        let run = run_of_a_generator(Options { packets: Some(1 << 40), ..Options::default() });
         for _ in 0..2 {
             let refusal = run.changer().begin_upgrade().err().unwrap();
             assert_eq!(refusal.code, ErrorCode::NeedsRestart);
@@ -163,6 +168,18 @@ mod tests {
             );
         }
         assert!(run.detach().err().unwrap().contains("port `in` cannot be handed over"));
+        run.stop();
+        run.join().unwrap();
+    }
+
+    #[test]
+    fn upgrade_is_refused_while_a_removed_port_is_closing() {
+        let run = run_of_a_generator(Options::default());
+        let code = || run.changer().begin_upgrade().err().unwrap().code;
+        let end = run.state.add_closing_thread();
+        assert_eq!(code(), ErrorCode::Busy);
+        drop(end);
+        wait_until("the port is closed", || code() == ErrorCode::NeedsRestart);
         run.stop();
         run.join().unwrap();
     }

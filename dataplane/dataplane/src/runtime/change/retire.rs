@@ -187,9 +187,19 @@ fn run_on_thread(builder: thread::Builder, work: impl FnOnce(bool) + Send + 'sta
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::sync::mpsc::{self, Sender};
 
     use super::*;
+
+    impl RunState {
+        /// Adds a thread that closes ports. The thread ends when the caller drops the returned value.
+        pub(crate) fn add_closing_thread(&self) -> Sender<()> {
+            let (sender, receiver) = mpsc::channel();
+            let thread = thread::spawn(move || drop(receiver.recv()));
+            lock(&self.retiring).push(Retiring { thread, written: Vec::new(), closes_ports: true });
+            sender
+        }
+    }
 
     #[test]
     fn work_of_a_thread_that_cannot_be_started_is_done_by_the_caller() {

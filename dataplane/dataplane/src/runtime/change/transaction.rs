@@ -164,13 +164,17 @@ impl Changer {
     /// Refuses changes until the returned value is dropped, so that another program can take over the run.
     ///
     /// # Errors
-    /// Fails if a change is in progress or unconfirmed, if another upgrade is in progress, if the run is stopping, or if
-    /// another program cannot take over the run.
+    /// Fails if a change is in progress or unconfirmed, if a removed port is still closing, if another upgrade is in
+    /// progress, if the run is stopping, or if another program cannot take over the run.
     pub(crate) fn begin_upgrade(&self) -> Result<UpgradeHold, Refusal> {
         let state = &self.0;
         let busy = state.occupy(check_confirmed)?;
         if state.control.is_stopped() {
             return Err(refusal::ending());
+        }
+        // A closing port still has buffers of the packet memory. The other program would use these buffers.
+        if state.closes_ports() {
+            return Err(refusal::busy("a removed port is still closing", "try again"));
         }
         state.check_upgrade()?;
         // The hold ends the change instead.
@@ -307,9 +311,8 @@ impl RunState {
         if difference::has_same_ports(&current.plan, &assembly.plan) && has_same_workers {
             return Ok(());
         }
-        let is_closing = |retiring: &Retiring| retiring.closes_ports && !retiring.thread.is_finished();
         let begin = Instant::now();
-        while lock(&self.retiring).iter().any(is_closing) {
+        while self.closes_ports() {
             if begin.elapsed() >= CLOSE_TIMEOUT {
                 let message = "a port that an earlier change removed is still closing";
                 return Err(refusal::busy(message, "try again"));
@@ -317,6 +320,12 @@ impl RunState {
             thread::sleep(POLL_INTERVAL);
         }
         Ok(())
+    }
+
+    /// Returns `true` if a port that an earlier change removed is not closed yet.
+    fn closes_ports(&self) -> bool {
+        let is_closing = |retiring: &Retiring| retiring.closes_ports && !retiring.thread.is_finished();
+        lock(&self.retiring).iter().any(is_closing)
     }
 
     /// Opens the ports that a change adds, and their lanes. Returns `None` if the ports stay the same.
