@@ -231,12 +231,12 @@ class Network:
 class Program:
     """The program between the hosts."""
 
-    def __init__(self, network, *sets, workers=1):
+    def __init__(self, network, *sets, workers=1, options=()):
         # An override of a key also overrides the key in later configs, so `workers` may be None.
         count = [] if workers is None else [f"runtime.workers={workers}"]
         sets = [*count, 'runtime.hugepages="none"', *network.sets(), *sets]
         sets = [word for entry in sets for word in ("--set", entry)]
-        run = [PROGRAM, "run", REPO / "configs" / network.config, "--report", "json", *sets]
+        run = [PROGRAM, "run", REPO / "configs" / network.config, "--report", "json", *options, *sets]
         network.serve(workers or 1)
         self.network = network
         self.process = Process(*network.words("m", *run), stderr=subprocess.PIPE)

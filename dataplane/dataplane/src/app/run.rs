@@ -111,7 +111,10 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
             (run, listener.map(|listener| serve(listener, &mut server)).transpose()?)
         }
     };
-    server.iter_mut().for_each(|server| server.count_lost_logs(queue.lost_counter()));
+    if let Some(server) = &mut server {
+        server.count_lost_logs(queue.lost_counter());
+        server.set_earlier(elapsed);
+    }
     tracing::info!("running");
     let until = duration.and_then(|duration| Instant::now().checked_add(duration));
     let jobs = Jobs::new(registry);

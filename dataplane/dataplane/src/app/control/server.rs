@@ -65,6 +65,8 @@ pub(in crate::app) struct ControlServer {
     logs_lost: Option<ErrorCounter>,
     config: String,
     started: Instant,
+    /// The running time of the programs whose run this program has taken over.
+    earlier: Duration,
     clients: Vec<ClientConnection>,
     /// The scope of the requests to the workers that are in progress. `None` if no requests are in progress.
     asking: Option<Scope>,
@@ -165,6 +167,7 @@ impl ControlServer {
             logs_lost: None,
             config: config.display().to_string(),
             started: Instant::now(),
+            earlier: Duration::ZERO,
             clients: Vec::new(),
             asking: None,
             answered: None,
@@ -177,6 +180,11 @@ impl ControlServer {
     /// Sets the socket of the metrics server, which the new program of an upgrade takes over.
     pub(in crate::app) fn share_metrics(&mut self, metrics: Option<SharedListener>) {
         self.metrics = metrics;
+    }
+
+    /// Sets the running time of the programs whose run this program has taken over.
+    pub(in crate::app) fn set_earlier(&mut self, earlier: Duration) {
+        self.earlier = earlier;
     }
 
     /// Sets the feed of the metrics server.
@@ -335,8 +343,9 @@ impl ControlServer {
                 Call::TakeOver(request) => {
                     let upgrade = client.upgrade.as_mut().ok_or_else(upgrade::not_started);
                     let connection = (&client.stream, id);
+                    let running_time = self.earlier.saturating_add(self.started.elapsed());
                     let answered =
-                        upgrade.and_then(|upgrade| upgrade.take_over(run, self.started, request, connection));
+                        upgrade.and_then(|upgrade| upgrade.take_over(run, running_time, request, connection));
                     match answered {
                         Ok(()) => client.mark_answered(),
                         Err(refusal) => client.answer::<()>(id, Err(&refusal)),

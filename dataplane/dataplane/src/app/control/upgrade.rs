@@ -96,12 +96,13 @@ impl Upgrade {
         self.program.as_ref()
     }
 
-    /// Answers the request of the new program for the config. The answer is complete when this method returns. `stream` is
-    /// the connection to the new program, and `id` is the number of the request.
+    /// Answers the request of the new program for the config. The answer is complete when this method returns.
+    /// `running_time` is the time since the start of the run. `stream` is the connection to the new program, and `id` is
+    /// the number of the request.
     pub(super) fn take_over(
         &mut self,
         run: &Run,
-        started: Instant,
+        running_time: Duration,
         request: &TakeOver,
         (stream, id): (&UnixStream, u64),
     ) -> Result<(), Refusal> {
@@ -127,7 +128,7 @@ impl Upgrade {
         let config = TakenConfig {
             text: source.text().to_owned(),
             settings: source.overrides().map(str::to_owned).collect(),
-            running_s: started.elapsed().as_secs_f64(),
+            running_s: running_time.as_secs_f64(),
             memories: rows.map_err(|error| failed(error.to_string()))?,
         };
         let descriptors: Vec<_> = memories.iter().map(|memory| memory.descriptor.as_fd()).collect();

@@ -195,7 +195,7 @@ mod tests {
         /// Adds a thread that closes ports. The thread ends when the caller drops the returned value.
         pub(crate) fn add_closing_thread(&self) -> Sender<()> {
             let (sender, receiver) = mpsc::channel();
-            let thread = thread::spawn(move || drop(receiver.recv()));
+            let thread = thread::spawn(move || _ = receiver.recv());
             lock(&self.retiring).push(Retiring { thread, written: Vec::new(), closes_ports: true });
             sender
         }
