@@ -11,18 +11,24 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use super::handed::{DetachedSocket, Detaching, HandedSocket};
-use super::{Attachment, Xdp, bpf, lock, socket};
+use super::socket::{self, XdpSocket};
+use super::{Attachment, Xdp, bpf, lock};
 use crate::hand_over::{HandOver, HandedQueue, misfit};
 
 impl Xdp {
-    /// Keeps a socket for another program. Returns the socket if no other program takes the queues over.
-    pub(super) fn keep_socket(&self, detached: DetachedSocket) -> Option<DetachedSocket> {
+    /// Keeps a socket for another program, with the values that `detach` adds. Returns the socket if no other program
+    /// takes the queues over.
+    pub(super) fn keep_socket(
+        &self,
+        socket: XdpSocket,
+        detach: impl FnOnce(XdpSocket) -> DetachedSocket,
+    ) -> Option<XdpSocket> {
         match &mut *lock(&self.detaching) {
             Some(detaching) => {
-                detaching.sockets.push(detached);
+                detaching.sockets.push(detach(socket));
                 None
             }
-            None => Some(detached),
+            None => Some(socket),
         }
     }
 

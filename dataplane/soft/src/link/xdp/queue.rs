@@ -342,10 +342,12 @@ impl Queue {
         let lost = u64::from(socket.rx.ready(u32::MAX));
         if self.bound {
             self.xdp.closes(self.index, socket.raw());
-            let posted = self.posted_slots(&mut socket);
-            let detached = DetachedSocket { queue: self.index, socket, redirected: self.redirected, posted };
-            match self.xdp.keep_socket(detached) {
-                Some(detached) => socket = detached.socket,
+            let detach = |mut socket: XdpSocket| {
+                let posted = self.posted_slots(&mut socket);
+                DetachedSocket { queue: self.index, socket, redirected: self.redirected, posted }
+            };
+            match self.xdp.keep_socket(socket, detach) {
+                Some(returned) => socket = returned,
                 None => {
                     (self.bound, self.redirected, self.is_absent) = (false, false, false);
                     return 0;
