@@ -77,8 +77,9 @@ impl<T: Copy> Ring<T> {
     /// Returns the submitted entries that the kernel has not consumed, oldest first.
     pub(super) fn unconsumed(&self) -> Vec<T> {
         let consumed = self.word(self.consumer).load(Ordering::Acquire);
-        let count = self.own.wrapping_sub(consumed).min(self.mask + 1);
-        (0..count).rev().map(|back| self.peek(0_u32.wrapping_sub(back + 1))).collect()
+        let count = self.own.wrapping_sub(consumed).min(self.entries());
+        // `peek` counts from `own`, so the last submitted entry is at -1.
+        (1..=count).rev().map(|back| self.peek(0_u32.wrapping_sub(back))).collect()
     }
 
     #[inline]
