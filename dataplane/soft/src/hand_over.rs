@@ -61,6 +61,21 @@ pub(crate) fn misfit(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("the queues of the other program do not fit: {what}"))
 }
 
+/// Returns the error for an interface that does not exist any more.
+pub(crate) fn deleted() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the interface was deleted")
+}
+
+/// Returns the error for queues of an interface that was created again.
+pub(crate) fn recreated() -> io::Error {
+    misfit("the interface was created again")
+}
+
+/// Returns the error for too few or too many queues.
+pub(crate) fn wrong_count() -> io::Error {
+    misfit("the number of queues differs")
+}
+
 /// Returns the only descriptor of a queue.
 pub(crate) fn only(descriptors: Vec<OwnedFd>) -> io::Result<OwnedFd> {
     let [descriptor] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| misfit("a queue has several descriptors"))?;

@@ -138,9 +138,15 @@ pub(crate) fn refused(name: &str, what: &str, capability: &str, error: &io::Erro
         Some(libc::EBUSY) => {
             ": another program uses the interface; help: stop that program, or choose another interface".to_owned()
         }
-        _ => host_remedy(error).map_or_else(String::new, |fix| format!("; help: {fix}")),
+        _ => host_help(error),
     };
     Error::Wire(format!("interface `{name}`: {what}: {error}{remedy}"))
+}
+
+/// Returns the help for an error whose cause is that the host has too few file descriptors or too little memory. Returns
+/// an empty string for any other error.
+fn host_help(error: &io::Error) -> String {
+    host_remedy(error).map_or_else(String::new, |fix| format!("; help: {fix}"))
 }
 
 /// Passes new sockets to a queue: after its interface was recreated, and during an upgrade of the program. Another thread
@@ -285,8 +291,8 @@ impl Watcher {
 /// Returns the log message for an interface whose state cannot be read, for example because the process has too many
 /// open files.
 fn unreadable(name: &str, error: &io::Error) -> String {
-    let remedy = host_remedy(error).map_or_else(String::new, |fix| format!("; help: {fix}"));
-    format!("interface `{name}`: cannot read the state of the interface: {error}{remedy}")
+    let help = host_help(error);
+    format!("interface `{name}`: cannot read the state of the interface: {error}{help}")
 }
 
 /// Returns whether a netlink message reports that the interface `index` was deleted, or that it has left the network

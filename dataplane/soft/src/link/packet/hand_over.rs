@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::fanout::Members;
 use super::socket::{self, PacketSocket, RingPosition};
 use super::{Packets, QueueShare, lock};
-use crate::hand_over::{HandOver, HandedQueue, misfit, only};
+use crate::hand_over::{HandOver, HandedQueue, deleted, misfit, only, recreated, wrong_count};
 
 /// The maximum time that [`HandOver::resume`] waits for a worker that is taking new sockets.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -72,7 +72,7 @@ impl Packets {
     fn adopt(&self, descriptor: OwnedFd, position: &QueuePosition) -> io::Result<PacketSocket> {
         let interface = lock(&self.state).interface.index;
         if position.index != u64::from(interface) {
-            return Err(misfit("the interface was created again"));
+            return Err(recreated());
         }
         PacketSocket::adopt(&self.spec, descriptor, interface, self.by_nic(), position.ring).map_err(refused)
     }
@@ -83,7 +83,7 @@ impl HandOver for Packets {
         let index = {
             let mut state = lock(&self.state);
             if state.is_deleted {
-                return Err(io::Error::new(io::ErrorKind::NotFound, "the interface was deleted"));
+                return Err(deleted());
             }
             state.is_detached = true;
             state.interface.index
@@ -144,7 +144,7 @@ impl HandOver for Packets {
         }
         let shares = self.shares();
         if queues.len() != shares.len() {
-            return Err(misfit("the number of queues differs"));
+            return Err(wrong_count());
         }
         let (mut adopted, mut members, mut group) = (Vec::new(), Vec::new(), None);
         for HandedQueue { queue, descriptors, position, .. } in queues {

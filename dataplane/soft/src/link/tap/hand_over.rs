@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use super::{Tap, receives};
-use crate::hand_over::{HandOver, HandedQueue, misfit, only};
+use crate::hand_over::{HandOver, HandedQueue, deleted, misfit, only, recreated, wrong_count};
 
 impl HandOver for Tap {
     fn detach(&self, is_input: bool) -> io::Result<()> {
         let mut state = self.state();
         if state.index == 0 {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the interface was deleted"));
+            return Err(deleted());
         }
         state.detached = state.ends.iter().filter(|_| is_input).map(|end| end.replacement.clone()).collect();
         // A queue pair without queues still sends. A port that only sends does not read its queues.
@@ -45,12 +45,12 @@ impl HandOver for Tap {
     fn attach(&self, queues: Vec<HandedQueue>) -> io::Result<()> {
         let mut state = self.state();
         if queues.iter().any(|queue| queue.position != [u64::from(state.index)]) {
-            return Err(misfit("the interface was created again"));
+            return Err(recreated());
         }
         let receiving = state.receiving;
         let is_served = |index| queues.iter().any(|queue| queue.queue == index);
         if state.ends.iter().any(|end| receives(receiving, end.index) != is_served(end.index)) {
-            return Err(misfit("the number of queues differs"));
+            return Err(wrong_count());
         }
         for HandedQueue { queue, descriptors, .. } in queues {
             let end = state.ends.iter_mut().find(|end| end.index == queue);

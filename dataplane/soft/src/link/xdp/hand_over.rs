@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use super::handed::{DetachedSocket, Detaching, HandedSocket};
 use super::socket::{self, XdpSocket};
 use super::{Attachment, Xdp, bpf, lock};
-use crate::hand_over::{HandOver, HandedQueue, misfit};
+use crate::hand_over::{HandOver, HandedQueue, deleted, misfit, recreated, wrong_count};
 
 impl Xdp {
     /// Keeps a socket for another program, with the values that `detach` adds. Returns the socket if no other program
@@ -69,7 +69,7 @@ impl HandOver for Xdp {
 
     fn detach(&self, _: bool) -> io::Result<()> {
         if self.epoch().index == 0 {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the interface was deleted"));
+            return Err(deleted());
         }
         let expected = lock(&self.sockets).open.len();
         *lock(&self.detaching) = Some(Detaching { expected, sockets: Vec::new() });
@@ -105,7 +105,7 @@ impl HandOver for Xdp {
 
     fn attach(&self, queues: Vec<HandedQueue>) -> io::Result<()> {
         if queues.len() != usize::from(self.spec.queues) {
-            return Err(misfit("the number of queues differs"));
+            return Err(wrong_count());
         }
         let (mut sockets, mut attached, mut mode) = (Vec::new(), None, (false, false));
         let index = self.epoch().index;
@@ -114,7 +114,7 @@ impl HandOver for Xdp {
                 return Err(misfit("the position does not have seven numbers"));
             };
             if interface != u64::from(index) {
-                return Err(misfit("the interface was created again"));
+                return Err(recreated());
             }
             let number = |number: u64| u32::try_from(number).map_err(|_| misfit("a number is too large"));
             let descriptors = <[OwnedFd; 2]>::try_from(descriptors);
