@@ -134,22 +134,18 @@ pub(super) struct Substitute {
     counters: LastCounters,
 }
 
-/// The last counters of a stage that panicked.
+/// The last counters of a stage that panicked, in the order of the stage. The items of a counter are the name, whether
+/// the config chose the name, and the value. The second item is `None` unless the counter belongs to an entry of a table.
 #[derive(Default)]
-struct LastCounters {
-    /// The name and the value of each counter.
-    counters: Vec<(String, u64)>,
-    /// The counters of entries of tables: the name, whether the config chose the name, and the value.
-    entries: Vec<(String, bool, u64)>,
-}
+struct LastCounters(Vec<(String, Option<bool>, u64)>);
 
 impl CounterReport for LastCounters {
     fn add(&mut self, name: &str, value: u64) {
-        self.counters.push((name.to_owned(), value));
+        self.0.push((name.to_owned(), None, value));
     }
 
     fn add_entry(&mut self, name: &str, is_named: bool, value: u64) {
-        self.entries.push((name.to_owned(), is_named, value));
+        self.0.push((name.to_owned(), Some(is_named), value));
     }
 }
 
@@ -178,8 +174,11 @@ impl Stage for Substitute {
         // The stage may have reported only some of its counters, so the version must differ from the version of the
         // stage.
         report.set_version(u64::MAX);
-        let LastCounters { counters, entries } = &self.counters;
-        counters.iter().for_each(|(name, value)| report.add(name, *value));
-        entries.iter().for_each(|(name, is_named, value)| report.add_entry(name, *is_named, *value));
+        for (name, is_named, value) in &self.counters.0 {
+            match is_named {
+                Some(is_named) => report.add_entry(name, *is_named, *value),
+                None => report.add(name, *value),
+            }
+        }
     }
 }

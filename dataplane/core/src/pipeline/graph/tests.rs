@@ -403,6 +403,7 @@ impl Stage for Faulty {
     fn counters(&self, report: &mut dyn CounterReport) {
         report.add("seen", 7);
         report.add_entry("rule", true, 5);
+        report.add("last", 9);
         panic!("a faulty counter");
     }
 
@@ -452,11 +453,11 @@ fn graph_continues_without_a_stage_that_panicked() {
         let quarantined = graph.quarantine(&ctx, &mut pool).unwrap();
         let expected = Quarantined { stage: "faulty".to_owned(), on_panic, packets: 2, first: Some(b"x1".to_vec()) };
         assert_eq!(quarantined, expected);
-        // The quarantined stage keeps the counters that it reported before the panic of `counters`.
+        // The quarantined stage keeps the counters that it reported before the panic of `counters`, in this order.
         let mut counters = Vec::new();
         let (_, stage) = graph.stages().nth(1).unwrap();
         stage.counters(&mut |name: &str, value: u64| counters.push((name.to_owned(), value)));
-        assert_eq!(counters, [("seen".to_owned(), 7), ("rule".to_owned(), 5)]);
+        assert_eq!(counters, [("seen", 7), ("rule", 5), ("last", 9)].map(|(name, value)| (name.to_owned(), value)));
         graph.walk(&ctx, &mut pool, &mut NoObserver);
         assert_eq!((graph.outbox(0).len(), pool.available()), (1, 63));
         fill(&mut graph, &mut pool, &["x5", "n6", "o7"]);
