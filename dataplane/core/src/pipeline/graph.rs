@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::mem::{BATCH, Batch, BatchMemory, Edge, HoldState, Packet, Pool, Reason, Region, Verdict};
-use crate::pipeline::contract::ObserveDrop;
+use crate::pipeline::contract::{Generate, ObserveDrop};
 use crate::pipeline::held::{Held, HeldPackets};
 use crate::pipeline::quarantine::Substitute;
-use crate::pipeline::{Cause, Ctx, NodeSpec, OnPanic, Program, Quarantined, Stage, StageMarker, Target};
+use crate::pipeline::{Cause, Contract, Ctx, NodeSpec, OnPanic, Program, Quarantined, Stage, StageMarker, Target};
 
 /// The counters of a stage, in packets.
 #[derive(Clone, Debug)]
@@ -131,8 +131,9 @@ struct GraphNode {
     copies: bool,
     /// Maximum number of packets that the stage adds per received packet.
     max_split: usize,
-    /// Maximum number of packets that the stage generates per tick.
-    max_generated: usize,
+    /// Maximum number of packets that the stage generates per tick, and the function that generates the packets. `None`
+    /// if the stage generates no packets.
+    generator: Option<(usize, Generate)>,
     /// [`Graph::tick`] sets this field if the stage can generate packets. The stage then generates packets once, which
     /// clears the field.
     generation_due: bool,
@@ -228,17 +229,17 @@ impl Graph {
     /// graph. Only the worker that owns the pool of the memory can use the graph.
     pub fn in_memory(program: Program, ports: usize, memory: &BatchMemory) -> Self {
         let burst = BATCH / program.max_packets_per_received();
-        let observers: Vec<_> = program.nodes.iter().map(|node| node.stage.contract().drop_observer).collect();
+        let contracts: Vec<Contract> = program.nodes.iter().map(|node| node.stage.contract()).collect();
         let watch = |node: &NodeSpec| {
             let by = node.drop_observer?;
-            Some(DropWatch::new(by, observers[by]?, node))
+            Some(DropWatch::new(by, contracts[by].drop_observer?, node))
         };
-        let node = |node: NodeSpec| GraphNode {
-            copies: node.stage.contract().copies,
-            max_split: node.stage.contract().splits,
-            max_generated: node.stage.contract().generator.map_or(0, |(max, _)| max.min(burst)),
+        let node = |(node, contract): (NodeSpec, &Contract)| GraphNode {
+            copies: contract.copies,
+            max_split: contract.splits,
+            generator: contract.generator.map(|(max, generate)| (max.min(burst), generate)),
             generation_due: false,
-            held: node.stage.contract().holds.map(|longest| Held::new(longest, memory)),
+            held: contract.holds.map(|longest| Held::new(longest, memory)),
             watch: watch(&node),
             name: node.name,
             stage: node.stage,
@@ -249,7 +250,7 @@ impl Graph {
             on_panic: node.on_panic,
             entered: 0,
         };
-        let nodes = program.nodes.into_iter().map(node).collect();
+        let nodes = program.nodes.into_iter().zip(&contracts).map(node).collect();
         let outboxes = (0..ports).map(|_| Batch::in_memory(memory)).collect();
         let (region, marker) = (memory.region().clone(), Arc::default());
         Self { region, nodes, outboxes, burst, marker, activity: Activity::Walk }
@@ -372,7 +373,7 @@ impl Graph {
         let node = &mut nodes[place];
         node.counters.panics += 1;
         node.counters.is_quarantined = true;
-        (node.max_generated, node.generation_due) = (0, false);
+        (node.generator, node.generation_due) = (None, false);
         let substitute = Substitute::new(&*node.stage, node.on_panic == OnPanic::Drop);
         let stage = std::mem::replace(&mut node.stage, Box::new(substitute));
         // The destructor of a stage that panicked may panic too.
@@ -430,7 +431,7 @@ impl Graph {
         self.activity = Activity::Housekeeping;
         for (place, node) in self.nodes.iter_mut().enumerate() {
             self.marker.run(place, || node.stage.tick(ctx));
-            node.generation_due = node.max_generated > 0;
+            node.generation_due = node.generator.is_some_and(|(max, _)| max > 0);
             if let Some(held) = &mut node.held {
                 held.begin();
             }
@@ -471,14 +472,11 @@ impl Graph {
             return false;
         };
         node.generation_due = false;
+        let Some((max, generate)) = node.generator else { return false };
         node.inbox.set_ingress(0);
-        node.inbox.take_spares(node.max_generated, pool);
+        node.inbox.take_spares(max, pool);
         *activity = Activity::Generation;
-        marker.run(place, || {
-            if let Some((_, generate)) = node.stage.contract().generator {
-                generate(&mut *node.stage, ctx, &mut node.inbox);
-            }
-        });
+        marker.run(place, || generate(&mut *node.stage, ctx, &mut node.inbox));
         marker.leave();
         *activity = Activity::Walk;
         node.inbox.return_spares(pool);
