@@ -256,9 +256,10 @@ impl Pool {
 
     /// Takes over all other slots from the other program ([`Pool::continued`]).
     pub fn take_over_rest(&mut self) {
-        let rest: Vec<u32> =
-            (0..self.layout().count()).rev().filter(|slot| self.foreign.get(*slot as usize) == Some(&true)).collect();
-        let _ = self.take_over(&rest);
+        for slot in (0..self.layout().count()).rev() {
+            // The pool has taken over some slots before.
+            let _ = self.take_over(&[slot]);
+        }
     }
 
     /// Moves all free slots of a detached pool to this pool. Neither allocates nor frees memory.

@@ -242,9 +242,14 @@ impl Region {
         }
         // SAFETY: the mapping is accessed only through raw pointers, and no other mapping of this program has the same
         // memory. The other program also maps all bytes of the file, so it does not truncate the file.
-        let mut map = unsafe { MmapOptions::new().len(len).populate().map_mut(&shared.file) }.map_err(failed)?;
+        let map = unsafe { MmapOptions::new().len(len).populate().map_mut(&shared.file) }.map_err(failed)?;
+        Ok(Self::of_map(map, pages, Some(shared)))
+    }
+
+    /// Creates a region from its mapping. `file` is the file of a shared region.
+    fn of_map(mut map: MmapMut, pages: PageKind, file: Option<SharedFile>) -> Self {
         let base = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address 0");
-        Ok(Self { map, base, pages, file: Some(shared) })
+        Self { map, base, pages, file }
     }
 
     /// Maps the memory of a new file that another program can map too.
@@ -275,8 +280,7 @@ impl Region {
         };
         // Miri supports neither madvise(2) nor mbind(2). Its anonymous mappings are always populated.
         if cfg!(miri) {
-            let base = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address 0");
-            return Ok(Self { map, base, pages, file });
+            return Ok(Self::of_map(map, pages, file));
         }
         if pages == PageKind::Transparent {
             map.advise(Advice::HugePage)?;
@@ -298,8 +302,7 @@ impl Region {
             // Kernels before 5.14 do not support MADV_POPULATE_WRITE.
             map.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
         }
-        let base = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address 0");
-        Ok(Self { map, base, pages, file })
+        Ok(Self::of_map(map, pages, file))
     }
 
     /// Returns the descriptor with which another program can map the region, or `None` if the region is not shared.
