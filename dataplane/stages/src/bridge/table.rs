@@ -49,7 +49,7 @@ pub(super) const UNIT: u64 = 4;
 /// The largest difference between the clocks of two workers that the table tolerates, in units of time. The clocks
 /// differ, because each worker reads the clock at another time.
 const AHEAD: u64 = 16;
-/// The version of the saved form of the table, and the number of bytes of an entry in this form.
+/// The version of the format of a saved table, and the number of bytes of an entry in this format.
 const STATE_VERSION: u8 = 1;
 const STATE_ENTRY: usize = 11;
 /// The number of buckets that one call of `sweep` searches.
@@ -134,8 +134,8 @@ impl BridgeTable {
         }
     }
 
-    /// Returns all entries in the form that [`BridgeTable::load`] reads: the version of the form, and for each entry the MAC
-    /// address, the VLAN id, the port and the age.
+    /// Returns all entries in the format that [`BridgeTable::load`] reads: the version of the format, and for each entry
+    /// the MAC address, the VLAN id, the port and the age.
     pub(super) fn save(&self) -> Vec<u8> {
         let now = self.now.load(Ordering::Relaxed);
         let mut state = vec![STATE_VERSION];
@@ -152,11 +152,11 @@ impl BridgeTable {
     /// `is_port` does not accept.
     pub(super) fn load(&self, state: &[u8], is_port: impl Fn(u8) -> bool) -> Result<(), String> {
         let Some((&STATE_VERSION, entries)) = state.split_first() else {
-            return Err("the table of MAC addresses has another version".to_owned());
+            return Err("the saved MAC addresses have an unknown version".to_owned());
         };
         let (entries, rest) = entries.as_chunks::<STATE_ENTRY>();
         if !rest.is_empty() {
-            return Err("the table of MAC addresses is incomplete".to_owned());
+            return Err("the saved MAC addresses are damaged".to_owned());
         }
         for &[a, b, c, d, e, f, vlan_high, vlan_low, port, age_high, age_low] in entries {
             let age = u64::from(u16::from_be_bytes([age_high, age_low]));

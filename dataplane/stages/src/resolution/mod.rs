@@ -352,7 +352,7 @@ impl ResolutionClient {
     /// each neighbour at its next use.
     ///
     /// # Errors
-    /// Fails if the form is not known.
+    /// Fails if the version is unknown or the neighbours are damaged.
     pub fn load(&self, state: &[u8]) -> std::result::Result<(), String> {
         let Some(open) = self.resolution.open.get() else { return Ok(()) };
         let neighbors = state::load(state)?;

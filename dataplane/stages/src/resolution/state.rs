@@ -1,12 +1,12 @@
-//! The saved form of resolved neighbours, in which another program takes the neighbours over: the version of the form, and
-//! for each neighbour the port, the version of IP, the address and the MAC address.
+//! The format of saved neighbours, which another program takes over: the version of the format, and for each resolved
+//! neighbour the port, the version of IP, the address and the MAC address.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::NextHop;
 
-/// The version of the form.
+/// The version of the format.
 const VERSION: u8 = 1;
 /// The number of bytes of a neighbour.
 const ENTRY: usize = 24;
@@ -25,11 +25,13 @@ pub(super) fn save(neighbors: impl Iterator<Item = (NextHop, MacAddr)>) -> Vec<u
     state
 }
 
+/// Returns the neighbours of a saved state.
+///
 /// # Errors
-/// Fails if the form is not known.
+/// Fails if the version is unknown or the neighbours are damaged.
 pub(super) fn load(state: &[u8]) -> Result<Vec<(NextHop, MacAddr)>, String> {
     let Some((&VERSION, neighbors)) = state.split_first() else {
-        return Err("the neighbours have another version".to_owned());
+        return Err("the saved neighbours have an unknown version".to_owned());
     };
     let (neighbors, rest) = neighbors.as_chunks::<ENTRY>();
     let neighbor = |entry: &[u8; ENTRY]| {
@@ -43,7 +45,7 @@ pub(super) fn load(state: &[u8]) -> Result<Vec<(NextHop, MacAddr)>, String> {
         Some((NextHop { address, port }, MacAddr([a, b, c, d, e, f])))
     };
     let neighbors: Option<Vec<_>> = neighbors.iter().map(neighbor).collect();
-    neighbors.filter(|_| rest.is_empty()).ok_or_else(|| "the neighbours are damaged".to_owned())
+    neighbors.filter(|_| rest.is_empty()).ok_or_else(|| "the saved neighbours are damaged".to_owned())
 }
 
 #[cfg(test)]
