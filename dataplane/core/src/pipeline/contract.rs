@@ -269,11 +269,14 @@ impl Contract {
     }
 }
 
-fn offload_checksums<S: Any + ChecksumOffload>(stage: &mut dyn Any) {
-    stage.downcast_mut::<S>().into_iter().for_each(ChecksumOffload::offload_checksums);
-}
+// A stage of another type can have this contract: the substitute of a stage that panicked, or a `StandIn`. These
+// functions then do nothing.
 
-// After a panic, a stage of another type replaces the stage. The functions below then do nothing.
+fn offload_checksums<S: Any + ChecksumOffload>(stage: &mut dyn Any) {
+    if let Some(stage) = stage.downcast_mut::<S>() {
+        stage.offload_checksums();
+    }
+}
 
 fn generate<S: Any + Generator>(stage: &mut dyn Any, ctx: &Ctx, batch: &mut Batch) {
     if let Some(stage) = stage.downcast_mut::<S>() {

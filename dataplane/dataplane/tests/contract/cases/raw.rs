@@ -82,7 +82,7 @@ pub(super) fn announce<D: RawDevice>(receiver: &mut Endpoint<D>) -> Outcome {
     send_from(receiver, &MACS[1])
 }
 
-/// Sends a frame to the sender of the cases, with an EtherType for experiments.
+/// Sends a frame from `end` to `MACS[0]`, with this source address and an EtherType for experiments.
 fn send_from<D: RawDevice>(end: &mut Endpoint<D>, source: &[u8; 6]) -> Outcome {
     let frame = [&MACS[0][..], source, &[0x88, 0xb5], &[0; 46]].concat();
     let part = MEMORY - frame.len()..MEMORY;

@@ -408,7 +408,8 @@ impl PacketPort {
         Self { link, queue, end: None, splitter, outbox, lost: 0, received_at: None }
     }
 
-    /// Replaces the sockets if the interface was removed and recreated. Frames in the old ring are lost.
+    /// Switches to the new sockets, if there are any: after the interface was recreated, or in a hand-over
+    /// ([`QueueShare::retire`]).
     #[inline]
     fn take_new_sockets(&mut self) {
         let Some(end) = &mut self.end else { return };
