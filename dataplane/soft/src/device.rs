@@ -91,16 +91,17 @@ impl SoftDevice {
         if link.is_zero_copy() && !spec.faults.no_queue_faults() {
             return Err(Error::Wire(format!("{}: a zero-copy link does not support injected faults", spec.name)));
         }
-        let infiniband = spec.port.is_infiniband();
-        if infiniband && link.fabric().is_none() {
+        let link_layer = spec.link_layer();
+        if link_layer == LinkLayer::InfiniBand && link.fabric().is_none() {
             return Err(Error::Wire(format!("{}: only a loopback link supports an InfiniBand port", spec.name)));
         }
         let watcher = link.clone().watch(&status)?;
         let standard = SPEC_CAPABILITIES.into_iter().filter(|_| spec.profile == Profile::Spec);
         let fabric = FABRIC_CAPABILITIES.into_iter().filter(|_| link.fabric().is_some());
         // Raw packets are Ethernet frames.
-        let standard = standard.filter(|capability| !infiniband || *capability != Capability::RawPacket);
-        let is_nic = spec.profile == Profile::Spec && !infiniband && !link.is_zero_copy();
+        let ethernet = link_layer == LinkLayer::Ethernet;
+        let standard = standard.filter(|capability| ethernet || *capability != Capability::RawPacket);
+        let is_nic = spec.profile == Profile::Spec && ethernet && !link.is_zero_copy();
         let nic = nic::CAPABILITIES.into_iter().filter(|_| is_nic);
         let all = BASE_CAPABILITIES.into_iter().chain(standard).chain(fabric).chain(nic);
         let listed = all.filter(|capability| {
@@ -153,6 +154,7 @@ impl SoftDevice {
             switch: LearningSwitch::default(),
             clock: spec.clock.clone(),
             port: spec.port.clone(),
+            link_layer,
             mtu: spec.mtu,
             max_frame: spec.max_frame(),
             keys: Arc::new(Keys::new()),
@@ -284,7 +286,7 @@ unsafe impl Device for SoftDevice {
         match port {
             1 => Ok(PortAttributes {
                 state: if self.0.shared.is_up() { PortState::Active } else { PortState::Down },
-                link_layer: if self.0.spec.port.is_infiniband() { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
+                link_layer: self.0.shared.link_layer,
                 max_mtu: if self.0.spec.profile == Profile::Rxe { 4096 } else { self.0.spec.mtu },
                 active_mtu: self.0.shared.path_mtu(),
                 max_message: if self.0.link.fabric().is_some() { self.0.shared.max_message() } else { self.0.spec.mtu },
@@ -321,12 +323,9 @@ unsafe impl Device for SoftDevice {
     fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError> {
         self.port(port)?;
         let gids = self.0.shared.status.gids();
-        let entry = |(index, gid): (usize, &Gid)| GidEntry {
-            index: index as u32,
-            gid: *gid,
-            kind: if self.0.spec.port.is_infiniband() { GidKind::InfiniBand } else { GidKind::RoceV2 },
-            interface: 0,
-        };
+        let is_ethernet = self.0.shared.link_layer == LinkLayer::Ethernet;
+        let kind = if is_ethernet { GidKind::RoceV2 } else { GidKind::InfiniBand };
+        let entry = |(index, gid): (usize, &Gid)| GidEntry { index: index as u32, gid: *gid, kind, interface: 0 };
         Ok(gids.iter().enumerate().filter(|(_, gid)| !gid.is_zero()).map(entry).collect())
     }
 

@@ -26,4 +26,8 @@ pub enum SoftQuirk {
     /// The device refuses every flow rule with `EOPNOTSUPP`, although it creates queue pairs for raw packets, as bnxt_re
     /// does.
     RefusesFlowRules,
+    /// The link layer of the port is [`LinkLayer::Unspecified`](dataplane_core::verbs::LinkLayer::Unspecified), as on efa.
+    /// The device has no raw packets. The completion of a datagram has no flag `GRH`, the 40 bytes before the datagram are
+    /// undefined, and `slid` is not a local identifier.
+    UnspecifiedLinkLayer,
 }

@@ -14,7 +14,7 @@ use crate::switch::LearningSwitch;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::VerbError;
 use dataplane_core::units::Gid;
-use dataplane_core::verbs::{Capabilities, Capability, EventKind, Path, QpState};
+use dataplane_core::verbs::{Capabilities, Capability, EventKind, LinkLayer, Path, QpState};
 
 /// The state that all objects of a device share. The link is not a part of this state, but of
 /// [`OpenDevice`](super::open_device::OpenDevice).
@@ -35,6 +35,7 @@ pub(super) struct Shared {
     pub(super) switch: LearningSwitch,
     pub(super) clock: HostClock,
     pub(super) port: PortSpec,
+    pub(super) link_layer: LinkLayer,
     /// The largest payload of a frame or datagram, in bytes.
     pub(super) mtu: u32,
     /// The maximum frame length, in bytes.

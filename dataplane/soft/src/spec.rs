@@ -9,7 +9,7 @@ use crate::quirk::SoftQuirk;
 use crate::status::link_local;
 use dataplane_core::clock::HostClock;
 use dataplane_core::units::Gid;
-use dataplane_core::verbs::{Capability, QpState, RssSpec};
+use dataplane_core::verbs::{Capability, LinkLayer, QpState, RssSpec};
 
 /// The description of a software device with one port.
 #[derive(Clone, Debug)]
@@ -67,6 +67,15 @@ impl SoftSpec {
     /// Returns the offset of the device's wall clock from the system's wall clock, in nanoseconds.
     pub(super) fn wall_ahead(&self) -> i64 {
         self.counter.as_ref().map_or(0, |counter| counter.wall_ahead.0)
+    }
+
+    /// Returns the link layer of the port.
+    pub(super) fn link_layer(&self) -> LinkLayer {
+        match self.quirks.contains(&SoftQuirk::UnspecifiedLinkLayer) {
+            true => LinkLayer::Unspecified,
+            false if self.port.is_infiniband() => LinkLayer::InfiniBand,
+            false => LinkLayer::Ethernet,
+        }
     }
 
     /// Returns the description of a device on this link, with default values for everything else and no refused

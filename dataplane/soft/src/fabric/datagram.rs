@@ -6,7 +6,7 @@ use super::qp::Qp;
 use crate::completion::Outcome;
 use dataplane_core::units::Gid;
 use dataplane_core::verbs::CompletionValues;
-use dataplane_core::verbs::{Path, PollFields, SendFlags, WcFlags, WcOpcode, WcStatus};
+use dataplane_core::verbs::{LinkLayer, Path, PollFields, SendFlags, WcFlags, WcOpcode, WcStatus};
 
 /// The length of the global route header (GRH). In a receive buffer, every datagram starts after this number of bytes,
 /// even if the datagram has no GRH.
@@ -16,6 +16,10 @@ pub(super) const GRH: usize = 40;
 const OVERHEAD: usize = 12 + 8 + 4;
 /// The length of the UDP header, which RoCEv2 also adds.
 const UDP_HEADER: usize = 8;
+/// The bytes before a datagram on a port with an unspecified link layer.
+const UNDEFINED: [u8; GRH] = [0xa5; GRH];
+/// The `slid` of a datagram on a port with an unspecified link layer. efa returns the number of an address handle.
+const ADDRESS_HANDLE: u32 = 0xa4;
 
 impl Qp {
     /// Sends a datagram that [`Qp::send_one`] has checked.
@@ -52,6 +56,7 @@ impl Qp {
         }
         let Some(receive) = self.take_receive(ctx) else { return self.shared.counts.rx_out_of_buffer.add(1) };
         let length = datagram.payload.len();
+        let link_layer = self.shared.device.link_layer;
         let failed = ctx.net.faults.get_mut(&self.shared.device.id()).and_then(|faults| faults.receive_fails());
         self.shared.counts.faults.add(u64::from(failed.is_some()));
         let too_long = receive.capacity() < (GRH + length) as u64;
@@ -59,8 +64,11 @@ impl Qp {
             Some(status) => Err(status),
             None if too_long => Err(WcStatus::LocLenErr),
             None => {
-                let is_infiniband = self.shared.device.port.is_infiniband();
-                let header = routing_header(datagram, packet.from_gid, packet.to_gid, is_infiniband);
+                let is_infiniband = link_layer == LinkLayer::InfiniBand;
+                let header = match link_layer {
+                    LinkLayer::Unspecified => UNDEFINED,
+                    _ => routing_header(datagram, packet.from_gid, packet.to_gid, is_infiniband),
+                };
                 let header = match packet.route.global {
                     true => self.keys.scatter_part(&receive.sges, 0, &header),
                     false => Ok(()),
@@ -78,9 +86,10 @@ impl Qp {
         self.shared.counts.rx_bytes.add(length as u64);
         let imm = if datagram.imm.is_some() { WcFlags::WITH_IMM } else { WcFlags::empty() };
         let (port, route) = (&self.shared.device.port, packet.route);
-        let grh = if route.global { WcFlags::GRH } else { WcFlags::empty() };
+        let is_unspecified = link_layer == LinkLayer::Unspecified;
+        let grh = if route.global && !is_unspecified { WcFlags::GRH } else { WcFlags::empty() };
         let mut fields = PollFields::BYTE_LEN | PollFields::IMM | PollFields::SRC_QP | PollFields::SL;
-        fields.set(PollFields::SLID, port.is_infiniband());
+        fields.set(PollFields::SLID, link_layer != LinkLayer::Ethernet);
         fields.set(PollFields::DLID_PATH_BITS, port.is_infiniband() && !is_multicast(packet.to_gid));
         let values = CompletionValues {
             opcode: WcOpcode::Recv.raw(),
@@ -88,7 +97,7 @@ impl Qp {
             byte_len: (GRH + length) as u32,
             imm: datagram.imm.unwrap_or(0),
             src_qp: packet.from,
-            slid: route.slid.into(),
+            slid: if is_unspecified { ADDRESS_HANDLE } else { route.slid.into() },
             pkey_index: Some(self.attributes.pkey_index),
             sl: datagram.path.service_level,
             dlid_path_bits: port.path_bits_of(route.dlid),

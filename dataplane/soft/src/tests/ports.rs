@@ -118,6 +118,33 @@ fn infiniband_ports_have_local_identifiers() {
 }
 
 #[test]
+fn unspecified_link_layer_has_no_grh_flag_and_no_local_identifier() {
+    let (a, b) = LoopbackLink::pair();
+    let (clock, with) = (HostClock::manual(), Ends::of(Profile::Spec, QpType::Ud));
+    let end = |name: &str, link, last| {
+        let (mac, quirks) = ([2, 0, 0, 0, 0, last], vec![SoftQuirk::UnspecifiedLinkLayer]);
+        let spec = SoftSpec { clock: clock.clone(), mac, quirks, ..SoftSpec::new(name, LinkSpec::Loopback(link)) };
+        with.on(&SoftDevice::new(spec).unwrap(), &clock)
+    };
+    let (mut a, mut b) = (end("a", a, 1), end("b", b, 2));
+    let port = b.device.port(1).unwrap();
+    assert_eq!((port.link_layer, port.lid), (LinkLayer::Unspecified, 0));
+    assert_eq!(b.device.gids(1).unwrap()[0].kind, GidKind::InfiniBand);
+    assert!(!b.device.capabilities().has.contains(&Capability::RawPacket));
+    connect(&mut a, &mut b);
+    let (into, from) = ([b.sge(0, 100)], [a.sge(0, 20)]);
+    a.put(0, &frame(7, 20));
+    b.post_recv(1, &into).unwrap();
+    a.post_to(1, SendOp::Send, &from, b.address(), QKEY).unwrap();
+    let received = End::completions(&mut b.recv);
+    assert_eq!((received.len(), received[0].flags()), (1, Some(WcFlags::empty())));
+    assert_eq!((received[0].byte_len(), b.get(40, 20)), (Some(60), frame(7, 20)));
+    assert_ne!(received[0].slid(), Some(0));
+    // The bytes before the datagram are not an IP header.
+    assert!(![4, 6].contains(&(b.get(0, 1)[0] >> 4)));
+}
+
+#[test]
 fn packets_to_another_local_identifier_are_lost() {
     let ports = [0x40, 0x80].map(|lid| PortSpec { lid, ..PortSpec::default() });
     let (mut a, mut b) = ends(QpType::Rc, ports);

@@ -763,6 +763,7 @@ mod quirk {
         PlainFlowRules,
         BehindSwitch,
         RefusesFlowRules,
+        UnspecifiedLinkLayer,
     }
 }
 mod spec {
