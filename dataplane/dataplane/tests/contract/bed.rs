@@ -12,7 +12,7 @@ use dataplane::verbs::{
     SendRequest, Sge, WcFlags, WcStatus,
 };
 
-use crate::differences::BedProperties;
+use crate::differences::{BedProperties, logs_grh};
 
 /// The maximum wait for a completion. The value is large because a kernel in an emulated machine is slow. A passing
 /// case never waits this long.
@@ -69,7 +69,7 @@ impl<D: Device> TestBed<D> {
                 return Err(lacks_type(kind, device.missing_reason(capability)));
             }
         }
-        if kind == QpType::RawPacket && !self.is_ethernet()? {
+        if kind == QpType::RawPacket && self.link_layer()? == LinkLayer::InfiniBand {
             return Err(Stop::Skip("raw packets on InfiniBand".to_owned(), libc::EOPNOTSUPP));
         }
         Ok(())
@@ -82,9 +82,9 @@ impl<D: Device> TestBed<D> {
         QpCaps { send_sges: caps.send_sges.min(most), recv_sges: caps.recv_sges.min(most), ..caps }
     }
 
-    /// Returns whether the ports are Ethernet ports. Otherwise, the ports are InfiniBand ports.
-    pub(crate) fn is_ethernet(&self) -> Outcome<bool> {
-        Ok(self.a.port(1)?.link_layer == LinkLayer::Ethernet)
+    /// Returns the link layer of the ports.
+    pub(crate) fn link_layer(&self) -> Outcome<LinkLayer> {
+        Ok(self.a.port(1)?.link_layer)
     }
 
     /// Returns the properties that decide which differences from the standard apply.
@@ -93,7 +93,7 @@ impl<D: Device> TestBed<D> {
         Ok(BedProperties {
             profile: self.profile,
             kernel: self.kernel,
-            ethernet: self.is_ethernet()?,
+            link_layer: self.link_layer()?,
             roce_v2: gid.is_some_and(|entry| entry.kind == GidKind::RoceV2),
             checks_every_key: self.a.checks_every_key(),
         })
@@ -176,8 +176,10 @@ pub(crate) struct Endpoint<D: Device> {
     pub(crate) qp: MessageQueuePair<D>,
     /// The GID of the port and its index in the GID table.
     pub(crate) gid: (Gid, u32),
-    /// The local identifier (LID) of an InfiniBand port, 0 on Ethernet.
+    /// The local identifier (LID) of an InfiniBand port, otherwise 0.
     pub(crate) lid: u16,
+    /// Whether the log contains the GRH flag of datagrams.
+    logs_grh: bool,
     /// The destination of datagrams.
     pub(crate) destination: Option<(Ah<D>, QpNum)>,
     /// Whether the queue pair was reset by [`Endpoint::set_state`].
@@ -269,6 +271,7 @@ impl<D: Device> Endpoint<D> {
             qp,
             gid,
             lid,
+            logs_grh: logs_grh(port.link_layer),
             destination: None,
             was_reset: false,
             sent: Vec::new(),
@@ -355,8 +358,16 @@ impl<D: Device> Endpoint<D> {
         Ok(state_name(self.qp.query()?.state))
     }
 
+    /// Returns the names of the flags of a receive, without the flags that `differences.rs` removes from all logs.
+    pub(crate) fn flag_names(&self, flags: WcFlags) -> String {
+        let connected = matches!(self.qp.kind(), QpType::Rc | QpType::Uc);
+        let logged = if connected || !self.logs_grh { flags - WcFlags::GRH } else { flags };
+        let names: Vec<&str> = logged.iter_names().map(|(name, _)| name).collect();
+        names.join("|")
+    }
+
     /// Returns a description of a completion. Equal completions have the same description on every device.
-    fn describe(&self, completion: &Completion, peer: Option<QpNum>, connected: bool) -> String {
+    fn describe(&self, completion: &Completion, peer: Option<QpNum>) -> String {
         let mut words = format!("{}", completion.wr_id);
         if completion.qp_num().is_some_and(|number| number != self.qp.number()) {
             words += " of another queue pair";
@@ -367,12 +378,9 @@ impl<D: Device> Endpoint<D> {
         words += &format!(" {}", opcode.name().trim_start_matches("IBV_WC_"));
         if opcode.is_receive() {
             words += &format!(" {} bytes", completion.byte_len().unwrap_or(u32::MAX));
-            // For receives on a connected queue pair (RC, UC), the GRH flag is undefined. See the start of
-            // differences.rs.
-            let logged = if connected { flags - WcFlags::GRH } else { flags };
-            if !logged.is_empty() {
-                let names: Vec<&str> = logged.iter_names().map(|(name, _)| name).collect();
-                words += &format!(" {}", names.join("|"));
+            let names = self.flag_names(flags);
+            if !names.is_empty() {
+                words += &format!(" {names}");
             }
             if let Some(imm) = completion.imm() {
                 words += &format!(" imm {:#x}", u32::from_be(imm));
@@ -386,10 +394,9 @@ impl<D: Device> Endpoint<D> {
 
     /// Logs and removes all polled completions of one queue.
     fn log_completions(&mut self, receives: bool, peer: Option<QpNum>, log: &mut Vec<String>) {
-        let connected = matches!(self.qp.kind(), QpType::Rc | QpType::Uc);
         let queue = if receives { "receive" } else { "send" };
         let some = std::mem::take(if receives { &mut self.received } else { &mut self.sent });
-        log.extend(some.iter().map(|one| format!("{} {queue} {}", self.name, self.describe(one, peer, connected))));
+        log.extend(some.iter().map(|one| format!("{} {queue} {}", self.name, self.describe(one, peer))));
     }
 }
 

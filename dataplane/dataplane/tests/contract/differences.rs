@@ -1,11 +1,15 @@
 //! The differences of the devices from the standard (the InfiniBand specification and the manual pages). A difference
 //! is a line that a device adds to the log of a test case instead of the line that the standard requires.
 //!
-//! One difference affects every case, so the cases do not log it: the GRH flag on receives of connected queue pairs.
-//! The standard does not define this flag. The library of rxe (Soft-RoCE) sets the flag for every packet that came over
-//! IP, although no GRH precedes the message.
+//! Two differences affect every case, so the cases do not log them. Both are about the GRH flag of receives:
+//!
+//! - On connected queue pairs, the standard does not define this flag. The library of rxe (Soft-RoCE) sets the flag for
+//!   every packet that came over IP, although no GRH precedes the message.
+//! - The library of efa does not set the flag for datagrams (`efa_process_cqe` in rdma-core). The 40 bytes before a
+//!   datagram are then undefined. The cases therefore require this flag only on Ethernet and InfiniBand. The link layer of
+//!   efa is neither ([`logs_grh`]).
 
-use dataplane::verbs::{Access, QpType};
+use dataplane::verbs::{Access, LinkLayer, QpType};
 
 use crate::bed::{EndpointSpec, Profile, Stop, lacks_type};
 
@@ -48,8 +52,8 @@ pub(crate) struct BedProperties {
     pub(crate) profile: Profile,
     /// Whether the devices are kernel devices.
     pub(crate) kernel: bool,
-    /// Whether the ports of the devices are on Ethernet, not on InfiniBand.
-    pub(crate) ethernet: bool,
+    /// The link layer of the ports of the devices.
+    pub(crate) link_layer: LinkLayer,
     /// Whether the endpoints use GIDs of RoCE v2.
     pub(crate) roce_v2: bool,
     /// See [`Device::checks_every_key`](dataplane::verbs::Device::checks_every_key).
@@ -495,7 +499,12 @@ const DIFFERENCES: &[Difference] = &[
 /// store the service level, and mlx5 stores only the priority (`mlx5_set_path`). The value 0 of a kernel device on
 /// Ethernet therefore counts as the set value.
 pub(crate) fn service_level(bed: BedProperties, returned: u8, set: u8) -> u8 {
-    if bed.kernel && bed.ethernet && returned == 0 { set } else { returned }
+    if bed.kernel && bed.link_layer == LinkLayer::Ethernet && returned == 0 { set } else { returned }
+}
+
+/// Returns whether the log contains the GRH flag of datagrams. See the start of this file.
+pub(crate) fn logs_grh(link_layer: LinkLayer) -> bool {
+    matches!(link_layer, LinkLayer::Ethernet | LinkLayer::InfiniBand)
 }
 
 /// Returns the log lines that a device must report in a case. `standard` has the lines that the standard requires, and
@@ -518,7 +527,12 @@ pub(crate) fn apply(case: &str, bed: BedProperties, standard: &[String]) -> Resu
         instead[at] = it.instead.lines().map(|line| line.trim().to_owned()).filter(|it| !it.is_empty()).collect();
     }
     let replaced = lines.into_iter().zip(instead);
-    Ok(replaced.flat_map(|(line, instead)| line.map_or(instead, |line| vec![line])).collect())
+    let lines = replaced.flat_map(|(line, instead)| line.map_or(instead, |line| vec![line]));
+    let logged = |line: String| match logs_grh(bed.link_layer) {
+        true => line,
+        false => line.replace(" GRH|", " ").trim_end_matches(" GRH").to_owned(),
+    };
+    Ok(lines.map(logged).collect())
 }
 
 /// Checks that every difference names an existing case.
@@ -558,8 +572,13 @@ pub(crate) fn check_missing_types() {
 
 /// Checks that the differences of rxe do not apply to a real NIC, which must follow the standard.
 pub(crate) fn check_other_nics() {
-    let nic =
-        BedProperties { profile: Profile::Spec, kernel: true, ethernet: true, roce_v2: false, checks_every_key: true };
+    let nic = BedProperties {
+        profile: Profile::Spec,
+        kernel: true,
+        link_layer: LinkLayer::Ethernet,
+        roce_v2: false,
+        checks_every_key: true,
+    };
     let rxe = BedProperties { profile: Profile::Rxe, roce_v2: true, ..nic };
     for (case, line) in [
         ("memory.window_1_bounds", "a send 3 REM_ACCESS_ERR"),
@@ -576,10 +595,16 @@ pub(crate) fn check_other_nics() {
     let v2 = apply("handshake.defaults", BedProperties { roce_v2: true, ..nic }, &limits);
     assert_eq!(v2, Ok(vec!["hop limit 64".to_owned(); 2]));
     // mlx5 returns no service level on Ethernet. InfiniBand and the software device must return it.
-    let infiniband = BedProperties { ethernet: false, ..nic };
+    let infiniband = BedProperties { link_layer: LinkLayer::InfiniBand, ..nic };
     let soft = BedProperties { kernel: false, ..nic };
     assert_eq!([nic, infiniband, soft].map(|bed| service_level(bed, 0, 5)), [5, 0, 0]);
     assert_eq!(service_level(nic, 4, 5), 4);
+    // The library of efa sets no GRH flag.
+    let lines = ["b receive 1 RECV 47 bytes GRH", "b receive 2 RECV 49 bytes GRH|WITH_IMM imm 0x7"].map(str::to_owned);
+    let without = ["b receive 1 RECV 47 bytes", "b receive 2 RECV 49 bytes WITH_IMM imm 0x7"].map(str::to_owned);
+    let efa = BedProperties { link_layer: LinkLayer::Unspecified, ..nic };
+    assert_eq!(apply("data.ud_lengths", efa, &lines), Ok(without.to_vec()));
+    assert_eq!(apply("data.ud_lengths", infiniband, &lines), Ok(lines.to_vec()));
     // efa registers no memory for datagrams with remote atomics or memory windows.
     assert_eq!(EndpointSpec::new(QpType::Ud).access, Access::LOCAL_WRITE);
 }

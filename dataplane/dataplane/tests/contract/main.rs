@@ -8,7 +8,8 @@
 //! The suite runs on the software device with both of its profiles: `Spec` (the standard) and `Rxe` (the behaviour of
 //! rxe, the kernel's software RoCE driver). A further bed (`soft::unchecked`) has software devices with two properties
 //! of real NICs: the devices do not check every key, and refuse the change from RTS to SQD. The devices of
-//! the bed `soft::infiniband` have InfiniBand ports. On the bed `soft::iwarp`,
+//! the bed `soft::infiniband` have InfiniBand ports. The ports of the bed `soft::unspecified` have an unspecified link
+//! layer, as on efa. On the bed `soft::iwarp`,
 //! the suite must skip every case with a queue pair. On the bed `soft::other_driver`, the devices have properties of several
 //! real NICs, and the suite must not fail because of these properties. On the bed `soft::long_cable`, packets arrive later
 //! than the completions of their sends. On the bed `soft::no_flow_rules`, the suite must
@@ -219,6 +220,7 @@ fn main() -> ExitCode {
     tests.extend(tests_of("soft::other_driver", soft_other_driver, skips::SOFT_OTHER_DRIVER));
     tests.extend(tests_of("soft::no_flow_rules", soft_no_flow_rules, skips::SOFT_NO_FLOW_RULES));
     tests.extend(tests_of("soft::infiniband", soft_infiniband, skips::SOFT_INFINIBAND));
+    tests.extend(tests_of("soft::unspecified", soft_unspecified, skips::SOFT_UNSPECIFIED));
     tests.extend(tests_of("soft::iwarp", soft_iwarp, skips::SOFT_IWARP));
     let is_lost = |(name, _): &Test| name.ends_with("_no_receive");
     tests.extend(tests_of("soft::long_cable", soft_long_cable, skips::SOFT).filter(is_lost));
@@ -272,6 +274,12 @@ fn soft_fewer_capabilities(name: &'static str) -> TestBed<SoftDevice> {
 /// Returns a test bed with two software devices with InfiniBand ports, which accept only packets to their LID.
 fn soft_infiniband(name: &'static str) -> TestBed<SoftDevice> {
     soft_with(name, Profile::Spec, |spec| spec.port.lid = u16::from(spec.mac[5]))
+}
+
+/// Returns a test bed with two software devices whose ports have an unspecified link layer. As on efa, the completions of
+/// datagrams have no GRH flag.
+fn soft_unspecified(name: &'static str) -> TestBed<SoftDevice> {
+    soft_with(name, Profile::Spec, |spec| spec.quirks = vec![soft::SoftQuirk::UnspecifiedLinkLayer])
 }
 
 /// Returns a test bed with two software devices that are like iWARP devices: the devices only create RC queue pairs, do

@@ -37,6 +37,8 @@ pub(crate) const SOFT_NO_FLOW_RULES: &[&str] =
 /// The capabilities that software devices with InfiniBand ports lack.
 pub(crate) const SOFT_INFINIBAND: &[&str] =
     &["IBV_QPT_RAW_PACKET queue pairs", "multicast groups without a subnet manager", "raw_packet"];
+/// The capabilities that software devices with an unspecified link layer lack.
+pub(crate) const SOFT_UNSPECIFIED: &[&str] = &["IBV_QPT_RAW_PACKET queue pairs", "raw_packet"];
 /// The capabilities that a software device lacks if it is like an iWARP device.
 pub(crate) const SOFT_IWARP: &[&str] = &[
     "IBV_QPT_RAW_PACKET queue pairs",

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use dataplane::lane::message::{MessageDomain, poll, poll_or_sleep};
 use dataplane::verbs::{
-    Capability, CompletionChannel, CompletionQueue, Completions, CqApi, CqEvent, CqFlags, CqSpec, EventKind,
+    Capability, CompletionChannel, CompletionQueue, Completions, CqApi, CqEvent, CqFlags, CqSpec, EventKind, LinkLayer,
     PollFields, QpCaps, QpSpec, QpState, QpType, RawDevice, SendFlags, SendOp, WcFlags,
 };
 
@@ -486,13 +486,15 @@ pub(crate) fn fields_of_datagrams<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome
         let (sent, it) = (pair.a.sent.remove(0), pair.b.received.remove(0));
         t.log(format!("{} {:?} {} {}", it.wr_id, it.opcode(), status_name(it.status), it.vendor_err));
         t.log(format!("{:?} {:?} {:?}", it.byte_len(), it.imm().map(u32::from_be), it.invalidated_rkey()));
-        t.log(format!("flags: {:?}", it.flags()));
+        t.log(format!("flags: {}", pair.b.flag_names(it.flags().unwrap_or_default())));
         let numbers = (it.qp_num() == Some(pair.b.qp.number()), it.src_qp() == Some(pair.a.qp.number()));
         t.log(format!("queue pairs: {numbers:?}"));
-        // On Ethernet, the LID, the service level and the path bits are absent or 0. The extended polling interface
-        // does not return the index of the partition key.
-        let identifiers =
-            (it.slid().unwrap_or(0) == u32::from(pair.a.lid), it.sl().unwrap_or(0), it.dlid_path_bits().unwrap_or(0));
+        // On Ethernet, the LID, the service level and the path bits are absent or 0. efa, whose link layer is neither
+        // Ethernet nor InfiniBand, returns the number of an address handle as LID. The extended polling interface does
+        // not return the index of the partition key.
+        let has_lid = matches!(t.bed.link_layer()?, LinkLayer::Ethernet | LinkLayer::InfiniBand);
+        let is_sender = !has_lid || it.slid().unwrap_or(0) == u32::from(pair.a.lid);
+        let identifiers = (is_sender, it.sl().unwrap_or(0), it.dlid_path_bits().unwrap_or(0));
         t.log(format!("identifiers: {identifiers:?} {}", it.pkey_index().unwrap_or(0)));
         let of_receives = (sent.src_qp(), sent.slid(), sent.sl(), sent.dlid_path_bits(), sent.pkey_index(), sent.imm());
         t.log(format!("{} {:?} {of_receives:?}", sent.wr_id, sent.opcode()));
@@ -500,7 +502,7 @@ pub(crate) fn fields_of_datagrams<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome
     t.expect(
         &"7 Some(Recv) SUCCESS 0
          Some(60) Some(16909060) None
-         flags: Some(WcFlags(GRH | WITH_IMM))
+         flags: GRH|WITH_IMM
          queue pairs: (true, true)
          identifiers: (true, 0, 0) 0
          8 Some(Send) (None, None, None, None, None, None)
