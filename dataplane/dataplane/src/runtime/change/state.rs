@@ -135,6 +135,17 @@ pub(crate) struct Changes {
     pub(super) first_path: PathBuf,
 }
 
+/// Marks a change as in progress, until the value is dropped.
+pub(super) struct Busy {
+    pub(super) state: Arc<RunState>,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        lock(&self.state.changes).is_busy = false;
+    }
+}
+
 /// A change that reverts at its deadline, unless a client confirms the change.
 pub(super) struct Unconfirmed {
     pub(super) number: u64,

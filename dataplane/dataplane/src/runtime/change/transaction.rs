@@ -11,7 +11,7 @@ use super::history::digest;
 use super::prepare::{PreparedChange, Reverts};
 use super::refusal;
 use super::retire::ClosingPort;
-use super::state::{Changes, POLL_INTERVAL, PipelineVersion, Retiring, RunState, Unconfirmed, lock};
+use super::state::{Busy, Changes, POLL_INTERVAL, PipelineVersion, Retiring, RunState, Unconfirmed, lock};
 use super::upgrade::UpgradeHold;
 use crate::config::Source;
 use crate::runtime::ports::{ChangedPorts, LivePort};
@@ -177,9 +177,7 @@ impl Changer {
             return Err(refusal::busy("a removed port is still closing", "try again"));
         }
         state.check_upgrade()?;
-        // The hold ends the change instead.
-        std::mem::forget(busy);
-        Ok(UpgradeHold::new(state))
+        Ok(UpgradeHold::new(busy))
     }
 
     /// Returns the history: a row for the start of the run, and rows for the last changes, at most 32 rows in total.
@@ -205,30 +203,16 @@ struct Switched {
     warnings: Vec<ConfigMistake>,
 }
 
-/// Marks a change as in progress, until the value is dropped.
-struct Busy<'a>(&'a RunState);
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.0.end_change();
-    }
-}
-
 impl RunState {
-    /// Marks no change as in progress.
-    pub(crate) fn end_change(&self) {
-        lock(&self.changes).is_busy = false;
-    }
-
     /// Marks a change as in progress, if `check` accepts the state of the changes.
-    fn occupy(&self, check: impl FnOnce(&Changes) -> Result<(), Refusal>) -> Result<Busy<'_>, Refusal> {
+    fn occupy(self: &Arc<Self>, check: impl FnOnce(&Changes) -> Result<(), Refusal>) -> Result<Busy, Refusal> {
         let mut changes = lock(&self.changes);
         check(&changes)?;
         if changes.is_busy {
             return Err(refusal::busy("another change or an upgrade is in progress", "try again when it is complete"));
         }
         changes.is_busy = true;
-        Ok(Busy(self))
+        Ok(Busy { state: self.clone() })
     }
 
     /// Changes the run to another config. If this change restores the config of an earlier change, `restores` is the

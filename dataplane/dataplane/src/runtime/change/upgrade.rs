@@ -1,8 +1,6 @@
 //! The checks before another program takes over a run.
 
-use std::sync::Arc;
-
-use super::state::{RunState, lock};
+use super::state::{Busy, RunState, lock};
 use crate::runtime::assemble::black_box_file;
 use dataplane_control::{ErrorCode, Refusal};
 use dataplane_soft::HandOver;
@@ -11,20 +9,20 @@ use dataplane_soft::HandOver;
 pub(crate) const RESTART_HELP: &str = "stop the program, and start the new program with the same config";
 
 /// Keeps the config of a run unchanged until the value is dropped.
-pub(crate) struct UpgradeHold(Arc<RunState>);
+pub(crate) struct UpgradeHold {
+    busy: Busy,
+}
 
 impl UpgradeHold {
-    /// The caller must have marked a change as in progress.
-    pub(crate) fn new(state: &Arc<RunState>) -> Self {
-        state.control.set_upgrading(true);
-        Self(state.clone())
+    pub(super) fn new(busy: Busy) -> Self {
+        busy.state.control.set_upgrading(true);
+        Self { busy }
     }
 }
 
 impl Drop for UpgradeHold {
     fn drop(&mut self) {
-        self.0.control.set_upgrading(false);
-        self.0.end_change();
+        self.busy.state.control.set_upgrading(false);
     }
 }
 
