@@ -151,6 +151,11 @@ impl Client {
         Self { stream: BufReader::new(stream), path: path.to_owned(), timeout: TIMEOUT, last: 0 }
     }
 
+    /// Returns the connection. Bytes that the client has received but not parsed cannot be read from the connection.
+    pub fn stream(&self) -> &UnixStream {
+        self.stream.get_ref()
+    }
+
     /// Returns the connection. Bytes that the client has received but not parsed are lost.
     pub fn into_stream(self) -> UnixStream {
         self.stream.into_inner()

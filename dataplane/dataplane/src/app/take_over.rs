@@ -35,9 +35,8 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// A new program that takes over a running program.
 pub(super) struct TakeOver {
-    /// The connection. `None` after the start of the hand-over.
-    client: Option<Client>,
-    stream: Option<UnixStream>,
+    /// The connection to the running program.
+    client: Client,
     config: TakenConfig,
     /// The packet memory of each worker of the running program.
     memories: Vec<SharedMemory>,
@@ -90,16 +89,14 @@ impl TakeOver {
             let request = upgrade::TakeOver { hand_over_version: HAND_OVER_VERSION, pid: std::process::id() };
             let config: TakenConfig =
                 client.call(&Call::TakeOver(request)).map_err(failed)?.parse_exactly().map_err(failed)?;
-            let stream = client.into_stream();
-            let received = receive(&stream, config.memories.len())?;
+            let received = receive(client.stream(), config.memories.len())?;
             let memory = |(row, descriptor): (&upgrade::MemoryRow, OwnedFd)| {
                 let pages = serde_json::from_value(row.pages.as_str().into())
                     .map_err(|error| Error::Memory(error.to_string()))?;
                 Ok(SharedMemory { descriptor, pages, layout: [row.stride, row.headroom, row.count] })
             };
             let memories = config.memories.iter().zip(received).map(memory).collect::<Result<_>>()?;
-            let client = Client::of_stream(stream, Path::new(RUNNING_PROGRAM));
-            Ok(Self { client: Some(client), stream: None, config, memories, descriptors: BTreeMap::new() })
+            Ok(Self { client, config, memories, descriptors: BTreeMap::new() })
         };
         begin().map_err(CommandError::from)
     }
@@ -126,11 +123,10 @@ impl TakeOver {
     /// # Errors
     /// Fails if the running program refuses the hand-over or ends, or if the queues do not fit.
     pub(super) fn take(&mut self, gate: &Gate<'_>) -> Result<Vec<HandedWorker>> {
-        let mut client = self.client.take().ok_or_else(|| Error::Topology("taken over twice".to_owned()))?;
-        let head: HandedOver = client.call(&Call::HandOver {}).map_err(failed)?.parse().map_err(failed)?;
-        let stream = client.into_stream();
+        let head: HandedOver = self.client.call(&Call::HandOver {}).map_err(failed)?.parse().map_err(failed)?;
+        let stream = self.client.stream();
         let count = head.descriptors.len() + head.queues.iter().map(|queue| queue.descriptors).sum::<usize>();
-        let mut received = receive(&stream, count)?.into_iter();
+        let mut received = receive(stream, count)?.into_iter();
         self.descriptors = head.descriptors.into_iter().zip(received.by_ref()).collect();
         let mut queue = |row: upgrade::QueueRow| {
             let upgrade::QueueRow { port, queue, descriptors, position, posted } = row;
@@ -141,7 +137,7 @@ impl TakeOver {
         let mut states: Vec<SavedStates> = Vec::new();
         for row in head.states {
             let mut state = Vec::new();
-            let read = (&stream).take(row.bytes as u64).read_to_end(&mut state).map_err(lost)?;
+            let read = stream.take(row.bytes as u64).read_to_end(&mut state).map_err(lost)?;
             if read < row.bytes {
                 return Err(lost(ErrorKind::UnexpectedEof.into()));
             }
@@ -150,7 +146,6 @@ impl TakeOver {
             }
             states[row.worker].push((row.stage, state));
         }
-        self.stream = Some(stream);
         let mut posted = gate.attach(queues)?;
         let workers = states.len().max(posted.len());
         states.resize_with(workers, SavedStates::new);
@@ -176,18 +171,16 @@ impl TakeOver {
                 START_TIMEOUT.as_secs()
             )));
         }
-        if let Some(stream) = &self.stream {
-            let answer = upgrade::send_byte(stream, RUNNING).and_then(|()| upgrade::receive_byte(stream));
-            match answer {
-                Ok(DONE) => {}
-                Ok(WITHDRAWN) => {
-                    return Err(Error::Topology(
-                        "the hand-over took too long, so the running program continues".to_owned(),
-                    ));
-                }
-                // The running program was killed, so nobody else receives the packets.
-                Ok(_) | Err(_) => tracing::warn!("the running program ended during the hand-over"),
+        let stream = self.client.stream();
+        match upgrade::send_byte(stream, RUNNING).and_then(|()| upgrade::receive_byte(stream)) {
+            Ok(DONE) => {}
+            Ok(WITHDRAWN) => {
+                return Err(Error::Topology(
+                    "the hand-over took too long, so the running program continues".to_owned(),
+                ));
             }
+            // The running program was killed, so nobody else receives the packets.
+            Ok(_) | Err(_) => tracing::warn!("the running program ended during the hand-over"),
         }
         let failed = |key: &'static str| {
             move |error: io::Error| {

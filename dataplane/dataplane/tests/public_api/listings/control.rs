@@ -98,6 +98,7 @@ mod client {
         pub fn all() -> (Vec<(u32, Self)>, usize) {}
         pub fn set_timeout(&mut self, timeout: Duration) -> Result<(), Error> {}
         pub fn of_stream(stream: UnixStream, path: &Path) -> Self {}
+        pub fn stream(&self) -> &UnixStream {}
         pub fn into_stream(self) -> UnixStream {}
         pub fn path(&self) -> &Path {}
         pub fn call(&mut self, call: &Call) -> Result<Answer, Error> {}
