@@ -8,6 +8,7 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::config::PortPlan;
 use crate::runtime::change::lock;
 use crate::runtime::lanes::SharedMemory;
 use crate::runtime::ports::LivePort;
@@ -37,15 +38,14 @@ impl Run {
     /// receives again.
     pub(crate) fn detach(&self) -> Result<HandedRun, String> {
         let (current, ports) = self.state.current_ports();
-        let inputs: Vec<bool> = current.plan.ports.iter().map(|port| port.input).collect();
-        let detached = self.try_detach(&ports, &inputs);
+        let detached = self.try_detach(&current.plan.ports, &ports);
         if detached.is_err() {
             self.resume(false);
         }
         detached
     }
 
-    fn try_detach(&self, ports: &[LivePort], inputs: &[bool]) -> Result<HandedRun, String> {
+    fn try_detach(&self, plans: &[PortPlan], ports: &[LivePort]) -> Result<HandedRun, String> {
         let deadline = Instant::now() + DETACH_TIMEOUT;
         let wait = || {
             if Instant::now() >= deadline {
@@ -55,23 +55,24 @@ impl Run {
             Ok(())
         };
         let failed = |port: &LivePort, error| format!("port `{}`: {error}", port.name);
-        let mut devices = Vec::new();
-        let mut shared = Vec::new();
-        for (at, (port, is_input)) in ports.iter().zip(inputs).enumerate() {
+        // The ports that share the packet memory with the kernel, the numbers of these ports, and the other ports.
+        let (mut sharing, mut shared, mut own) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, (plan, port)) in plans.iter().zip(ports).enumerate() {
             let device = port.device.hand_over();
             let device = device.ok_or_else(|| format!("port `{}` cannot be handed over", port.name))?;
             if device.shares_memory() {
+                sharing.push((port, device, plan.input));
                 shared.push(at);
+            } else {
+                own.push((port, device, plan.input));
             }
-            devices.push((port, device, *is_input));
         }
-        let (sharing, own): (Vec<_>, Vec<_>) = devices.iter().partition(|(_, device, _)| device.shares_memory());
-        let detach = |devices: &[&(&LivePort, &dyn HandOver, bool)]| {
+        let detach = |devices: &[(&LivePort, &dyn HandOver, bool)]| {
             devices
                 .iter()
                 .try_for_each(|(port, device, is_input)| device.detach(*is_input).map_err(|error| failed(port, error)))
         };
-        let collect = |devices: &[&(&LivePort, &dyn HandOver, bool)]| {
+        let collect = |devices: &[(&LivePort, &dyn HandOver, bool)]| {
             let mut queues = Vec::new();
             for (port, device, _) in devices {
                 let detached = loop {
