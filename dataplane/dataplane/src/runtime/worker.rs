@@ -391,16 +391,18 @@ impl Worker {
         true
     }
 
-    /// Waits until all sends have completed, at most for [`SEND_TIMEOUT`]. Returns the index of a port on which sends have
-    /// not completed.
-    fn complete_sends(&mut self) -> Option<usize> {
-        let deadline = Instant::now() + SEND_TIMEOUT;
-        let Self { lanes, pool, latency, .. } = self;
+    /// Waits until all sends have completed, at most until `deadline`. Polls every lane in each round, and treats a lane
+    /// that cannot be polled as finished.
+    fn complete_sends(&mut self, deadline: Instant) {
+        let Self { lanes, retiring, pool, latency, .. } = self;
         let mut is_complete = |lane: &mut Box<dyn Lane>| lane.reap(pool, latency).is_err() || lane.sending() == 0;
-        while !lanes.iter_mut().fold(true, |done, lane| done & is_complete(lane)) && Instant::now() < deadline {
+        loop {
+            let lanes = lanes.iter_mut().chain(retiring.iter_mut().map(|retiring| &mut retiring.lane));
+            if lanes.fold(true, |done, lane| done & is_complete(lane)) || Instant::now() >= deadline {
+                return;
+            }
             std::hint::spin_loop();
         }
-        lanes.iter().position(|lane| lane.sending() > 0)
     }
 
     /// Stops the queues of these ports. If the worker continues, the lanes restart their queues.
@@ -524,19 +526,15 @@ impl Worker {
         // Drop the packets that stages hold. No stage runs any more.
         self.graph.drop_held(&mut self.pool);
         let deadline = Period(self.drain_timeout).after_now();
+        self.complete_sends(deadline);
         let before_deadline = |what: &mut dyn FnMut() -> bool| {
             while !what() && Instant::now() < deadline {
                 std::hint::spin_loop();
             }
         };
-        let Self { lanes, retiring, closing, reply, pool, latency, .. } = self;
+        let Self { lanes, retiring, closing, reply, pool, .. } = self;
         let mut lanes: Vec<&mut Box<dyn Lane>> =
             lanes.iter_mut().chain(retiring.iter_mut().map(|retiring| &mut retiring.lane)).collect();
-        // Wait until all sends have completed. Poll every lane in each round, and treat a lane that cannot be polled as
-        // finished.
-        before_deadline(&mut || {
-            lanes.iter_mut().fold(true, |done, lane| done & (lane.reap(pool, latency).is_err() || lane.sending() == 0))
-        });
         // Move the queue pairs to the error state, so that the devices flush all posted buffers.
         for lane in &mut lanes {
             // `stop` fails only if the queue pair is already stopped.
@@ -610,7 +608,8 @@ impl Worker {
                 Ok(())
             }
             Message::Pause(paused) => catch_unwind(AssertUnwindSafe(|| {
-                paused.sending = self.complete_sends();
+                self.complete_sends(Instant::now() + SEND_TIMEOUT);
+                paused.sending = self.lanes.iter().position(|lane| lane.sending() > 0);
                 paused.states = self.graph.save_states();
                 self.is_paused = true;
             })),
