@@ -33,7 +33,7 @@ pub(super) fn memory(
         error("runtime.headroom", message, format!("set headroom to at most {most}, or increase `buffer_size`"));
         return None;
     }
-    let asked = Buffers { size: runtime.buffer_size, headroom: runtime.headroom };
+    let asked = runtime.layout();
     let frames = ports.iter().flatten().map(|port| frame(&port.config));
     let longest = frames.max().unwrap_or(LEAST_ROOM);
     let mut buffers = asked;

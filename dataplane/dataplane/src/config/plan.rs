@@ -190,7 +190,12 @@ impl Plan {
 
     /// Returns the packet memory of all workers, in bytes.
     pub(crate) fn packet_memory(&self) -> u64 {
-        u64::from(self.buffers) * u64::from(self.runtime.buffer_size) * self.cores.len() as u64
+        self.memory_of(self.cores.len())
+    }
+
+    /// Returns the packet memory of a number of workers, in bytes.
+    fn memory_of(&self, workers: usize) -> u64 {
+        u64::from(self.buffers) * u64::from(self.runtime.buffer_size) * workers as u64
     }
 
     /// Returns the packet memory that a number of workers lock for some ports. Each worker registers its packet memory
@@ -200,7 +205,7 @@ impl Plan {
         ports: impl IntoIterator<Item = &'a PortPlan>,
         workers: usize,
     ) -> LockedMemory {
-        let bytes = u64::from(self.buffers) * u64::from(self.runtime.buffer_size) * workers as u64;
+        let bytes = self.memory_of(workers);
         let mut locked = LockedMemory::default();
         for port in ports.into_iter().filter(|port| port.config.locks_memory()) {
             *(if port.config.is_rdma() { &mut locked.rdma } else { &mut locked.xdp }) += bytes;

@@ -10,7 +10,6 @@ use super::plan::{Catalog, Plan};
 use super::runtime::Runtime;
 use super::types::{Control, Metrics};
 use dataplane_core::topology::Topology;
-use dataplane_soft::config::Buffers;
 
 /// Checks that a config is consistent, uses only known kinds of stages, and is possible on this host. Returns `None` if
 /// the diagnostics contain an error, including the errors that [`load`](super::load()) reported.
@@ -32,7 +31,7 @@ pub fn plan(
     let (buffers, min_buffers, cut) = memory?;
     // Use the final buffer layout, which differs from the config if an AF_XDP link needs other sizes.
     let requested = loaded.runtime.as_ref()?;
-    let requested_layout = Buffers { size: requested.buffer_size, headroom: requested.headroom };
+    let requested_layout = requested.layout();
     let mut runtime = Runtime { buffer_size: cut.size, headroom: cut.headroom, ..requested.clone() };
     if let Control::Path(path) = &mut runtime.control {
         *path = loaded.source().resolve(path);

@@ -12,6 +12,7 @@ use super::types::{Control, Metrics};
 use dataplane_core::mem::PageKind;
 use dataplane_core::topology::Workers;
 use dataplane_core::units::{Bytes, CoreId, Period, bytes_within, within, within_some};
+use dataplane_soft::config::Buffers;
 
 /// The behaviour of a worker that receives nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -211,6 +212,13 @@ impl Default for Runtime {
             sandbox: true,
             black_box: None,
         }
+    }
+}
+
+impl Runtime {
+    /// Returns the layout of the packet buffers.
+    pub(crate) fn layout(&self) -> Buffers {
+        Buffers { size: self.buffer_size, headroom: self.headroom }
     }
 }
 

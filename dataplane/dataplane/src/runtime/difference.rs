@@ -124,15 +124,10 @@ pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     operations
 }
 
-/// Returns the layout of the packet buffers.
-fn layout(plan: &Plan) -> Buffers {
-    Buffers { size: plan.runtime.buffer_size, headroom: plan.runtime.headroom }
-}
-
 /// Returns the reason why the buffers of the running program do not fit the ports of the plan `after`, although the keys
 /// of `[runtime]` stay the same.
 fn layout_refusal(before: &Plan, after: &Plan) -> String {
-    let (now, needed) = (layout(before), layout(after));
+    let (now, needed) = (before.runtime.layout(), after.runtime.layout());
     let running = format!("the program has buffers of {} bytes with a headroom of {}", now.size, now.headroom);
     if added_ports(before, after).next().is_none() {
         return format!(

@@ -7,6 +7,7 @@ use crate::config::Plan;
 use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::lanes;
 use crate::runtime::memory::prefer_node_of;
+use crate::runtime::sample::PostedBuffers;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::lane::Lane;
@@ -75,9 +76,6 @@ pub(crate) struct PortOpener<'a> {
     /// Whether the ports take over the queues of another program.
     pub(crate) takes_over: bool,
 }
-
-/// The posted buffers of the queues of one worker, each with the index of the port.
-pub(crate) type PostedBuffers = Vec<(usize, Vec<u32>)>;
 
 /// Lanes of one worker, each with the name of its port.
 pub(crate) type NamedLanes = Vec<(String, Box<dyn Lane>)>;

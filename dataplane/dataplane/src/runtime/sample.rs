@@ -377,6 +377,9 @@ pub(crate) type Graphs = Vec<Box<Swap>>;
 /// The saved states of the stages of one worker, with the names of the stages.
 pub(crate) type SavedStates = Vec<(String, Vec<u8>)>;
 
+/// The posted buffers of the queues of one worker, each with the index of the port.
+pub(crate) type PostedBuffers = Vec<(usize, Vec<u32>)>;
+
 /// The answer of a worker that has paused.
 #[derive(Debug, Default)]
 pub(crate) struct PausedWorker {
@@ -390,9 +393,8 @@ pub(crate) struct PausedWorker {
 #[derive(Debug, Default)]
 pub(crate) struct HandedWorker {
     pub(crate) states: SavedStates,
-    /// The posted buffers of the queues of the worker, with the index of the port. Only for ports that share the packet
-    /// memory.
-    pub(crate) posted: Vec<(usize, Vec<u32>)>,
+    /// Only for ports that share the packet memory.
+    pub(crate) posted: PostedBuffers,
 }
 
 /// A message to a worker. The worker sends the message back as the answer.
