@@ -80,8 +80,6 @@ impl Service {
     /// Reports that another process has taken over the run. Afterwards, this process sends no notifications.
     pub(super) fn replaced_by(&mut self, process: u32) {
         self.is_stopping = true;
-        self.watchdog = None;
-        self.last = None;
         notify(&[NotifyState::MainPid(process), NotifyState::Ready, NotifyState::Status("running")]);
     }
 
