@@ -201,7 +201,7 @@ impl ControlServer {
     fn switch(&mut self, run: &Run, at: usize, id: u64) {
         let mut client = self.clients.swap_remove(at);
         let Some(program) = client.upgrade.as_ref().and_then(Upgrade::program) else {
-            client.answer::<()>(id, Err(&upgrade::not_started()));
+            client.answer::<()>(id, Err(&upgrade::not_taken_over()));
             return self.clients.push(client);
         };
         let process = program.pid;

@@ -160,9 +160,18 @@ fn arguments(arguments: impl Iterator<Item = OsString>) -> Result<Vec<String>, R
     arguments.filter(|argument| argument != TAKE_OVER_OPTION).map(text).collect()
 }
 
-/// Returns the refusal of a request without an upgrade.
+/// Returns the refusal of `take_over` without an upgrade.
 pub(super) fn not_started() -> Refusal {
     Refusal::new(ErrorCode::Failed, "no upgrade was started on this connection", "send `upgrade` first")
+}
+
+/// Returns the refusal of `hand_over` before `take_over`.
+pub(super) fn not_taken_over() -> Refusal {
+    Refusal::new(
+        ErrorCode::Failed,
+        "no new program has received the config on this connection",
+        "send `take_over` first",
+    )
 }
 
 /// Hands the run over to the new program on the connection `stream`, and waits until the workers of the new program run.
