@@ -5,6 +5,7 @@ A test script defines functions `case_NAME(network)`, and ends with `sys.exit(li
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -77,10 +78,18 @@ class Process:
             if count() < times:
                 raise Failed(f"`{' '.join(self.words)}` did not print {text!r} {times} times:\n{''.join(self.lines)}")
 
-    def end(self, number):
-        """Sends a signal, waits for the end of the process, and returns its standard output. Requires a pipe of its own for standard error."""
-        self.process.send_signal(number)
-        deadline = threading.Timer(TIMEOUT, self.process.kill)
+    def end(self, number, successor=None):
+        """Sends a signal, waits for the end of the process, and returns its standard output. Requires a pipe of its own for standard error.
+        `successor` is the process id of the program that has replaced the process in an upgrade."""
+
+        def send(number):
+            if successor is None:
+                self.process.send_signal(number)
+            else:
+                os.kill(successor, number)
+
+        send(number)
+        deadline = threading.Timer(TIMEOUT, send, [signal.SIGKILL])
         deadline.start()
         out = self.process.stdout.read()
         self.process.wait()
@@ -145,6 +154,13 @@ class Network:
 
     def words(self, host, *words):
         return ["ip", "netns", "exec", self.names[host], *words]
+
+    def kill_programs(self):
+        """Kills all programs in the namespace `m`. The programs of upgrades are not children of the test."""
+        for pid in command("ip", "netns", "pids", self.names["m"]).stdout.split():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if pathlib.Path(f"/proc/{pid}/comm").read_text().startswith("dataplane"):
+                    os.kill(int(pid), signal.SIGKILL)
 
     def at(self, host, *words, **options):
         return command(*self.words(host, *words), **options)
@@ -292,6 +308,76 @@ class Program:
             if "xdp" in link:
                 raise Failed(f"an XDP program is still attached: {link}")
         return report
+
+
+# The number of packets of `Numbered` per second.
+RATE = 1000
+# Receives numbered packets until the line `end` arrives. Prints the missing numbers, and the longest time between two packets.
+RECEIVER = """
+import socket, time
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+# SO_RCVBUFFORCE
+server.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)
+server.bind(("", 7001))
+print("ready", flush=True)
+numbers, gaps, last, order = set(), [], None, 0
+while (data := server.recv(2000)) != b"end":
+    now = time.monotonic()
+    gaps.append((now - last if last else 0, int(data)))
+    last = now
+    order += int(data) in numbers
+    numbers.add(int(data))
+missing = [number for number in range(max(numbers) + 1) if number not in numbers]
+longest = max(gaps)
+print("received", len(numbers), "missing", len(missing), "twice", order, "gap_ms", round(longest[0] * 1000, 1), missing[:10], flush=True)
+"""
+# Sends numbered packets to a host until standard input closes.
+SENDER = f"""
+import select, socket, sys, time
+out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+out.connect((sys.argv[1], 7001))
+start, number = time.monotonic(), 0
+while not select.select([sys.stdin], [], [], max(0, start + number / {RATE} - time.monotonic()))[0]:
+    out.send(str(number).encode())
+    number += 1
+time.sleep(0.5)
+for _ in range(5):
+    out.send(b"end")
+print("sent", number, flush=True)
+"""
+
+
+class Numbered:
+    """Numbered UDP packets from `a` to `b`."""
+
+    def __init__(self, network):
+        self.network = network
+
+    def __enter__(self):
+        network = self.network
+        self.receiver = Process(*network.words("b", sys.executable, "-c", RECEIVER))
+        try:
+            self.receiver.wait_for("ready")
+            words = network.words("a", sys.executable, "-c", SENDER, network.hosts["b"][0])
+            self.sender = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        except BaseException:
+            self.receiver.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.sender.kill()
+        self.sender.wait()
+        self.receiver.__exit__()
+
+    def end(self):
+        """Ends the packets. Returns the numbers of lost packets and of packets that arrived twice."""
+        sent, _ = self.sender.communicate(timeout=TIMEOUT)
+        self.receiver.wait_for("received")
+        words = next(line for line in self.receiver.lines if "received" in line).split()
+        sent, received, twice, gap = int(sent.split()[1]), int(words[1]), int(words[5]), float(words[7])
+        print(f"    {sent} numbered packets, {sent - received} lost, {twice} twice, longest gap {gap} ms", flush=True)
+        return sent - received, twice
 
 
 def iperf(network, *words):
