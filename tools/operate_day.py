@@ -14,12 +14,15 @@ import subprocess
 import time
 
 import live
-from live import B4, REPO, Failed, Process, command, until
+from live import B4, REPO, Failed, Numbered, Process, command, until
 
 UNIT = REPO / "tools/packaging/dataplane@.service"
 SOCKET = "/run/dataplane/edge/control.sock"
 STATE = "/var/lib/dataplane/edge"
 PORT = 7777
+# Runs a command as the user of the unit, with the capabilities that the links of the config need.
+HELD = "-all,+net_raw,+net_admin"
+USER = ["setpriv", "--reuid=dataplane", "--regid=dataplane", "--clear-groups", f"--inh-caps={HELD}", f"--ambient-caps={HELD}"]
 
 RULE = f'{{ action = "deny", protocol = "udp", dst_port = "{PORT}", name = "planted" }}'
 CONFIG = f"""
@@ -155,15 +158,13 @@ def check_metrics(text, *accepted):
 
 def service(day):
     """Starts the command of the unit as the user of the unit. Returns the process, and the overrides of the config."""
-    # A service has these folders and capabilities. The links of the config need only some of the capabilities.
+    # A service has these folders.
     unit = UNIT.read_text()
     start = re.search(r"^ExecStart=(.*)$", unit, re.MULTILINE)[1].replace("%i", "edge").split()
     for folder in ("/run/dataplane/edge", STATE):
         day.inside("install", "--directory", "--owner=dataplane", "--group=dataplane", "--mode=750", folder)
-    held = "-all,+net_raw,+net_admin"
-    user = ["setpriv", "--reuid=dataplane", "--regid=dataplane", "--clear-groups", f"--inh-caps={held}", f"--ambient-caps={held}"]
     at = start.index("--set")
-    return Process(*day.words(*user, *start), stderr=subprocess.PIPE), start[at:]
+    return Process(*day.words(*USER, *start), stderr=subprocess.PIPE), start[at:]
 
 
 def run(network, terminal):
@@ -196,10 +197,16 @@ def run(network, terminal):
                 until("waiting for a ping through the service", network.pings)
                 done("start the service")
                 operate(network, day, terminal, receiver, sets, done)
-            report = process.end(signal.SIGTERM)
+            try:
+                successor = upgrade(network, day)
+                done("install the package again, upgrade the service while packets flow")
+                report = process.end(signal.SIGTERM, successor)
+            finally:
+                network.kill_programs()
             if process.process.returncode != 0:
                 raise Failed(f"the service ended with status {process.process.returncode}: {''.join(process.lines)}{report}")
-            expect(report, "unaccounted 0")
+            if report.count("unaccounted 0") != 2:
+                raise Failed(f"the ledgers of the two programs do not balance:\n{report}")
         done("stop the service")
         check_page("install.md", "apt purge dataplane")
         day.inside("dpkg", "--purge", "dataplane")
@@ -290,7 +297,25 @@ def operate(network, day, terminal, receiver, sets, done):
         raise Failed(f"the replay uses another config:\n{text}")
     done("write the black box, explain its packets")
 
-    # `dataplane upgrade` belongs here.
+
+def upgrade(network, day):
+    """Installs the package again, and upgrades the service while packets flow. Returns the process id of the new program."""
+    page = (REPO / "docs/upgrade.md").read_text()
+    # The user and the group of the service run the command, as with the drop-in for systemd.
+    [reload] = re.findall("^ExecReload=(/.*)$", page, re.MULTILINE)
+    with Numbered(network) as numbered:
+        day.inside("dpkg", "--install", "/tmp/dataplane.deb")
+        answer = json.loads(day.inside(*USER, *reload.replace("%i", "edge").split(), "--json", stderr=subprocess.PIPE))
+        if not answer["has_ended"]:
+            raise Failed(f"the old program still runs: {answer}")
+        # The new program uses the config after the rollback, and has the sockets.
+        send(network)
+        until("waiting until the rule denies", lambda: drops(day) == 5)
+        expect(network.at("m", "curl", "--silent", "http://127.0.0.1:9464/metrics").stdout, 'reason="denied"} 5')
+        lost, twice = numbered.end()
+    if lost or twice:
+        raise Failed(f"{lost} packets were lost and {twice} packets arrived twice during the upgrade")
+    return answer["pid"]
 
 
 def drops(day):
