@@ -279,6 +279,14 @@ fn clients_get_files_on_request() {
     let mut command = folder.command(&format!("black-box -w - --process {}", program.id()));
     let out = command.output().unwrap();
     assert!(out.status.success() && out.stdout.starts_with(&[0x0a, 0x0d, 0x0d, 0x0a]));
+    let (status, out, err) = folder.app(&format!("black-box -w @/one --json --process {}", program.id()));
+    let written: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let file = folder.0.file("one");
+    assert_eq!((status, err.as_str(), &written["file"]), (0, "", &file.display().to_string().into()));
+    assert_eq!(written["bytes"], file.metadata().unwrap().len());
+    let (status, out, err) = folder.app(&format!("black-box -w - --json --process {}", program.id()));
+    assert_eq!((status, out.as_str()), (2, ""));
+    assert!(err.contains("cannot have the file and JSON; help: name a file, or remove `--json`"), "{err}");
     assert!(folder.files().is_empty());
     let (status, _, err) = folder.app(&format!("black-box -w /dev/full --process {}", program.id()));
     assert!(status == 1 && err.contains("help: the file is not complete; make room on the disk"), "{err}");

@@ -317,12 +317,8 @@ pub(super) struct BlackBox {
     /// Write a pcapng file, or `-` for standard output
     #[arg(short, long, value_name = "FILE")]
     pub(super) write: PathBuf,
-    /// The process id of the program, needed if several are running
-    #[arg(short, long, value_name = "PROCESS", conflicts_with = "socket")]
-    pub(super) process: Option<u32>,
-    /// The control socket of the program, as set by runtime.control in its config
-    #[arg(long, value_name = "PATH")]
-    pub(super) socket: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) target: Target,
 }
 
 #[derive(Debug, Args)]
