@@ -362,7 +362,7 @@ fn every_number_of_the_statistics_is_a_metric_with_the_same_value() {
             );
             both.rest["stages"][2]["counters"].as_object_mut().unwrap().retain(|_, value| !value.is_null());
         }
-        both.entries(&format!("/stages/{at}/counters"), "stage_counter_total", owner, "counter");
+        both.entries(&format!("/stages/{at}/counters"), "stage_statistic_total", owner, "counter");
         both.sample("stage_info", &[owner, ("use", kind)]);
     }
     let worker = [("worker", "0")];
@@ -685,7 +685,7 @@ fn counters_exist_before_their_first_event() {
         ("worker_dropped_packets_total", &[("worker", "0"), ("owner", "edge"), ("reason", "denied")]),
         ("worker_dropped_packets_total", &[("worker", "0"), ("owner", "wire"), ("reason", "tx_full")]),
         ("port_device_statistic_total", &[("port", "wire"), ("counter", "tx_queue_full")]),
-        ("stage_counter_total", &[("stage", "edge"), ("counter", "default")]),
+        ("stage_statistic_total", &[("stage", "edge"), ("counter", "default")]),
     ] {
         assert_eq!(sample(&found, name, labels), Some(0.0), "{name} {labels:?}");
     }

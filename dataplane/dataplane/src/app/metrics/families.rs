@@ -635,7 +635,7 @@ pub(super) const FAMILIES: &[Family] = &[
         |view| stages(view, |stage| stage.quarantined),
     ),
     Family::new(
-        "stage_counter",
+        "stage_statistic",
         FamilyKind::Counter,
         None,
         &["stage", "counter"],
@@ -643,7 +643,7 @@ pub(super) const FAMILIES: &[Family] = &[
         |view| stage_values(view, CounterKind::Total),
     ),
     Family::new(
-        "stage_gauge",
+        "stage_value",
         FamilyKind::Gauge,
         None,
         &["stage", "gauge"],

@@ -52,6 +52,8 @@ fn names_are_unique_and_follow_the_conventions() {
     assert_eq!(names.len(), FAMILIES.len());
     for family in FAMILIES {
         assert!(!family.name.ends_with("_total") && family.help.len() <= 100, "{}", family.name);
+        // promtool refuses such a name.
+        assert!(!family.name.split('_').any(|word| word == family.kind.name()), "{}", family.name);
     }
 }
 
