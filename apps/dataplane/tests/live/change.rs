@@ -2,10 +2,13 @@
 
 use std::fs;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
+use dataplane_testing::config::Config;
 use dataplane_testing::wait_until;
+use serde_json::Value;
 
-use crate::common::{LINK, Running, RuntimeFolder, config, json};
+use crate::common::{LINK, Running, RuntimeFolder, config, json, number};
 
 /// Returns the config of the program with a changed rule.
 fn changed() -> String {
@@ -118,12 +121,14 @@ fn unconfirmed_change_of_a_killed_client_reverts() {
     let folder = RuntimeFolder::new();
     let running = start(&folder);
     folder.0.write("new.toml", changed());
-    let mut command = folder.command("apply @/new.toml --confirm 1s --socket @/x.sock");
+    let began = Instant::now();
+    let mut command = folder.command("apply @/new.toml --confirm 2s --socket @/x.sock");
     let mut client = command.stdout(Stdio::null()).spawn().unwrap();
     wait_until("the change", || in_force(&folder) == changed());
     client.kill().unwrap();
     client.wait().unwrap();
     wait_until("the reverted change", || in_force(&folder) == config(LINK));
+    assert!(began.elapsed() >= Duration::from_secs(2), "the change reverted after {:?}", began.elapsed());
     let (history, _) = ended(&folder, "history", 0);
     let states: Vec<&str> = history.lines().skip(1).map(|line| line.split_whitespace().last().unwrap()).collect();
     assert_eq!(states, ["replaced", "reverted", "force"], "{history}");
@@ -175,4 +180,87 @@ fn single_rules_are_set_and_saved_and_the_rest_of_the_config_stays() {
     }
     assert_eq!(in_force(&folder), config(LINK));
     running.end("-TERM");
+}
+
+/// Waits until the program has received packets that no earlier pipeline has handled. Returns the statistics.
+fn after_more_packets(running: &Running) -> Value {
+    let received = |stats: &Value| number(&stats["packets"]["rx"]);
+    let before = received(&running.ask().unwrap());
+    let mut stats = Value::Null;
+    wait_until("more packets", || {
+        stats = running.ask().unwrap();
+        received(&stats) > before + 1000
+    });
+    stats
+}
+
+#[test]
+fn single_routes_are_set_and_saved_and_the_traffic_follows() {
+    let folder = RuntimeFolder::new();
+    let router = Config::new()
+        .port("wire", LINK)
+        .stage("parse", "")
+        // The generator sends to 198.19.0.1.
+        .stage("route", "name = 'fib'\ntable = [{ prefix = '198.18.0.0/15', port = 'wire' }] # both")
+        .stage("tx", "name = 'out'\nport = 'wire'")
+        .to_string();
+    folder.0.write("x.toml", &router);
+    let running = start(&folder);
+    let dropped = |stats: &Value| stats["ledger"]["drops"]["fib.blackhole"].as_u64().unwrap_or(0);
+    assert_eq!(dropped(&after_more_packets(&running)), 0);
+    let (out, _) = ended(&folder, "set route add 198.19.0.0/16 drop", 0);
+    assert!(out.starts_with("replace stage fib (table): hitless: ") && out.contains("applied: change 1, "), "{out}");
+    let with_route = in_force(&folder);
+    assert!(with_route.contains(r#"{ prefix = "198.19.0.0/16", drop = true }"#), "{with_route}");
+    assert!(with_route.contains("] # both\n"), "{with_route}");
+    let (routes, _) = ended(&folder, "show route get 198.19.0.1", 0);
+    assert!(routes.contains("198.19.0.0/16") && routes.contains("blackhole"), "{routes}");
+    wait_until("the route drops packets", || dropped(&running.ask().unwrap()) > 0);
+    ended(&folder, "save", 0);
+    assert_eq!(fs::read_to_string(folder.path("x.toml")).unwrap(), with_route);
+    ended(&folder, "set route del 198.19.0.0/16", 0);
+    assert_eq!(in_force(&folder), router);
+    let before = after_more_packets(&running);
+    let after = after_more_packets(&running);
+    assert_eq!(dropped(&before), dropped(&after));
+    ended(&folder, "set route add 198.19.0.1/32 via 192.0.2.1 dev wire", 0);
+    let (routes, _) = ended(&folder, "show route get 198.19.0.1", 0);
+    assert!(routes.contains("198.19.0.1/32") && routes.contains("via 192.0.2.1"), "{routes}");
+    let sent = |stats: &Value| number(&stats["packets"]["tx"]);
+    assert!(sent(&after_more_packets(&running)) > sent(&after));
+    assert_eq!(running.end("-TERM")["ledger"]["unaccounted"], 0);
+}
+
+#[test]
+fn single_limits_are_set_and_saved_and_the_traffic_follows() {
+    let folder = RuntimeFolder::new();
+    let limited = Config::new()
+        .port("wire", LINK)
+        .stage("limit", "name = 'police'\npackets_per_second = 1 # few\nburst = 1")
+        .stage("tx", "name = 'out'\nport = 'wire'")
+        .to_string();
+    folder.0.write("x.toml", &limited);
+    let running = start(&folder);
+    let dropped = |stats: &Value| number(&stats["ledger"]["drops"]["police.rate_exceeded"]);
+    assert!(dropped(&after_more_packets(&running)) > 0);
+    let (out, _) = ended(&folder, "set limit packets_per_second 1000000000 burst 1000000000", 0);
+    assert!(out.starts_with("replace stage police (burst, packets_per_second): hitless: "), "{out}");
+    let unlimited = limited.replace("= 1 # few\nburst = 1\n", "= 1000000000 # few\nburst = 1000000000\n");
+    assert_ne!(unlimited, limited);
+    assert_eq!(in_force(&folder), unlimited);
+    let limits = json(&ended(&folder, "show limits --json", 0).0);
+    assert_eq!(
+        (&limits["rows"][0]["rate_per_s"], &limits["rows"][0]["burst"]),
+        (&1_000_000_000.into(), &1_000_000_000.into())
+    );
+    let before = after_more_packets(&running);
+    let after = after_more_packets(&running);
+    assert_eq!(dropped(&before), dropped(&after));
+    assert!(number(&after["packets"]["tx"]) > number(&before["packets"]["tx"]));
+    ended(&folder, "save", 0);
+    assert_eq!(fs::read_to_string(folder.path("x.toml")).unwrap(), unlimited);
+    ended(&folder, "rollback", 0);
+    assert_eq!(in_force(&folder), limited);
+    wait_until("the limit drops packets", || dropped(&running.ask().unwrap()) > dropped(&after));
+    assert_eq!(running.end("-TERM")["ledger"]["unaccounted"], 0);
 }

@@ -24,6 +24,9 @@ pub(crate) fn config(link: &str) -> String {
 
 pub(crate) const LINK: &str = "kind = 'generator', size = 64, flows = 16";
 
+/// Options of `run` with which the port `wire` loses packets only if its worker does not run for four seconds.
+pub(crate) const STEADY: &str = " --set port.wire.link.rate=1000 --set port.wire.rx_depth=4096";
+
 /// The request `stats` with the number 1.
 pub(crate) const STATS: &[u8] = b"{\"version\":1,\"id\":1,\"request\":\"stats\"}\n";
 

@@ -1,5 +1,6 @@
 //! Tests of the control protocol with raw lines and with the client crate.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -11,10 +12,10 @@ use std::thread;
 
 use dataplane::control::{Call, Client, Error, ErrorCode, LISTS, MAX_REQUEST, VERSION};
 use dataplane_testing::program::run;
-use dataplane_testing::skip;
+use dataplane_testing::{skip, wait_until};
 use serde_json::{Value, json};
 
-use crate::common::{LINK, RuntimeFolder, STATS, TIMEOUT, config, json, line, number};
+use crate::common::{LINK, RuntimeFolder, STATS, STEADY, TIMEOUT, config, json, line, number};
 
 /// A connection that sends raw lines.
 struct RawClient(BufReader<UnixStream>);
@@ -303,6 +304,28 @@ fn new_client_above_the_limit_replaces_the_longest_idle_client() {
     for client in &mut clients[1..] {
         assert_eq!(client.hello().unwrap().pid, running.pid());
     }
+}
+
+#[test]
+fn ten_thousand_connections_at_the_limit_lose_no_packet() {
+    let folder = RuntimeFolder::new();
+    let running = folder.run(STEADY, None);
+    let before = running.ask().unwrap();
+    let mut open = VecDeque::new();
+    for number in 0..10_000 {
+        open.push_back(running.connect().unwrap());
+        // Each new connection is the 257th connection. The server or this test closes the oldest connection.
+        if open.len() > 256 {
+            open.pop_front();
+        }
+        if number % 1000 == 0 {
+            assert_eq!(Client::connect(&running.socket).unwrap().hello().unwrap().pid, running.pid());
+        }
+    }
+    wait_until("packets pass", || number(&running.ask().unwrap()["packets"]["rx"]) > number(&before["packets"]["rx"]));
+    let report = running.end("-TERM");
+    assert_eq!((&report["ledger"]["unaccounted"], &report["errors"]), (&json!(0), &json!([])));
+    assert_eq!(report["ports"][0]["rx_lost"], 0);
 }
 
 #[test]

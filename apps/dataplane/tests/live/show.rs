@@ -9,7 +9,7 @@ use dataplane_testing::config::Config;
 use dataplane_testing::wait_until;
 use serde_json::{Value, json};
 
-use crate::common::{LINK, Running, RuntimeFolder, json, number};
+use crate::common::{LINK, Running, RuntimeFolder, STEADY, json, number};
 
 /// The number of routes in the file of [`router`].
 const ROUTES: u32 = 100_000;
@@ -17,6 +17,11 @@ const ROUTES: u32 = 100_000;
 /// Starts a program with two route stages: the stage `fib` with [`ROUTES`] routes from a file, and the stage `small`.
 /// The stages `acl`, `limit` and `neighbor` of the program also have tables.
 fn router(folder: &RuntimeFolder) -> Running {
+    router_with(folder, "")
+}
+
+/// Like [`router`], with further options of `run`, such as ` --set KEY=VALUE`.
+fn router_with(folder: &RuntimeFolder, options: &str) -> Running {
     let mut routes = String::new();
     for number in 0..ROUTES {
         let [_, a, b, c] = number.to_be_bytes();
@@ -43,7 +48,7 @@ fn router(folder: &RuntimeFolder) -> Running {
         )
         .stage("tx", "name = 'out'\nport = 'wire'");
     folder.0.write("x.toml", config.to_string());
-    folder.run(" --set runtime.burst=16", None)
+    folder.run(&format!(" --set runtime.burst=16{options}"), None)
 }
 
 fn show(what: &str) -> Show {
@@ -123,7 +128,7 @@ fn every_list_is_shown_as_text_and_as_json() {
 #[test]
 fn pages_have_every_route_once_while_another_client_reads_nothing() {
     let folder = RuntimeFolder::new();
-    let running = router(&folder);
+    let running = router_with(&folder, STEADY);
     let before = running.ask().unwrap();
     // This client requests the largest pages, and reads no answer.
     let mut deaf = running.connect().unwrap();
@@ -160,6 +165,7 @@ fn pages_have_every_route_once_while_another_client_reads_nothing() {
     wait_until("packets pass", || number(&running.ask().unwrap()["packets"]["rx"]) > number(&before["packets"]["rx"]));
     let report = running.end("-TERM");
     assert_eq!((&report["ledger"]["unaccounted"], &report["errors"]), (&json!(0), &json!([])));
+    assert_eq!(report["ports"][0]["rx_lost"], 0);
 }
 
 #[test]

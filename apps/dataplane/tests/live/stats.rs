@@ -6,16 +6,17 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt, lchown, symlink};
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::Instant;
 
-use dataplane_testing::program::RunningProgram;
+use dataplane_testing::program::{RunningProgram, run};
 use dataplane_testing::{skip, wait_until};
 use serde_json::Value;
 
-use crate::common::{LINK, RuntimeFolder, TIMEOUT, config, json, line, number};
+use crate::common::{LINK, RuntimeFolder, STEADY, TIMEOUT, config, json, line, number};
 
 fn parts(stats: &Value) -> Vec<&str> {
     stats["costs"].as_array().unwrap().iter().map(|cost| cost["part"].as_str().unwrap()).collect()
@@ -325,6 +326,45 @@ fn impossible_socket_path_is_reported_and_other_files_are_kept() {
     for line in ["stats x", "stats 1 --socket @/mine", "stats --every 0s"] {
         assert_eq!(folder.dataplane(line).0, 2, "{line}");
     }
+}
+
+#[test]
+fn socket_or_folder_of_another_user_is_refused_and_the_program_of_the_other_user_continues() {
+    let folder = RuntimeFolder::new();
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        return skip("only root can start a program as another user");
+    }
+    let program = folder.path("dataplane");
+    fs::copy(env!("CARGO_BIN_EXE_dataplane"), &program).unwrap();
+    for (name, mode) in [("", 0o755), ("theirs", 0o755), ("shared", 0o1777)] {
+        fs::create_dir_all(folder.path(name)).unwrap();
+        fs::set_permissions(folder.path(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let running = folder.run(&format!(" --set runtime.control=shared/x.sock{STEADY}"), Some("shared/x.sock"));
+    // This socket has no lock file.
+    let _unlocked = UnixListener::bind(folder.path("shared/unlocked.sock")).unwrap();
+    for (path, status, why, fix) in [
+        ("theirs/new.sock", 2, "cannot create the socket", "name a path in a writable folder"),
+        ("shared/x.sock", 1, "x.sock.lock: Permission denied", "set another path in `runtime.control`"),
+        (
+            "shared/unlocked.sock",
+            1,
+            "on the existing socket: Permission denied",
+            "set another path in `runtime.control`",
+        ),
+    ] {
+        let before = number(&running.ask().unwrap()["packets"]["rx"]);
+        let mut command = Command::new(&program);
+        command.args(["run", "x.toml", "--packets", "1", "--set"]).arg(format!("runtime.control={path}"));
+        let other = command.env_remove("RUST_LOG").current_dir(folder.path("")).uid(65534).gid(65534);
+        let (ended, out, err) = run(other);
+        assert_eq!((ended, out.as_str()), (status, ""), "{err}");
+        assert!(err.contains(path) && err.contains(why) && err.contains(&format!("help: {fix}")), "{path}: {err}");
+        wait_until("the traffic goes on", || number(&running.ask().unwrap()["packets"]["rx"]) > before);
+    }
+    assert!(folder.path("shared/unlocked.sock").exists());
+    let report = running.end("-TERM");
+    assert_eq!((&report["ledger"]["unaccounted"], &report["ports"][0]["rx_lost"]), (&0.into(), &0.into()));
 }
 
 #[test]

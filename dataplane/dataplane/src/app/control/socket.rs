@@ -194,7 +194,12 @@ impl Socket {
         if let Some((why, fix)) = path_problem(path) {
             return Err(format!("{why}; help: {fix}"));
         }
-        let unlocked = |error| format!("cannot lock {}.lock: {error}", path.display());
+        // The lock or the socket belongs to another user.
+        let help = |error: &io::Error| match error.kind() {
+            ErrorKind::PermissionDenied => format!("; help: set another path in `{key}`"),
+            _ => String::new(),
+        };
+        let unlocked = |error: io::Error| format!("cannot lock {}.lock: {error}{}", path.display(), help(&error));
         let lock = Lock::take(path).map_err(unlocked)?.ok_or_else(another)?;
         match fs::symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => {
@@ -206,7 +211,7 @@ impl Socket {
                 Ok(false) => fs::remove_file(path).map_err(failed)?,
                 Err(error) => {
                     let unknown = "cannot detect whether a program listens on the existing socket";
-                    return Err(format!("{}: {unknown}: {error}", path.display()));
+                    return Err(format!("{}: {unknown}: {error}{}", path.display(), help(&error)));
                 }
             },
             Err(error) if error.kind() == ErrorKind::NotFound => {}
