@@ -134,6 +134,29 @@ mod tests {
     }
 
     #[test]
+    fn replaced_stage_continues_at_the_position_of_the_next_sample() {
+        let packet = frame().build();
+        for (parameters, changed, expected) in [
+            ("every = 3", "every = 3", chosen("every = 3", 40)),
+            ("every = 10\nseed = 1", "every = 10\nseed = 1", chosen("every = 10\nseed = 1", 40)),
+            // After 20 packets, the position is 2.
+            ("every = 3", "every = 4", vec![2, 5, 8, 11, 14, 17, 21, 25, 29, 33, 37]),
+        ] {
+            let mut harness = Harness::from_toml::<Sample>(parameters).unwrap();
+            let mut copied = Vec::new();
+            for at in 0..40 {
+                if at == 20 {
+                    harness.change::<Sample>(changed).unwrap();
+                }
+                if harness.run_one(&packet).copy.is_some() {
+                    copied.push(at);
+                }
+            }
+            assert_eq!(copied, expected, "{changed}");
+        }
+    }
+
+    #[test]
     fn zero_for_the_key_every_is_refused() {
         let error = Harness::from_toml::<Sample>("every = 0").err().unwrap();
         assert_eq!(error, "every: 0 is too small; help: set `every` to 1 to copy all packets");

@@ -411,3 +411,18 @@ fn invalid_parameters_are_refused_with_their_key() {
         assert!(error.starts_with(message), "{error}");
     }
 }
+
+#[test]
+fn open_datagrams_and_counters_stay_if_the_stage_is_replaced() {
+    let mut bench = bench("datagrams = 4");
+    assert_eq!(fate(&mut bench, &part(1, 0, true, 8)), Fate::Consumed);
+    bench.change::<Reassemble>("datagrams = 4\ntimeout = \"5s\"").unwrap();
+    assert_eq!(counter(&bench, "open"), 1);
+    assert_eq!(fate(&mut bench, &part(1, 8, false, 8)), Fate::Next);
+    assert_eq!((counter(&bench, "open"), counter(&bench, "completed")), (0, 1));
+    // The memory of another number of datagrams is new.
+    assert_eq!(fate(&mut bench, &part(2, 0, true, 8)), Fate::Consumed);
+    bench.change::<Reassemble>("datagrams = 8").unwrap();
+    assert_eq!((counter(&bench, "open"), counter(&bench, "completed")), (0, 1));
+    assert_eq!(fate(&mut bench, &part(2, 8, false, 8)), Fate::Consumed);
+}
