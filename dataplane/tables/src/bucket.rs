@@ -6,7 +6,7 @@
 
 use dataplane_core::mem::Colour;
 
-/// Number of billionths in a token.
+/// The number of billionths in a token.
 const SCALE: u128 = 1_000_000_000;
 
 /// The fill level of a bucket.

@@ -4,24 +4,24 @@
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::entry::{BUCKET, LINE, LOW, line_of};
-use super::first::First;
+use super::first::FirstLevel;
 use super::form::{AddressFamily, cell};
 use super::lines::Lines;
 use super::{MISS, TableError};
 use dataplane_core::mem::prefetch;
 
-/// Number of address bits that select one of the 16 cells of a node. A node is one kind of line.
+/// The number of address bits that select one of the 16 cells of a node. A node is one kind of line.
 pub(super) const NODE_BITS: u32 = 4;
 
-/// Number of lookups of a batch that run at the same time.
+/// The number of lookups of a batch that run at the same time.
 const WAYS: usize = 32;
 
-/// Number of cells of the first level that are read at a time.
+/// The number of cells of the first level that are read at a time.
 const CELLS_AT_ONCE: usize = 4;
 
 /// The data that lookups read.
 pub(super) struct Cells<F: AddressFamily> {
-    pub(super) first: F::First,
+    pub(super) first: F::FirstLevel,
     pub(super) lines: Lines,
     /// The value of the prefix of length 0, plus one. 0 if the table does not have this prefix.
     pub(super) default: AtomicU32,
@@ -33,7 +33,7 @@ impl<F: AddressFamily> Cells<F> {
     /// # Errors
     /// Returns [`TableError::Memory`] if there is not enough memory.
     pub(super) fn new(lines: usize) -> Result<Self, TableError> {
-        Ok(Self { first: F::First::new()?, lines: Lines::new(lines)?, default: AtomicU32::new(0) })
+        Ok(Self { first: F::FirstLevel::new()?, lines: Lines::new(lines)?, default: AtomicU32::new(0) })
     }
 
     #[inline]
@@ -43,7 +43,7 @@ impl<F: AddressFamily> Cells<F> {
         (value[0] != MISS).then_some(value[0])
     }
 
-    /// Looks up a batch of addresses. If the slices have different lengths, the shorter length counts.
+    /// Looks up a batch of addresses. If the slices have different lengths, the rest of the longer slice is ignored.
     #[inline]
     pub(super) fn lookup_batch(&self, addresses: &[F::Address], values: &mut [u32]) {
         let arrays = (<&[_; WAYS]>::try_from(addresses), <&mut [_; WAYS]>::try_from(&mut *values));
@@ -101,7 +101,7 @@ impl<F: AddressFamily> Cells<F> {
     /// function therefore uses few instructions per address, and converts several cells at once. Arrays of fixed size
     /// avoid loops. The function is not inlined, so that it can use all registers.
     #[inline(never)]
-    fn in_first<A, V>(first: &F::First, addresses: &A, values: &mut V, or_default: impl Fn(u32) -> u32) -> bool
+    fn in_first<A, V>(first: &F::FirstLevel, addresses: &A, values: &mut V, or_default: impl Fn(u32) -> u32) -> bool
     where
         A: AsRef<[F::Address]> + ?Sized,
         V: AsMut<[u32]> + ?Sized,
@@ -116,22 +116,22 @@ impl<F: AddressFamily> Cells<F> {
             (addresses.as_chunks::<CELLS_AT_ONCE>(), values.as_mut().as_chunks_mut::<CELLS_AT_ONCE>());
         let mut continues = 0;
         for (addresses, values) in some.iter().zip(into) {
-            let cells = addresses.map(|address| first.near(Self::slot(address)));
+            let cells = addresses.map(|address| first.entry_or_marker(Self::slot(address)));
             *values = cells.map(|cell| or_default(cell).wrapping_sub(1));
-            continues |= cells.iter().fold(0, |continues, cell| continues | F::First::goes_on(*cell));
+            continues |= cells.iter().fold(0, |continues, cell| continues | F::FirstLevel::continue_bits(*cell));
         }
         for (address, value) in rest.iter().zip(into_rest) {
-            let cell = first.near(Self::slot(*address));
+            let cell = first.entry_or_marker(Self::slot(*address));
             *value = or_default(cell).wrapping_sub(1);
-            continues |= F::First::goes_on(cell);
+            continues |= F::FirstLevel::continue_bits(cell);
         }
-        continues & F::First::ON == 0
+        continues & F::FirstLevel::CONTINUE_BIT == 0
     }
 
     /// Returns the index of the cell of the first level for an address.
     #[inline(always)]
     fn slot(address: F::Address) -> usize {
-        (F::half(address, 0) >> (64 - F::First::BITS)) as usize
+        (F::half(address, 0) >> (64 - F::FirstLevel::BITS)) as usize
     }
 
     /// Looks up at most [`WAYS`] addresses through all levels.
@@ -164,7 +164,7 @@ impl<F: AddressFamily> Cells<F> {
     /// select. Returns the bitwise OR of all cells that were read.
     #[inline]
     fn descend_half(&self, addresses: &[F::Address], entries: &mut [u32], half: usize) -> u32 {
-        let (mut shift, expected) = if half == 0 { (F::First::BITS, LINE) } else { (0, LINE | LOW) };
+        let (mut shift, expected) = if half == 0 { (F::FirstLevel::BITS, LINE) } else { (0, LINE | LOW) };
         // Collect the addresses that have no value yet. No branch depends on an address.
         let (mut lanes, mut keys, mut links, mut count) = ([0; WAYS], [0; WAYS], [0; WAYS], 0);
         for (lane, (address, entry)) in addresses.iter().zip(entries.iter()).enumerate() {
@@ -183,7 +183,7 @@ impl<F: AddressFamily> Cells<F> {
             for (at, line) in lines.iter().enumerate().take(count) {
                 let (lane, key, link) = (lanes[at], keys[at], links[at]);
                 let place = if link & BUCKET != 0 {
-                    F::FIRST + F::below(line, key)
+                    F::FIRST_CELL + F::boundaries_below(line, key)
                 } else {
                     (key << shift >> (u64::BITS - NODE_BITS)) as usize
                 };

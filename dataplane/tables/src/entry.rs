@@ -8,10 +8,10 @@ pub(super) const LINE: u32 = 1 << 31;
 pub(super) const BUCKET: u32 = 1 << 30;
 /// Set if the lines distinguish addresses by their second 64 bits.
 pub(super) const LOW: u32 = 1 << 29;
-/// Lowest bit of a two-bit field. If the entry leads to several buckets, the field is the number of address bits that
-/// select one of these buckets.
+/// The lowest bit of a two-bit field. If the entry leads to several buckets, the field is the number of address bits
+/// that select one of these buckets.
 pub(super) const CHOICE: u32 = 26;
-/// Mask of the number of the first line.
+/// The mask of the number of the first line.
 pub(super) const NUMBER: u32 = (1 << 24) - 1;
 
 /// Returns the number of the line that an entry leads to. `next` contains the address bits that no earlier cell has

@@ -30,10 +30,10 @@ use dataplane_core::mem::{prefetch, prefetch_l2};
 /// full.
 const LOAD_FACTOR: (usize, usize) = (2, 3);
 
-/// Number of groups that are searched for a free slot before the table counts as full.
+/// The number of groups that are searched for a free slot before the table counts as full.
 const MAX_SEARCHED_GROUPS: usize = 1024;
 
-/// Number of lookups of a batch that run at the same time: one per bit of a 32-bit mask.
+/// The number of lookups of a batch that run at the same time: one per bit of a 32-bit mask.
 const WAYS: usize = u32::BITS as usize;
 
 /// A table of keys of `WORDS` times 32 bits, such as the addresses, ports and protocol of a flow: 4 words for IPv4, 10
@@ -121,7 +121,7 @@ impl<const WORDS: usize> Exact<WORDS> {
         self.len
     }
 
-    /// Whether the table has no keys.
+    /// Returns whether the table has no keys.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -335,7 +335,7 @@ fn lookup_ways<const WORDS: usize>(table: &Exact<WORDS>, keys: &[[u32; WORDS]], 
     }
 }
 
-/// Whether two keys are equal, without branches.
+/// Returns whether two keys are equal, without branches.
 #[inline]
 fn same<const WORDS: usize>(one: &[u32; WORDS], other: &[u32; WORDS]) -> bool {
     one.iter().zip(other).fold(0, |differ, (one, other)| differ | (one ^ other)) == 0

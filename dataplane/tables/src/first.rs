@@ -10,12 +10,12 @@ use dataplane_core::mem::prefetch_l2;
 const IN_WIDE: u16 = u16::MAX;
 
 /// The cells of the first level. One thread writes the cells, and any number of threads read them.
-pub trait First {
-    /// Number of leading address bits that select a cell.
+pub trait FirstLevel {
+    /// The number of leading address bits that select a cell.
     const BITS: u32;
 
-    /// The bit of the result of [`First::goes_on`] that is set if the lookup must continue.
-    const ON: u32;
+    /// The bit of [`FirstLevel::continue_bits`] that is set if the lookup must continue.
+    const CONTINUE_BIT: u32;
 
     /// Creates empty cells.
     ///
@@ -25,14 +25,15 @@ pub trait First {
     where
         Self: Sized;
 
-    /// Returns what the first array holds for a cell: the entry, or a marker that the entry is in a second array. Only
-    /// [`Narrow`] has a second array. The load is relaxed, so that the load does not delay other loads. A caller that
-    /// accesses other memory because of the result must execute an acquire fence first.
-    fn near(&self, slot: usize) -> u32;
+    /// Returns the value of a cell in the first array: the entry, or a marker that the entry is in the second array.
+    /// Only [`Narrow`] has a second array. The load is relaxed, so that the load does not delay other loads. A caller
+    /// that accesses other memory because of the result must execute an acquire fence first.
+    fn entry_or_marker(&self, slot: usize) -> u32;
 
-    /// Returns a number in which the bit [`First::ON`] is set if the lookup must continue. The lookup must continue if
-    /// the cell does not hold a plain value. The other bits have no meaning. `near` is the result of [`First::near`].
-    fn goes_on(near: u32) -> u32;
+    /// Returns a number in which the bit [`FirstLevel::CONTINUE_BIT`] is set if the lookup must continue. The other
+    /// bits have no meaning. The lookup must continue if the result of [`FirstLevel::entry_or_marker`] is a marker, or
+    /// refers to a cache line.
+    fn continue_bits(entry_or_marker: u32) -> u32;
 
     /// Returns the full entry of a cell. The entry may contain the number of a cache line. A reader that loads this
     /// number also sees the contents of the line.
@@ -41,7 +42,7 @@ pub trait First {
     /// Sets the entry of a cell.
     fn set_cell(&self, slot: usize, entry: u32);
 
-    /// Prefetches the cell for [`First::near`].
+    /// Prefetches the cell for [`FirstLevel::entry_or_marker`].
     fn fetch(&self, slot: usize);
 }
 
@@ -53,23 +54,23 @@ pub struct Narrow {
     wide: Box<[AtomicU32; 1 << Self::BITS]>,
 }
 
-impl First for Narrow {
+impl FirstLevel for Narrow {
     // The interpreter Miri needs many times more memory, so the tests use small tables there.
     const BITS: u32 = if cfg!(miri) { 16 } else { 24 };
-    const ON: u32 = IN_WIDE as u32 + 1;
+    const CONTINUE_BIT: u32 = IN_WIDE as u32 + 1;
 
     fn new() -> Result<Self, TableError> {
         Ok(Self { cells: boxed(zeroed(1 << Self::BITS)?), wide: boxed(zeroed(1 << Self::BITS)?) })
     }
 
     #[inline(always)]
-    fn near(&self, slot: usize) -> u32 {
+    fn entry_or_marker(&self, slot: usize) -> u32 {
         self.cells[slot % (1 << Self::BITS)].load(Ordering::Relaxed).into()
     }
 
     #[inline(always)]
-    fn goes_on(near: u32) -> u32 {
-        near + 1
+    fn continue_bits(entry_or_marker: u32) -> u32 {
+        entry_or_marker + 1
     }
 
     #[inline(always)]
@@ -100,22 +101,22 @@ impl First for Narrow {
 /// 2^20 cells of four bytes, for IPv6. Most of the cells in use refer to cache lines behind the first level.
 pub struct Wide(Box<[AtomicU32; 1 << Self::BITS]>);
 
-impl First for Wide {
+impl FirstLevel for Wide {
     const BITS: u32 = if cfg!(miri) { 16 } else { 20 };
-    const ON: u32 = LINE;
+    const CONTINUE_BIT: u32 = LINE;
 
     fn new() -> Result<Self, TableError> {
         Ok(Self(boxed(zeroed(1 << Self::BITS)?)))
     }
 
     #[inline(always)]
-    fn near(&self, slot: usize) -> u32 {
+    fn entry_or_marker(&self, slot: usize) -> u32 {
         self.0[slot % (1 << Self::BITS)].load(Ordering::Relaxed)
     }
 
     #[inline(always)]
-    fn goes_on(near: u32) -> u32 {
-        near
+    fn continue_bits(entry_or_marker: u32) -> u32 {
+        entry_or_marker
     }
 
     #[inline(always)]

@@ -2,17 +2,17 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::first::{First, Narrow, Wide};
+use super::first::{FirstLevel, Narrow, Wide};
 
 /// A cache line, as words. A line is either a node or a bucket. A node is 16 cells of 32 bits, two per word. The first
 /// of the two cells is in the low bits of the word. A bucket is the boundaries between ranges of addresses, followed by
 /// a cell for each range.
 pub(super) type Line = [AtomicU64; WORDS];
 
-/// Number of words of a line.
+/// The number of words of a line.
 pub(super) const WORDS: usize = 8;
 
-/// Number of cells of a node.
+/// The number of cells of a node.
 pub(super) const CELLS: usize = 16;
 
 /// The layout of the addresses and of the buckets of an address family, IPv4 or IPv6. Addresses are left-aligned in 128
@@ -24,64 +24,64 @@ pub(super) const CELLS: usize = 16;
 pub trait AddressFamily {
     /// The address type of callers.
     type Address: Copy;
-    /// Number of bits of an address.
+    /// The number of bits of an address.
     const BITS: u8;
     /// The type of the first level of the trie for this family.
-    type First: First;
-    /// Number of halves that contain address bits.
+    type FirstLevel: FirstLevel;
+    /// The number of halves that contain address bits.
     const HALVES: usize;
-    /// Largest number of runs of a bucket. The cells of the runs are at the end of the line.
+    /// The maximum number of runs of a bucket. The cells of the runs are at the end of the line.
     const RUNS: usize;
-    /// Index of the first cell of a bucket.
-    const FIRST: usize = CELLS - Self::RUNS;
+    /// The index of the first cell of a bucket.
+    const FIRST_CELL: usize = CELLS - Self::RUNS;
 
-    /// Aligns an address to the left of 128 bits.
-    fn left(address: Self::Address) -> u128;
+    /// Converts an address to the same address, left-aligned in 128 bits.
+    fn left_align(address: Self::Address) -> u128;
 
-    /// Converts an address that is left-aligned in 128 bits to the address type.
-    fn right(left: u128) -> Self::Address;
+    /// Converts an address that is left-aligned in 128 bits to the address type of callers.
+    fn from_left_aligned(aligned: u128) -> Self::Address;
 
-    /// Returns a half of an address.
+    /// Returns a half of an address. Half 0 has the leading bits.
     fn half(address: Self::Address, half: usize) -> u64;
 
-    /// Returns the number of boundaries of a bucket that are less than `key`, which is one half of an address.
-    fn below(line: &Line, key: u64) -> usize;
+    /// Returns the number of boundaries of a bucket that are less than `key`. The key is one half of an address.
+    fn boundaries_below(line: &Line, key: u64) -> usize;
 
-    /// Returns the boundary with index `at`, or `None` if the bucket has fewer boundaries. `near` is any address that
-    /// the bucket covers.
-    fn boundary(line: &Line, at: usize, near: u64) -> Option<u64>;
+    /// Returns the boundary with this index, or `None` if the bucket has fewer boundaries. `covered` is any address
+    /// that the bucket covers.
+    fn boundary(line: &Line, index: usize, covered: u64) -> Option<u64>;
 
-    /// Returns the words of a bucket with these boundaries. Missing boundaries get the value that means no boundary.
-    /// The bits of the cells are zero.
-    fn words(boundaries: &[u64]) -> [u64; WORDS];
+    /// Returns the words of a bucket with these boundaries. If there are fewer boundaries than the bucket can have, the
+    /// other boundaries get a value that means no boundary. The bits of the cells are zero.
+    fn bucket_words(boundaries: &[u64]) -> [u64; WORDS];
 }
 
-/// IPv4: ten boundaries of 16 bits. A line covers at most 15 address bits.
+/// IPv4: a bucket has up to ten boundaries of 16 bits, and distinguishes addresses by at most 15 bits.
 pub struct V4;
 
 /// The lowest bit of each of four 16-bit fields.
 const ONES: u64 = 0x0001_0001_0001_0001;
 
-/// Mask of the bits that distinguish addresses of a bucket. A boundary with this value means no boundary, because no
-/// address of a bucket is above this value.
+/// The mask of the bits that distinguish addresses of a bucket. A boundary with this value means no boundary, because
+/// no address of a bucket is above this value.
 const OFFSET: u64 = 0x7fff;
 
-/// Number of unused low bits of the half that holds an IPv4 address in its high bits.
+/// The number of unused low bits of the half that holds an IPv4 address in its high bits.
 const UNUSED: u32 = 32;
 
 impl AddressFamily for V4 {
     type Address = u32;
     const BITS: u8 = 32;
-    type First = Narrow;
+    type FirstLevel = Narrow;
     const HALVES: usize = 1;
     const RUNS: usize = 11;
 
-    fn left(address: u32) -> u128 {
+    fn left_align(address: u32) -> u128 {
         u128::from(address) << 96
     }
 
-    fn right(left: u128) -> u32 {
-        (left >> 96) as u32
+    fn from_left_aligned(aligned: u128) -> u32 {
+        (aligned >> 96) as u32
     }
 
     #[inline(always)]
@@ -90,7 +90,7 @@ impl AddressFamily for V4 {
     }
 
     #[inline(always)]
-    fn below(line: &Line, key: u64) -> usize {
+    fn boundaries_below(line: &Line, key: u64) -> usize {
         let [first, second, third, ..] = line;
         // Compares four boundaries at once. The top bit of a field is set if the offset is above the boundary. No field
         // borrows from the next field, because no boundary is above `OFFSET`.
@@ -103,13 +103,13 @@ impl AddressFamily for V4 {
         (sum.wrapping_mul(ONES) >> 48) as usize
     }
 
-    fn boundary(line: &Line, at: usize, near: u64) -> Option<u64> {
-        let offset = line[at / 4].load(Ordering::Relaxed) >> (16 * (at % 4)) & 0xffff;
+    fn boundary(line: &Line, index: usize, covered: u64) -> Option<u64> {
+        let offset = line[index / 4].load(Ordering::Relaxed) >> (16 * (index % 4)) & 0xffff;
         let rest = ((OFFSET + 1) << UNUSED) - 1;
-        (offset != OFFSET).then_some(near & !rest | offset << UNUSED | ((1 << UNUSED) - 1))
+        (offset != OFFSET).then_some(covered & !rest | offset << UNUSED | ((1 << UNUSED) - 1))
     }
 
-    fn words(boundaries: &[u64]) -> [u64; WORDS] {
+    fn bucket_words(boundaries: &[u64]) -> [u64; WORDS] {
         let mut words = [0; WORDS];
         for at in 0..Self::RUNS - 1 {
             let offset = boundaries.get(at).map_or(OFFSET, |last| last >> UNUSED & OFFSET);
@@ -119,22 +119,22 @@ impl AddressFamily for V4 {
     }
 }
 
-/// IPv6: five boundaries of 64 bits.
+/// IPv6: a bucket has up to five boundaries of 64 bits.
 pub struct V6;
 
 impl AddressFamily for V6 {
     type Address = u128;
     const BITS: u8 = 128;
-    type First = Wide;
+    type FirstLevel = Wide;
     const HALVES: usize = 2;
     const RUNS: usize = 6;
 
-    fn left(address: u128) -> u128 {
+    fn left_align(address: u128) -> u128 {
         address
     }
 
-    fn right(left: u128) -> u128 {
-        left
+    fn from_left_aligned(aligned: u128) -> u128 {
+        aligned
     }
 
     #[inline(always)]
@@ -143,17 +143,17 @@ impl AddressFamily for V6 {
     }
 
     #[inline(always)]
-    fn below(line: &Line, key: u64) -> usize {
+    fn boundaries_below(line: &Line, key: u64) -> usize {
         let [first, second, third, fourth, fifth, ..] = line;
         [first, second, third, fourth, fifth].iter().map(|word| usize::from(word.load(Ordering::Relaxed) < key)).sum()
     }
 
-    fn boundary(line: &Line, at: usize, _: u64) -> Option<u64> {
+    fn boundary(line: &Line, index: usize, _: u64) -> Option<u64> {
         // No address is above the maximum, so the maximum means no boundary.
-        Some(line[at].load(Ordering::Relaxed)).filter(|last| *last != u64::MAX)
+        Some(line[index].load(Ordering::Relaxed)).filter(|last| *last != u64::MAX)
     }
 
-    fn words(boundaries: &[u64]) -> [u64; WORDS] {
+    fn bucket_words(boundaries: &[u64]) -> [u64; WORDS] {
         let mut words = [0; WORDS];
         for (at, word) in words.iter_mut().enumerate().take(Self::RUNS - 1) {
             *word = boundaries.get(at).copied().unwrap_or(u64::MAX);

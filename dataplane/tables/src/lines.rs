@@ -8,13 +8,13 @@ use std::sync::atomic::AtomicU64;
 use super::form::{Line, WORDS};
 use super::{TableError, zeroed};
 
-/// Largest number of lines. The interpreter Miri needs many times more memory, so the tests use small tables there.
+/// The maximum number of lines. The interpreter Miri needs many times more memory, so the tests use small tables there.
 pub(super) const LINES: usize = if cfg!(miri) { 1 << 12 } else { 1 << 22 };
 
-/// Number of group sizes: 1, 2, 4 and 8 lines.
+/// The number of group sizes: 1, 2, 4 and 8 lines.
 pub(super) const SIZES: usize = 4;
 
-/// Number of lines in the largest group.
+/// The number of lines in the largest group.
 const GROUP: usize = 1 << (SIZES - 1);
 
 static ZERO_LINE: Line = [const { AtomicU64::new(0) }; WORDS];
@@ -22,7 +22,7 @@ static ZERO_LINE: Line = [const { AtomicU64::new(0) }; WORDS];
 /// The lines. Any thread may read the lines.
 pub(super) struct Lines {
     words: Box<[AtomicU64]>,
-    /// Index of the first word of the first line.
+    /// The index of the first word of the first line.
     first: usize,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Allocator {
     /// Count of the lines that are in use or in a free group. These are the lines 0 to `made` - 1. All other lines were
     /// never used.
     made: usize,
-    /// Largest number of lines.
+    /// The maximum number of lines.
     most: usize,
 }
 

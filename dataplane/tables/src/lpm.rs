@@ -52,10 +52,10 @@ pub type Lpm4 = Lpm<V4>;
 /// ```
 pub type Lpm6 = Lpm<V6>;
 
-/// Number of cache lines that [`Lpm::build`] reserves for each prefix. Most prefixes take at most one line.
+/// The number of cache lines that [`Lpm::build`] reserves for each prefix. Most prefixes take at most one line.
 const LINES_OF_PREFIX: usize = 4;
 
-/// Smallest number of cache lines that [`Lpm::build`] reserves: 8 MiB, so that most lines are on huge pages.
+/// The minimum number of cache lines that [`Lpm::build`] reserves: 8 MiB, so that most lines are on huge pages.
 const MIN_LINES: usize = if cfg!(miri) { 1 << 10 } else { 1 << 17 };
 
 /// A table of the prefixes of an address family: [`Lpm4`] or [`Lpm6`].
@@ -141,7 +141,7 @@ impl<F: AddressFamily> Lpm<F> {
 
     /// Returns all prefixes as address, length and value, in no particular order.
     pub fn prefixes(&self) -> impl Iterator<Item = (F::Address, u8, u32)> + '_ {
-        self.0.rules().map(|(key, len, value)| (F::right(key), len, value))
+        self.0.rules().map(|(key, len, value)| (F::from_left_aligned(key), len, value))
     }
 
     /// Builds a table from prefixes: address, length, value. If a prefix occurs twice, the last value counts. Bits
@@ -176,7 +176,7 @@ impl<F: AddressFamily> Lpm<F> {
         self.0.len()
     }
 
-    /// Whether the table has no prefixes.
+    /// Returns whether the table has no prefixes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -191,17 +191,17 @@ impl<F: AddressFamily> Lpm<F> {
         if len > F::BITS {
             return Err(TableError::PrefixLength { len, max: F::BITS });
         }
-        self.0.insert(F::left(address), len, value)
+        self.0.insert(F::left_align(address), len, value)
     }
 
     /// Removes a prefix and returns its value, or `None` if the table does not have the prefix.
     pub fn remove(&mut self, address: F::Address, len: u8) -> Option<u32> {
-        if len > F::BITS { None } else { self.0.remove(F::left(address), len) }
+        if len > F::BITS { None } else { self.0.remove(F::left_align(address), len) }
     }
 
     /// Returns the value of exactly this prefix, regardless of longer and shorter prefixes.
     pub fn get(&self, address: F::Address, len: u8) -> Option<u32> {
-        if len > F::BITS { None } else { self.0.get(F::left(address), len) }
+        if len > F::BITS { None } else { self.0.get(F::left_align(address), len) }
     }
 
     /// Returns the value of the longest prefix that covers the address.

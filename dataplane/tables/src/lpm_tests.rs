@@ -10,7 +10,7 @@ macro_rules! lpm_tests {
         use crate::{MAX_VALUE, MISS};
         use dataplane_testing::StopOnDrop;
 
-        /// Model that tries every prefix.
+        /// A model of the table. A lookup tries every prefix.
         #[derive(Default)]
         struct Model(Vec<($Address, u8, u32)>);
 
@@ -36,8 +36,8 @@ macro_rules! lpm_tests {
             }
         }
 
-        /// Any address, the lowest address, the highest address, and addresses with equal leading bits. The equal bits
-        /// make prefixes nest.
+        /// Generates random addresses, the lowest and the highest address, and addresses with equal leading bits.
+        /// Prefixes of addresses with equal leading bits are nested.
         fn address() -> impl Strategy<Value = $Address> {
             prop_oneof![
                 2 => any::<$Address>(),
@@ -47,12 +47,12 @@ macro_rules! lpm_tests {
             ]
         }
 
-        /// Values of all widths, including values next to the two-byte limit.
+        /// Generates values of all widths, including values next to the two-byte limit.
         fn value() -> impl Strategy<Value = u32> {
             prop_oneof![0..=MAX_VALUE, 0..=8u32, (1u32 << 16) - 4..(1 << 16) + 4]
         }
 
-        /// Adjacent addresses that differ in few bits.
+        /// Generates addresses that differ in few adjacent bits.
         fn crowded() -> impl Strategy<Value = (u32, Vec<$Address>)> {
             let shift = prop_oneof![0..$bits as u32 - 8, prop::sample::select(vec![0, $bits / 2 - 1, $bits - 24])];
             (shift, prop::collection::vec(any::<u8>(), 1..120)).prop_map(|(shift, lows)| {

@@ -7,7 +7,7 @@ use super::entry::{BUCKET, LINE, LOW, NUMBER};
 use super::form::{AddressFamily, CELLS};
 use super::lines::SIZES;
 
-/// Number of bits of one half of an address. Addresses are left-aligned in 128 bits.
+/// The number of bits of one half of an address. Addresses are left-aligned in 128 bits.
 pub(super) const HALF: u32 = u64::BITS;
 
 /// An entry, and the length of the prefix that wrote the entry. The length is 0 for an empty entry, and for an entry
@@ -74,12 +74,12 @@ impl Span {
         (key << self.bits >> (HALF - NODE_BITS)) as usize
     }
 
-    /// Whether a cell that covers this span leads to a node of this half.
+    /// Returns whether a cell that covers this span leads to a node of this half.
     pub(super) fn is_node(self, cell: Cell) -> bool {
         cell.entry & (LINE | BUCKET | LOW) == LINE | self.tag()
     }
 
-    /// Whether a cell that covers this span leads to buckets of this half.
+    /// Returns whether a cell that covers this span leads to buckets of this half.
     pub(super) fn is_buckets(self, cell: Cell) -> bool {
         cell.entry & (LINE | BUCKET | LOW) == LINE | BUCKET | self.tag()
     }

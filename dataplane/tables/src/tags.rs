@@ -3,7 +3,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Number of slots in a group. A cache line has room for this many tags and a count.
+/// The number of slots in a group. A cache line has room for this many tags and a count.
 pub(super) const SLOTS: usize = 31;
 
 /// One cache line of tags.
@@ -74,7 +74,7 @@ impl Group {
         self.tags.iter().position(|tag| *tag == 0)
     }
 
-    /// Whether keys with this first group may be stored in their second group.
+    /// Returns whether keys with this first group may be stored in their second group.
     #[inline]
     pub(super) fn has_overflow(&self) -> bool {
         self.overflow != 0

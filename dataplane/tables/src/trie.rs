@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 
 use super::cells::Cells;
 use super::entry::{BUCKET, CHOICE, LINE, LOW, NUMBER, line_of, size_of_group};
-use super::first::First;
+use super::first::FirstLevel;
 use super::form::{AddressFamily, CELLS, WORDS, cell, set_cell};
 use super::lines::{Allocator, SIZES};
 use super::runs::{Cell, CellLocation, HALF, Plan, Run, Span, divide, half_of};
@@ -57,7 +57,7 @@ impl<F: AddressFamily> Trie<F> {
         let lines = Allocator::new(most);
         Ok(Self {
             cells: Arc::new(Cells::new(lines.most())?),
-            first_depths: zeroed(1 << F::First::BITS)?,
+            first_depths: zeroed(1 << F::FirstLevel::BITS)?,
             depths: Vec::new(),
             lines,
             retired: VecDeque::new(),
@@ -71,8 +71,8 @@ impl<F: AddressFamily> Trie<F> {
         &self.cells
     }
 
-    /// Sets the retirement time of lines that are retired after this call. Frees the lines that were retired before
-    /// `quiet`, because these lines have no readers any more.
+    /// Sets the retirement time of lines that are retired after this call to `time`. Frees the lines that were retired
+    /// before the time `quiet`, because these lines have no readers any more.
     pub(super) fn reclaim(&mut self, time: u64, quiet: u64) {
         self.time = time;
         while let Some((_, group, size)) = self.retired.pop_front_if(|(retired, ..)| *retired < quiet) {
@@ -89,7 +89,7 @@ impl<F: AddressFamily> Trie<F> {
         self.rules.len()
     }
 
-    /// Whether every cell is as in a new trie, and every line is free or retired.
+    /// Returns whether every cell has the value of a new trie, and every line is free or retired.
     #[cfg(test)]
     pub(super) fn is_clear(&self) -> bool {
         let first = &self.cells.first;
@@ -170,7 +170,7 @@ impl<F: AddressFamily> Trie<F> {
     /// needed. The entries of all addresses stay unchanged. Returns `false`, and changes nothing, if there are too few
     /// lines.
     fn add_boundaries(&mut self, key: u128, len: u8) -> bool {
-        if u32::from(len) <= F::First::BITS {
+        if u32::from(len) <= F::FirstLevel::BITS {
             return true;
         }
         let slot = Self::slot(key);
@@ -214,7 +214,7 @@ impl<F: AddressFamily> Trie<F> {
             return self.cells.default.store(new.entry, Ordering::Release);
         }
         let first = Self::slot(key);
-        for slot in first..first + (1 << F::First::BITS.saturating_sub(len.into())) {
+        for slot in first..first + (1 << F::FirstLevel::BITS.saturating_sub(len.into())) {
             self.paint_below(CellLocation::First(slot), Self::span(slot), (key, len), new);
         }
     }
@@ -321,7 +321,12 @@ impl<F: AddressFamily> Trie<F> {
                 for (line, runs) in (group..).zip(buckets) {
                     let lasts: Vec<u64> = runs.iter().map(|run| run.last).collect();
                     let cells: Vec<Cell> = runs.iter().map(|run| run.cell).collect();
-                    self.write(line, F::words(lasts.split_last().map_or(&[], |(_, lasts)| lasts)), F::FIRST, &cells);
+                    self.write(
+                        line,
+                        F::bucket_words(lasts.split_last().map_or(&[], |(_, lasts)| lasts)),
+                        F::FIRST_CELL,
+                        &cells,
+                    );
                 }
                 Cell { entry: of_half | BUCKET | size << CHOICE | group as u32, depth: 0 }
             }
@@ -388,7 +393,7 @@ impl<F: AddressFamily> Trie<F> {
             let line = self.cells.lines.line(number);
             for at in 0..F::RUNS {
                 let boundary = if at + 1 < F::RUNS { F::boundary(line, at, span.first) } else { None };
-                let place = CellLocation::Line(number, F::FIRST + at);
+                let place = CellLocation::Line(number, F::FIRST_CELL + at);
                 stored.push((place, Run { last: boundary.unwrap_or(part.last()), cell: self.cell(place) }));
                 if boundary.is_none() {
                     break;
@@ -402,15 +407,15 @@ impl<F: AddressFamily> Trie<F> {
     /// span that contains only the address.
     fn run_of(&self, cell: Cell, span: Span, key: u64) -> (CellLocation, Span) {
         let line = line_of(cell.entry, key << span.bits);
-        (CellLocation::Line(line, F::FIRST + F::below(self.cells.lines.line(line), key)), span.at(key))
+        (CellLocation::Line(line, F::FIRST_CELL + F::boundaries_below(self.cells.lines.line(line), key)), span.at(key))
     }
 
     fn slot(key: u128) -> usize {
-        (key >> (u128::BITS - F::First::BITS)) as usize
+        (key >> (u128::BITS - F::FirstLevel::BITS)) as usize
     }
 
     fn span(slot: usize) -> Span {
-        Span { half: 0, bits: F::First::BITS, first: (slot as u64) << (HALF - F::First::BITS) }
+        Span { half: 0, bits: F::FirstLevel::BITS, first: (slot as u64) << (HALF - F::FirstLevel::BITS) }
     }
 }
 

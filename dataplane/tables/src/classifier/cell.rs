@@ -2,7 +2,7 @@
 
 use super::cut::{Cut, MAX_CUT_BITS};
 
-/// Number of packets that descend a tree together.
+/// The number of packets that descend a tree together.
 pub(super) const WAYS: usize = 32;
 
 /// A cell of a node: empty, or a reference to a node or a leaf.
@@ -15,7 +15,7 @@ pub(super) struct Cell(u64);
 const NODE: u64 = 1 << 63;
 const LEAF: u64 = 1 << 62;
 const LONG: u64 = 1 << 61;
-const OF: u32 = 56;
+const PACKET: u32 = 56;
 const WORD: u32 = 52;
 const SHIFT: u32 = 47;
 const MASK: u32 = 32;
@@ -35,8 +35,8 @@ impl Cell {
 
     /// Returns a copy of the cell that contains the index of a packet of a batch.
     #[inline]
-    pub(super) fn of(self, packet: usize) -> Self {
-        Self(self.0 | (packet as u64) << OF)
+    pub(super) fn with_packet(self, packet: usize) -> Self {
+        Self(self.0 | (packet as u64) << PACKET)
     }
 
     /// Returns the union of the bits of both cells.
@@ -48,7 +48,7 @@ impl Cell {
     /// Returns the index of the packet.
     #[inline]
     pub(super) fn packet(self) -> usize {
-        (self.0 >> OF) as usize % WAYS
+        (self.0 >> PACKET) as usize % WAYS
     }
 
     #[inline]
@@ -56,18 +56,19 @@ impl Cell {
         self.0 & NODE != 0
     }
 
-    /// Whether the cell leads to a leaf with rules.
+    /// Returns whether the cell leads to a leaf with rules.
     #[inline]
     pub(super) fn is_leaf(self) -> bool {
         self.0 & LEAF != 0
     }
 
-    /// Whether further leaves follow the leaf.
+    /// Returns whether further leaves follow the leaf.
     #[inline]
     pub(super) fn is_long(self) -> bool {
         self.0 & LONG != 0
     }
 
+    /// Returns the index of the first child cell, or the number of the leaf.
     #[inline]
     pub(super) fn base(self) -> usize {
         self.0 as u32 as usize
@@ -85,12 +86,12 @@ impl Cell {
     /// Returns the index of the child cell. `word` is the word of the lookup key that the cut uses.
     #[inline]
     pub(super) fn child(self, word: u32) -> usize {
-        self.base() + self.place(word)
+        self.base() + self.child_offset(word)
     }
 
     /// Returns the index of the child cell relative to the first child.
     #[inline]
-    pub(super) fn place(self, word: u32) -> usize {
+    pub(super) fn child_offset(self, word: u32) -> usize {
         ((word >> (self.0 >> SHIFT & 31)) & self.mask()) as usize
     }
 

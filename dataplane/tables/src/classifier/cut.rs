@@ -2,10 +2,10 @@
 
 use super::words::{PORTS, RuleEntry};
 
-/// Largest number of bits of a cut.
+/// The maximum number of bits of a cut.
 pub(super) const MAX_CUT_BITS: u8 = 12;
 
-/// Number of rules that are sampled to choose a cut.
+/// The number of rules that are sampled to choose a cut.
 const SAMPLE_SIZE: usize = 256;
 
 /// Adjacent bits of one word of the lookup key. Each value of these bits leads to one child of the node.
@@ -140,9 +140,9 @@ impl Cut {
         best.1
     }
 
-    /// Whether the node can use the cut. A cut of the word with the ports must lie within the source port or within the
-    /// destination port. The highest bit of the cut must be the highest bit in which the ports that reach the node
-    /// differ.
+    /// Returns whether the node can use the cut. A cut of the word with the ports must lie within the source port or
+    /// within the destination port. The highest bit of the cut must be the highest bit in which the ports that reach
+    /// the node differ.
     fn is_possible(self, space: &Space) -> bool {
         let (half, end) = (self.shift / 16, self.shift + self.bits);
         usize::from(self.word) != PORTS || space.0[usize::from(half)].1 == end - half * 16

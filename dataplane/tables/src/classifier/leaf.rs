@@ -2,7 +2,7 @@
 
 use super::words::{NO_PACKET, PORTS, RuleEntry, SHORT};
 
-/// Number of rules in a leaf. Each rule has its own SIMD lane.
+/// The number of rules in a leaf. Each rule has its own SIMD lane.
 pub(super) const LANES: usize = 8;
 
 /// The rank that means no rule. This value is higher than the rank of any rule.

@@ -87,9 +87,9 @@ pub struct Classifier {
     rules: Pages<Placed, 64>,
     /// Unused numbers.
     free: Vec<u32>,
-    /// Number of rules at the last compilation.
+    /// The number of rules at the last compilation.
     compiled: usize,
-    /// Number of changes since the last compilation.
+    /// The number of changes since the last compilation.
     changes: usize,
 }
 
@@ -101,7 +101,7 @@ struct Placed {
     v6: u8,
 }
 
-/// Smallest number of changes before all rules are compiled again.
+/// The minimum number of changes before all rules are compiled again.
 const MIN_CHANGES: usize = 32;
 /// An update compiles all rules again if too many rules are added and removed. The limit is [`MIN_CHANGES`] plus a
 /// fraction of the new list: its length divided by this constant.
@@ -144,7 +144,7 @@ impl Classifier {
         self.order.ranks().len()
     }
 
-    /// Whether there are no rules.
+    /// Returns whether there are no rules.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -7,13 +7,14 @@
 
 use std::ops::Range;
 
-/// Number of bits of a rank that hold the number of the rule.
+/// The number of bits of a rank that hold the number of the rule.
 const NUMBER: u32 = 24;
-/// Largest number of rules.
+/// The maximum number of rules.
 pub(super) const MAX_RULES: usize = 1 << NUMBER;
 /// Upper limit of all position values.
 const END: u64 = 1 << (64 - NUMBER - 1);
-/// Smallest gap between position values after [`Order::spread`]. A range that contains all rules may have smaller gaps.
+/// The smallest gap between position values after [`Order::spread`]. A range that contains all rules may have smaller
+/// gaps.
 const GAP: u64 = 1 << 8;
 
 /// The ranks of all rules, in ascending order.

@@ -30,7 +30,7 @@ pub(super) fn search<const W: usize>(forest: &Forest<W>, keys: &[[u32; W]], rank
     let (mut open, mut found, mut any) = (0, 0, Cell::EMPTY);
     let mut reach = |nodes: &mut [Cell; LIST_CAPACITY], open: &mut usize, from: Cell, key: u32, packet: usize| {
         let cell = forest.cells.get(from.child(key)).copied().unwrap_or(Cell::EMPTY);
-        nodes[*open % LIST_CAPACITY] = cell.of(packet);
+        nodes[*open % LIST_CAPACITY] = cell.with_packet(packet);
         *open += usize::from(cell.is_node());
         leaves[found % LIST_CAPACITY] = (cell.base() * WAYS + packet) as u32;
         found += usize::from(cell.is_leaf());
@@ -100,7 +100,7 @@ fn shallow<const W: usize>(forest: &Forest<W>, keys: &[[u32; W]]) -> Option<[u32
         let (node, word) = (forest.cells.from(root.base()), root.word().min(W - 1));
         any = Cell::EMPTY;
         for (reached, key) in reached.iter_mut().zip(keys) {
-            let cell = node.get(root.place(key[word])).copied().unwrap_or(Cell::EMPTY);
+            let cell = node.get(root.child_offset(key[word])).copied().unwrap_or(Cell::EMPTY);
             *reached = cell.base() as u32;
             any = any.or(cell);
         }

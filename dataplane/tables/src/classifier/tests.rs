@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use dataplane_testing::StopOnDrop;
 
-/// The definition of a match: checks one rule after another, field by field.
+/// Returns the first match by definition: checks one rule after another, field by field.
 fn first_match(rules: &[Rule], key: &Key) -> Option<u32> {
     let (source, destination): (std::net::IpAddr, std::net::IpAddr) = match key.addresses {
         Addresses::V4(a, b) => (Ipv4Addr::from(a).into(), Ipv4Addr::from(b).into()),
@@ -135,7 +135,7 @@ fn site_rule() -> impl Strategy<Value = Rule> {
 }
 
 /// Returns a packet that matches or nearly matches a rule. The bits of `random` select the packet.
-fn near(rule: &Rule, random: u64) -> Key {
+fn nearly_matching(rule: &Rule, random: u64) -> Key {
     let inside = |net: Option<IpNet>, random: u32| match net {
         Some(IpNet::V4(net)) => u32::from(net.network()) | (random & u32::from(net.hostmask())),
         _ => random,
@@ -215,7 +215,7 @@ proptest! {
         random in prop::collection::vec(any::<(prop::sample::Index, u64)>(), 100),
     ) {
         let classifier = Classifier::new(&rules);
-        let keys: Vec<Key> = random.iter().map(|(rule, random)| near(rule.get(&rules), *random)).collect();
+        let keys: Vec<Key> = random.iter().map(|(rule, random)| nearly_matching(rule.get(&rules), *random)).collect();
         prop_assert_eq!(found(&classifier, &keys), expected(&rules, &keys));
     }
 
@@ -263,7 +263,7 @@ proptest! {
             let place = if down { start } else { start + at };
             model.insert(place, (classifier.insert(place, rule.clone()), rule.clone()));
         }
-        let keys: Vec<Key> = rules.iter().map(|(rule, random)| near(rule, *random)).collect();
+        let keys: Vec<Key> = rules.iter().map(|(rule, random)| nearly_matching(rule, *random)).collect();
         let list: Vec<Rule> = model.iter().map(|(_, rule)| rule.clone()).collect();
         let expected: Vec<_> = keys.iter().map(|key| expected_number(&model, &list, key)).collect();
         prop_assert_eq!(found(&classifier, &keys), expected);
@@ -303,7 +303,7 @@ proptest! {
         prop_assert!(classifier.rules().map(|(_, rule)| rule).eq(&rules));
         let all: Vec<Rule> = first.iter().chain(&rules).cloned().collect();
         if !all.is_empty() {
-            let keys: Vec<Key> = random.iter().map(|(rule, random)| near(rule.get(&all), *random)).collect();
+            let keys: Vec<Key> = random.iter().map(|(rule, random)| nearly_matching(rule.get(&all), *random)).collect();
             prop_assert_eq!(found(&classifier, &keys), expected_of(&classifier, &keys));
             prop_assert_eq!(found(&before, &keys), expected(&first, &keys));
         }
@@ -379,7 +379,7 @@ fn indivisible_rules_are_found_within_the_memory_bound() {
             .map(|_| {
                 let bits = random.next().unwrap_or(0);
                 let rule = &rules[bits as usize % rules.len()];
-                near(rule, bits)
+                nearly_matching(rule, bits)
             })
             .collect();
         assert_eq!(found(&classifier, &keys), expected(&rules, &keys), "{name}");

@@ -12,20 +12,20 @@ use super::leaf::{LANES, Leaf};
 use super::pages::Pages;
 use super::words::RuleEntry;
 
-/// Largest number of trees.
+/// The maximum number of trees.
 const MAX_TREES: usize = 3;
-/// Number of roots: one per tree, and one for a list of leaves. The list contains the rules that were added after the
-/// compilation and would be in too many leaves of any tree.
+/// The number of roots: one per tree, and one for a list of leaves. The list contains the rules that were added after
+/// the compilation and would be in too many leaves of any tree.
 pub(super) const ROOTS: usize = MAX_TREES + 1;
 
-/// Largest average number of copies of a rule in the leaves of a tree, at compilation.
+/// The maximum average number of copies of a rule in the leaves of a tree, at compilation.
 const MAX_COPIES: f64 = 16.0;
-/// Largest average number of copies when a leaf is divided later.
+/// The maximum average number of copies when a leaf is divided later.
 const MAX_COPIES_LATER: f64 = 4.0;
-/// Limit of the stored copies of rules: the first value times the number of rules, plus the second value. At or above
-/// this limit, no leaf is divided.
+/// The limit of the stored copies of rules: the first value times the number of rules, plus the second value. At or
+/// above this limit, no leaf is divided.
 const MAX_STORED: (usize, usize) = (32, 4096);
-/// Largest number of leaves that a rule is copied to when it is added after the compilation.
+/// The maximum number of leaves that a rule is copied to when it is added after the compilation.
 const MAX_LEAVES_PER_RULE: usize = 64;
 /// When a root is divided, one rule is copied to at most this number of children. The first limit is for small rule
 /// sets, and the second limit is for large rule sets. The last tree has no limit.
@@ -43,7 +43,7 @@ pub(super) struct Forest<const W: usize> {
     /// Unused leaves.
     free: Vec<u32>,
     rules: usize,
-    /// Number of copies of rules in leaves.
+    /// The number of copies of rules in leaves.
     stored: usize,
 }
 
@@ -76,10 +76,10 @@ impl<const W: usize> Forest<W> {
 
     /// Adds a rule, and returns the index of its tree.
     pub(super) fn insert(&mut self, entry: &RuleEntry<W>) -> u8 {
-        let fits = |root: &Cell| self.reach(*root, entry, Space::ALL, MAX_LEAVES_PER_RULE).is_some();
+        let fits = |root: &Cell| self.subtract_leaves(MAX_LEAVES_PER_RULE, *root, entry, Space::ALL).is_some();
         let tree = self.roots[..MAX_TREES].iter().position(fits).unwrap_or(MAX_TREES);
         self.rules += 1;
-        self.roots[tree] = self.with(self.roots[tree], entry, Space::ALL, tree < MAX_TREES);
+        self.roots[tree] = self.add_below(self.roots[tree], entry, Space::ALL, tree < MAX_TREES);
         tree as u8
     }
 
@@ -87,7 +87,7 @@ impl<const W: usize> Forest<W> {
     pub(super) fn remove(&mut self, entry: &RuleEntry<W>, tree: u8) {
         let tree = usize::from(tree) % ROOTS;
         self.rules -= 1;
-        self.roots[tree] = self.without(self.roots[tree], entry, Space::ALL);
+        self.roots[tree] = self.remove_below(self.roots[tree], entry, Space::ALL);
     }
 
     fn cut(&self, entries: &[RuleEntry<W>], space: &Space, allowed: f64, limit: usize) -> Option<Cut> {
@@ -147,15 +147,15 @@ impl<const W: usize> Forest<W> {
         self.cells.get(at).copied().unwrap_or(Cell::EMPTY)
     }
 
-    /// Counts the leaves that would contain the rule if `entry` were inserted below `cell`. Returns `left` minus this
-    /// number, or `None` if the number is above `left`.
-    fn reach(&self, cell: Cell, entry: &RuleEntry<W>, space: Space, left: usize) -> Option<usize> {
+    /// Counts the leaves that would contain the rule if `entry` were inserted below `cell`. Returns `limit` minus this
+    /// number, or `None` if the number is above `limit`.
+    fn subtract_leaves(&self, limit: usize, cell: Cell, entry: &RuleEntry<W>, space: Space) -> Option<usize> {
         if !cell.is_node() {
-            return left.checked_sub(1);
+            return limit.checked_sub(1);
         }
         let cut = cell.cut();
-        cut.of(entry, &space).try_fold(left, |left, child| {
-            self.reach(self.cell(cell.base() + child), entry, space.child(cut, child), left)
+        cut.of(entry, &space).try_fold(limit, |limit, child| {
+            self.subtract_leaves(limit, self.cell(cell.base() + child), entry, space.child(cut, child))
         })
     }
 
@@ -182,12 +182,12 @@ impl<const W: usize> Forest<W> {
     }
 
     /// Adds a rule below a cell, and returns the new cell.
-    fn with(&mut self, cell: Cell, entry: &RuleEntry<W>, space: Space, may_divide: bool) -> Cell {
+    fn add_below(&mut self, cell: Cell, entry: &RuleEntry<W>, space: Space, may_divide: bool) -> Cell {
         if cell.is_node() {
             let cut = cell.cut();
             for child in cut.of(entry, &space) {
                 let at = cell.base() + child;
-                let now = self.with(self.cell(at), entry, space.child(cut, child), may_divide);
+                let now = self.add_below(self.cell(at), entry, space.child(cut, child), may_divide);
                 self.set(at, now);
             }
             return cell;
@@ -204,12 +204,12 @@ impl<const W: usize> Forest<W> {
     }
 
     /// Removes a rule below a cell, and returns the new cell.
-    fn without(&mut self, cell: Cell, entry: &RuleEntry<W>, space: Space) -> Cell {
+    fn remove_below(&mut self, cell: Cell, entry: &RuleEntry<W>, space: Space) -> Cell {
         if cell.is_node() {
             let cut = cell.cut();
             for child in cut.of(entry, &space) {
                 let at = cell.base() + child;
-                let now = self.without(self.cell(at), entry, space.child(cut, child));
+                let now = self.remove_below(self.cell(at), entry, space.child(cut, child));
                 self.set(at, now);
             }
             return cell;

@@ -9,20 +9,20 @@ use ipnet::IpNet;
 
 use super::rule::{FlagMatch, Key, Rule};
 
-/// Number of words of an IPv4 packet.
+/// The number of words of an IPv4 packet.
 pub(super) const V4: usize = 4;
-/// Number of words of an IPv6 packet.
+/// The number of words of an IPv6 packet.
 pub(super) const V6: usize = 10;
 
-/// Index of the word with the ports: source, then destination. For a rule, there are two such words: the lowest ports
-/// and the highest ports.
+/// The index of the word with the ports: source, then destination. For a rule, there are two such words: the lowest
+/// ports and the highest ports.
 pub(super) const PORTS: usize = 0;
-/// Index of the word with protocol, TCP flags and VLAN, at the bit offsets below.
+/// The index of the word with protocol, TCP flags and VLAN, at the bit offsets below.
 pub(super) const SHORT: usize = 1;
 
 const FLAGS: u32 = 8;
 const VLAN: u32 = 16;
-/// Largest VLAN identifier.
+/// The largest VLAN identifier.
 const VLAN_MAX: u16 = 0xfff;
 const HAS_PORTS: u32 = 1 << 28;
 const HAS_VLAN: u32 = 1 << 29;

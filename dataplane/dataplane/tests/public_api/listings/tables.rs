@@ -118,14 +118,14 @@ pub mod exact {
     }
 }
 mod first {
-    pub trait First {
+    pub trait FirstLevel {
         const BITS: u32;
-        const ON: u32;
+        const CONTINUE_BIT: u32;
         fn new() -> Result<Self, TableError>
         where
             Self: Sized;
-        fn near(&self, slot: usize) -> u32;
-        fn goes_on(near: u32) -> u32;
+        fn entry_or_marker(&self, slot: usize) -> u32;
+        fn continue_bits(entry_or_marker: u32) -> u32;
         fn cell(&self, slot: usize) -> u32;
         fn set_cell(&self, slot: usize, entry: u32);
         fn fetch(&self, slot: usize);
@@ -133,24 +133,24 @@ mod first {
     pub struct Narrow {
         private: _,
     }
-    impl First for Narrow {}
+    impl FirstLevel for Narrow {}
     pub struct Wide(_);
-    impl First for Wide {}
+    impl FirstLevel for Wide {}
 }
 mod form {
     pub trait AddressFamily {
         type Address: Copy;
         const BITS: u8;
-        type First: First;
+        type FirstLevel: FirstLevel;
         const HALVES: usize;
         const RUNS: usize;
-        const FIRST: usize = _;
-        fn left(address: Self::Address) -> u128;
-        fn right(left: u128) -> Self::Address;
+        const FIRST_CELL: usize = _;
+        fn left_align(address: Self::Address) -> u128;
+        fn from_left_aligned(aligned: u128) -> Self::Address;
         fn half(address: Self::Address, half: usize) -> u64;
-        fn below(line: &Line, key: u64) -> usize;
-        fn boundary(line: &Line, at: usize, near: u64) -> Option<u64>;
-        fn words(boundaries: &[u64]) -> [u64; WORDS];
+        fn boundaries_below(line: &Line, key: u64) -> usize;
+        fn boundary(line: &Line, index: usize, covered: u64) -> Option<u64>;
+        fn bucket_words(boundaries: &[u64]) -> [u64; WORDS];
     }
     pub struct V4;
     impl AddressFamily for V4 {}
