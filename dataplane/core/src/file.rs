@@ -176,9 +176,9 @@ fn access_list(folder: &File, name: &OsString) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Sets the owner, the group and the permissions of `file` to these properties of the file `before`, and the access
-/// control list to `list`. At the call, only this user can access `file`. If a property cannot be set, no user gets an
-/// access that the file `before` did not permit.
+/// Copies the owner, the group and the permissions in the metadata `before` to `file`, and sets the access control list
+/// of `file` to `list`. Before the call, only this user can access `file`. If a property cannot be set, no user gets an
+/// access that `before` and `list` do not permit.
 fn copy_access(file: &File, before: &fs::Metadata, list: io::Result<Option<Vec<u8>>>) -> io::Result<()> {
     // Only root can change the owner of a file. Other users can set only the groups of which they are members.
     if fchown(file, Some(before.uid()), Some(before.gid())).is_err() {
@@ -213,14 +213,14 @@ fn without_group(mode: u32) -> u32 {
     mode & 0o700 | both << 3 | both
 }
 
-/// Opens a file or folder only to look at it. Does not follow a symbolic link.
+/// The flags to open a file or folder only for lookups in the file system. A symbolic link is not followed.
 const LOOKUP: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// The place to which the path of an output leads, after all symbolic links.
 struct OutputPlace {
     /// The nearest existing folder, opened with [`LOOKUP`].
     folder: File,
-    /// The names from that folder to the file. Only the last name is left if the folder of the file exists.
+    /// The names from that folder to the file. Contains only the name of the file if the folder of the file exists.
     rest: Vec<OsString>,
     /// The file, if it exists.
     known: Option<fs::Metadata>,
@@ -475,8 +475,8 @@ impl LockedFile {
     }
 
     /// Opens and locks a file for writing, and creates the file if it does not exist. The content stays until
-    /// [`Self::truncate`] is called, because the run may still fail to start. `readers` selects the users that may read a
-    /// new file.
+    /// [`Self::truncate`] is called, because the run may still fail to start. `readers` selects the users that may read
+    /// a new file.
     ///
     /// Refuses symbolic links and files of other users, with one exception: the file, or a link to a folder, may belong
     /// to the owner of the folder that contains the file or the link.

@@ -93,7 +93,7 @@ fn compare(frame: &[u8], found: Result<Dissection, Malformed>) {
     }
 }
 
-/// Whether `dissect` may refuse a frame for this reason although `etherparse` accepts the frame.
+/// Returns whether `dissect` may refuse a frame for this reason although `etherparse` accepts the frame.
 fn only_ours_refuses(reason: Malformed, reference: &SlicedPacket<'_>) -> bool {
     match reason {
         Malformed::Oversize
@@ -113,14 +113,14 @@ fn only_ours_refuses(reason: Malformed, reference: &SlicedPacket<'_>) -> bool {
 /// The protocol number of IGMP, which `etherparse` parses.
 const IGMP: u8 = 2;
 
-/// Whether `etherparse` may refuse a frame that `dissect` accepts.
+/// Returns whether `etherparse` may refuse a frame that `dissect` accepts.
 fn only_theirs_refuses(frame: &[u8], found: &Dissection) -> bool {
     theirs_has_other_rules(frame, found) || found.protocol == IGMP
 }
 
-/// Whether `etherparse` parses a frame by other rules: it follows more kinds of tags and of extension headers, and
-/// treats an IPv6 payload length of 0 as unknown. `etherparse` also parses the payload of a later fragment as extension
-/// headers.
+/// Returns whether `etherparse` parses a frame by other rules: it follows more kinds of tags and of extension headers,
+/// and treats an IPv6 payload length of 0 as unknown. `etherparse` also parses the payload of a later fragment as
+/// extension headers.
 fn theirs_has_other_rules(frame: &[u8], found: &Dissection) -> bool {
     const MACSEC: u16 = 0x88e5;
     /// Mobility, HIP and Shim6.

@@ -49,7 +49,7 @@ number! {
     Rkey(u32)
 }
 number! {
-    /// A count of ticks of a clock with its own frequency. [`crate::clock`] converts ticks to [`Nanos`].
+    /// A number of clock ticks. Each clock has its own frequency. [`crate::clock`] converts ticks to [`Nanos`].
     Ticks(u64)
 }
 number! {

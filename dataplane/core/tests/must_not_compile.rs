@@ -1,6 +1,6 @@
-//! The documentation contains programs that must not compile. Each of them fails with exactly the error that the
-//! documentation names. rustdoc checks the error code only with a nightly compiler, so a program could fail for another
-//! reason, such as a renamed type.
+//! Tests the programs in the documentation that must not compile. Each of these programs must fail with exactly the
+//! error that the documentation names. rustdoc checks the error code only with a nightly compiler. Without these tests,
+//! a program could fail for another reason, such as a renamed type.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -131,7 +131,7 @@ impl DeviceClock {
         self.is_system = true;
     }
 
-    /// Whether this clock is the system's own wall clock.
+    /// Returns whether this clock is the system's own wall clock.
     #[inline]
     pub(super) fn is_system_clock(&self) -> bool {
         self.is_system

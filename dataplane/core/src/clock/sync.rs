@@ -234,7 +234,7 @@ impl ClockSync {
         self.fault
     }
 
-    /// Whether the clock can never be used, so that further steps are useless.
+    /// Returns whether the clock can never be used, so that further steps are useless.
     pub fn is_unusable(&self) -> bool {
         match self.fault {
             Some(ClockFault::NoFrequency | ClockFault::WrapsTooFast) => true,
@@ -377,7 +377,7 @@ impl ClockSync {
         }
     }
 
-    /// Whether the counter should have moved within the step or since the last step, but did not.
+    /// Returns whether the counter should have moved within the step or since the last step, but did not.
     fn has_stopped(&self, readings: &[Reading], best: &Reading) -> bool {
         let Some(last) = self.points.back() else { return false };
         if readings.iter().any(|reading| reading.ticks != best.ticks) {

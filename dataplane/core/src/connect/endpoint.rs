@@ -50,7 +50,7 @@ pub struct QueuePairEndpoint {
     pub qkey: u32,
     /// The number of times that this queue pair was reset. The next connection has a new generation.
     pub generation: u32,
-    /// Index of the queue pair on its port. The peer's queue pair must have the same index.
+    /// The index of the queue pair on its port. The peer's queue pair must have the same index.
     pub queue: u16,
     /// Capacity of the receive queue.
     pub receive_depth: u32,
@@ -180,7 +180,7 @@ fn byte(raw: u32) -> u8 {
 }
 
 impl QueuePairEndpoint {
-    /// Size of an endpoint in the wire format, in bytes.
+    /// The size of an endpoint in the wire format, in bytes.
     pub const SIZE: usize = size_of::<EndpointRecord>();
 
     /// Returns the endpoint in the wire format.

@@ -123,7 +123,7 @@ pub struct Exchanged {
     pub remotes: Vec<QueuePairEndpoint>,
     /// The peer's address.
     pub address: SocketAddr,
-    /// Number of connections that were refused before this peer.
+    /// The number of connections that were refused before this peer.
     pub refused: u64,
     wire: Wire,
     /// The token of the local HELLO. The READY of the peer must have this token.

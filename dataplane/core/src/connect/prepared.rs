@@ -76,7 +76,8 @@ impl<P: ProtectionDomain> PreparedQueuePair<P> {
         Ok(Self { connector, pd: pd.clone(), qp })
     }
 
-    /// Sets the index of the queue on the port (default 0). The peer's queue pair must have the same index.
+    /// Sets the index of this queue pair among the queue pairs of the port (default 0). The peer's queue pair must have
+    /// the same index.
     #[must_use]
     pub fn queue(mut self, queue: u16) -> Self {
         self.connector = self.connector.queue(queue);

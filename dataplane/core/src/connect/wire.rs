@@ -27,7 +27,7 @@ struct MessageHeader {
     token: U64,
 }
 
-/// Size of a message header in bytes.
+/// The size of a message header in bytes.
 pub(super) const HEADER_SIZE: usize = size_of::<MessageHeader>();
 
 /// The type of a message.

@@ -355,7 +355,7 @@ impl<'a> Frame<'a> {
         matches!(self.layer3, Layer3::Ipv4(..) | Layer3::Ipv6(..))
     }
 
-    /// Whether the layer 4 header is in another fragment.
+    /// Returns whether the layer 4 header is in another fragment.
     fn is_later_fragment(&self) -> bool {
         match self.layer3 {
             Layer3::Ipv4(..) => self.fragment & ipv4::FRAGMENT_OFFSET != 0,

@@ -79,7 +79,7 @@ impl Sum {
     }
 }
 
-/// Whether an IPv4 header without options contains its correct checksum.
+/// Returns whether an IPv4 header without options contains its correct checksum.
 #[inline]
 pub fn header_checksum_ok(header: &[u8; 20]) -> bool {
     // One's complement addition is addition modulo 65,535. Modulo 65,535, the numbers 2^16, 2^32, 2^48 and 2^64 equal

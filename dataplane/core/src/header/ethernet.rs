@@ -23,17 +23,17 @@ impl MacAddr {
     /// The all-zero address, which no host has.
     pub const ZERO: Self = Self([0; 6]);
 
-    /// Whether the address is a multicast or broadcast address.
+    /// Returns whether the address is a multicast or broadcast address.
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Whether the address is [`MacAddr::BROADCAST`].
+    /// Returns whether the address is [`MacAddr::BROADCAST`].
     pub fn is_broadcast(self) -> bool {
         self == Self::BROADCAST
     }
 
-    /// Whether the address is locally administered, not assigned by a vendor.
+    /// Returns whether the address is locally administered, not assigned by a vendor.
     pub const fn is_local(self) -> bool {
         self.0[0] & 2 != 0
     }

@@ -72,7 +72,7 @@ impl Ipv4 {
         self.destination.into()
     }
 
-    /// Whether the packet is a fragment of a datagram.
+    /// Returns whether the packet is a fragment of a datagram.
     #[inline]
     pub fn is_fragment(&self) -> bool {
         self.fragment.get() & (MORE_FRAGMENTS | FRAGMENT_OFFSET) != 0
@@ -137,8 +137,8 @@ impl Ipv4 {
     }
 }
 
-/// Whether the IPv4 header at the start of `datagram`, including options, has a correct checksum. Returns `false` if
-/// the header is invalid.
+/// Returns whether the IPv4 header at the start of `datagram`, including options, has a correct checksum. Returns
+/// `false` if the header is invalid.
 pub fn checksum_ok(datagram: &[u8]) -> bool {
     Ipv4::view(datagram)
         .ok()

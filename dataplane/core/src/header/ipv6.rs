@@ -108,13 +108,13 @@ impl Fragment {
         self.offset_more.get() & 0xfff8
     }
 
-    /// Whether more fragments follow.
+    /// Returns whether more fragments follow.
     #[inline]
     pub fn more(&self) -> bool {
         self.offset_more.get() & 1 != 0
     }
 
-    /// Whether the packet is an atomic fragment (RFC 6946): a complete datagram with a fragment header.
+    /// Returns whether the packet is an atomic fragment (RFC 6946): a complete datagram with a fragment header.
     #[inline]
     pub fn is_atomic(&self) -> bool {
         self.offset_more.get() & 0xfff9 == 0
@@ -149,8 +149,8 @@ impl Header for Authentication {
     }
 }
 
-/// Whether a next header value is the type of an extension header that itself has a next header field. ESP is not
-/// included, because its next header field is encrypted.
+/// Returns whether a next header value is the type of an extension header that itself has a next header field. ESP is
+/// not included, because its next header field is encrypted.
 #[inline]
 pub const fn is_extension(next_header: u8) -> bool {
     matches!(

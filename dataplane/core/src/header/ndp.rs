@@ -82,7 +82,7 @@ pub fn group_mac(group: &[u8; 16]) -> MacAddr {
     MacAddr([0x33, 0x33, a, b, c, d])
 }
 
-/// Whether an address is a link-local unicast address.
+/// Returns whether an address is a link-local unicast address.
 pub fn is_link_local(address: Ipv6Addr) -> bool {
     address.segments()[0] & 0xffc0 == 0xfe80
 }

@@ -28,7 +28,7 @@ impl VlanTag {
         priority(self.tci.get())
     }
 
-    /// Whether the frame should be dropped before other frames if there is congestion.
+    /// Returns whether the frame should be dropped before other frames if there is congestion.
     pub fn drop_eligible(&self) -> bool {
         self.tci.get() & 0x1000 != 0
     }
@@ -44,7 +44,7 @@ pub const fn priority(tci: u16) -> u8 {
     (tci >> 13) as u8
 }
 
-/// Whether an EtherType is the type of a VLAN tag.
+/// Returns whether an EtherType is the type of a VLAN tag.
 #[inline]
 pub const fn is_tag(ether_type: u16) -> bool {
     matches!(ether_type, ether_type::VLAN | ether_type::QINQ | ether_type::QINQ_OLD)

@@ -155,8 +155,8 @@ impl InFlight {
         bytes
     }
 
-    /// In the oldest span, marks the sends with sequence numbers below `to` as completed. Returns the sequence number
-    /// of the first of these sends, and a span of only these sends.
+    /// Marks the sends of the oldest span with sequence numbers below `to` as completed. Returns the sequence number of
+    /// the first of these sends, and a span of only these sends.
     #[inline(always)]
     fn complete_span(&mut self, to: u64) -> (u64, Span) {
         let from = self.completed;

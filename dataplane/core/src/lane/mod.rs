@@ -56,10 +56,10 @@ pub struct LaneCounters {
     /// Completions that match no outstanding request of this lane. The request was posted before the last reset, or the
     /// device is faulty.
     pub unmatched_completions: u64,
-    /// Number of queue pair resets after an error or after a restart of the peer.
+    /// The number of queue pair resets after an error or after a restart of the peer.
     pub recoveries: u64,
-    /// Number of times that the lane created all its queues again, because a completion queue or the reset of the queue
-    /// pair failed.
+    /// The number of times that the lane created all its queues again, because a completion queue or the reset of the
+    /// queue pair failed.
     pub rebuilds: u64,
     /// Requests that a queue pair did not complete in time. Resetting or destroying the queue pair returned their
     /// slots.
@@ -163,9 +163,9 @@ pub trait Lane: Send {
 pub struct LaneSpec {
     /// Type of the queue pair.
     pub kind: QpType,
-    /// Index of the queue on the port, and the number of queues of the port.
+    /// The index of the queue on the port, and the number of queues of the port.
     pub queue: (u16, u16),
-    /// Number of receives posted in advance. 0 for a lane that only sends.
+    /// The number of receives posted in advance. 0 for a lane that only sends.
     pub recv_depth: u32,
     /// Maximum number of outstanding sends.
     pub send_depth: u32,

@@ -100,7 +100,7 @@ mod loom_models {
     use super::*;
     use crate::sync::Arc;
 
-    /// A value that loom watches: loom reports accesses that are not ordered, and a value that is never dropped.
+    /// A value that loom watches. Loom reports unordered accesses to the value, and a value that is never dropped.
     struct Watched(Track<UnsafeCell<u32>>, u32);
 
     impl Watched {

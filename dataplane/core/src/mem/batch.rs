@@ -21,10 +21,10 @@ pub const BATCH: usize = 256;
 #[derive(Debug)]
 pub struct Batch<Unsized: ?Sized = [()]> {
     pub(super) memory: SlotMemory,
-    /// Number of packets, at most [`BATCH`]. In `labels` and `copies`, the entries from index `len` on are always
+    /// The number of packets, at most [`BATCH`]. In `labels` and `copies`, the entries from index `len` on are always
     /// `NEXT` (no label). In the remaining arrays, these entries have no meaning.
     len: usize,
-    /// Index of the port that received the packets. Each batch in the graph has packets from only one port.
+    /// The index of the port that received the packets. Each batch in the graph has packets from only one port.
     pub(super) ingress: u8,
     /// Whether the current stage has held the packets before, and whether their maximum holding time has passed.
     pub(super) hold_state: HoldState,
@@ -40,8 +40,8 @@ pub struct Batch<Unsized: ?Sized = [()]> {
     maybe_labelled: bool,
     /// Free slots, taken from the pool in advance, for packets that a stage generates.
     pub(super) spares: Vec<u32>,
-    /// Number of leading packets whose entry in `starts` is valid. Code that changes a descriptor sets this number to
-    /// 0.
+    /// The number of leading packets whose entry in `starts` is valid. Code that changes a descriptor sets this number
+    /// to 0.
     starts_known: usize,
     pub(super) descs: [Desc; BATCH],
     /// Offsets of the packets from the start of the first slot, in bytes.
@@ -102,7 +102,7 @@ impl Batch {
         self.len.min(BATCH)
     }
 
-    /// Whether the batch has no packets.
+    /// Returns whether the batch has no packets.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -7,11 +7,11 @@ pub(super) type DescWord = u64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(8))]
 pub struct Desc {
-    /// Index of the slot (packet buffer).
+    /// The index of the slot (packet buffer).
     pub slot: u32,
     /// Offset of the packet's first byte from the start of the slot, in bytes.
     pub offset: u16,
-    /// Length of the packet, in bytes.
+    /// The length of the packet, in bytes.
     pub len: u16,
 }
 

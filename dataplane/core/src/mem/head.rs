@@ -33,15 +33,16 @@ impl Batch {
         Heads::new(self)
     }
 
-    /// Does the same as [`Batch::heads_mut`], but keeps the mark that every packet is plain IPv4 ([`Batch::is_plain_ipv4`]).
-    /// Use this method only in stages that do not turn a plain packet into another kind of packet.
+    /// Does the same as [`Batch::heads_mut`], but keeps the mark that every packet is plain IPv4
+    /// ([`Batch::is_plain_ipv4`]). Use this method only in stages that do not turn a plain packet into another kind of
+    /// packet.
     #[inline]
     pub fn heads_keeping_plain_ipv4<const N: usize>(&mut self) -> Heads<'_, N> {
         Heads::new(self)
     }
 
-    /// Does the same as [`Batch::heads_keeping_plain_ipv4`], but the batch caches the start of every packet. Use this method
-    /// in stages that usually run one after another. Only the first of these stages then computes the starts.
+    /// Does the same as [`Batch::heads_keeping_plain_ipv4`], but the batch caches the start of every packet. Use this
+    /// method in stages that usually run one after another. Only the first of these stages then computes the starts.
     #[inline]
     pub fn located_heads<const N: usize>(&mut self) -> Heads<'_, N, true> {
         Heads::new(self)
@@ -56,7 +57,7 @@ impl Batch {
 pub struct Head<'b, const N: usize> {
     /// The first `N` bytes.
     pub bytes: &'b mut [u8; N],
-    /// Length of the packet, in bytes.
+    /// The length of the packet, in bytes.
     pub len: u16,
     /// Metadata that earlier stages wrote.
     pub meta: &'b mut Meta,

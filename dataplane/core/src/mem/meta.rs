@@ -58,7 +58,7 @@ pub struct Meta {
     pub flags: MetaFlags,
     /// IP protocol after all extension headers.
     pub protocol: u8,
-    /// Index of the port that sends the packet.
+    /// The index of the port that sends the packet.
     pub egress: u8,
     /// Colour that a meter gave the packet.
     pub colour: Colour,
@@ -70,7 +70,7 @@ pub struct Meta {
     pub flow_hash: u32,
 }
 
-/// Length of an Ethernet header without tags, in bytes.
+/// The length of an Ethernet header without tags, in bytes.
 const ETHERNET_LEN: u16 = 14;
 
 impl Meta {

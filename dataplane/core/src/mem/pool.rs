@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::mem::desc::Desc;
 use crate::mem::{PageKind, Region, vector};
 
-/// Number of bytes at the end of every slot that no packet occupies. A view of up to `GUARD` bytes at the start of any
-/// packet therefore stays inside the slot, even if the packet is shorter.
+/// The number of bytes at the end of every slot that no packet occupies. A view of up to `GUARD` bytes at the start of
+/// any packet therefore stays inside the slot, even if the packet is shorter.
 pub const GUARD: usize = 64;
 
 /// The layout of the slots of a region. Sizes are in bytes.
@@ -19,7 +19,7 @@ pub struct SlotLayout {
     pub(crate) stride: u32,
     /// Offset of a received packet from the start of its slot.
     pub(crate) headroom: u16,
-    /// Number of slots.
+    /// The number of slots.
     pub(crate) count: u32,
 }
 
@@ -238,8 +238,8 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Takes over slots from the other program ([`Pool::continued`]). The slots are then free. Returns `false`, and takes
-    /// no further slots, at a slot that does not exist or that the pool has taken over before.
+    /// Takes over slots from the other program ([`Pool::continued`]). The slots are then free. Returns `false`, and
+    /// takes no further slots, at a slot that does not exist or that the pool has taken over before.
     ///
     /// The caller must give slots that a queue of the other program has posted to the lane that continues this queue,
     /// before any other code uses the pool.

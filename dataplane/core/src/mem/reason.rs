@@ -57,7 +57,7 @@ reasons! {
 }
 
 impl Reason {
-    /// Number of reason codes. [`Reason::code`] is always below this number.
+    /// The number of reason codes. [`Reason::code`] is always below this number.
     pub const CODES: usize = 128;
     /// Maximum number of reasons that a stage can define.
     pub const MAX_STAGE_REASONS: u8 = 64;

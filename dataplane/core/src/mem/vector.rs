@@ -47,9 +47,9 @@ pub fn fill(lengths: &mut [u32], length: u32) {
 pub struct Bounds {
     /// Total length of all packets, in bytes.
     pub bytes: u32,
-    /// Length of the shortest packet, in bytes. `u32::MAX` if there are no packets.
+    /// The length of the shortest packet, in bytes. `u32::MAX` if there are no packets.
     pub shortest: u32,
-    /// Length of the longest packet, in bytes.
+    /// The length of the longest packet, in bytes.
     pub longest: u32,
     /// Upper bound on the slot indexes.
     pub last: u32,
@@ -84,12 +84,12 @@ impl Bounds {
 /// The positions and limits of packets that a device has received.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceivedLayout {
-    /// Number of bytes that the device writes in front of each packet. The received lengths include these bytes. The
-    /// lengths of the packets do not.
+    /// The number of bytes that the device writes in front of each packet. The received lengths include these bytes.
+    /// The lengths of the packets do not.
     pub prefix: u32,
     /// Offset of the packets from the start of their slots.
     pub offset: u16,
-    /// Number of slots.
+    /// The number of slots.
     pub count: u32,
     /// Maximum length of a packet, in bytes.
     pub room: u32,

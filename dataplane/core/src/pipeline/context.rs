@@ -7,15 +7,16 @@ use crate::units::Nanos;
 /// Data that is the same for all packets of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Ctx {
-    /// Start of the run, on the system clock. All timestamps are converted to this clock.
+    /// Start of the run, on the system clock (the TSC or `CLOCK_MONOTONIC`, not the wall clock). All timestamps are
+    /// converted to the system clock.
     pub start: Nanos,
-    /// Wall-clock time of the start of the run, in nanoseconds since 1970. The worker measures the offset of the wall
-    /// clock again during the run, so this value can change.
+    /// Start of the run, on the wall clock, in nanoseconds since 1970. The worker measures the offset of the wall clock
+    /// again during the run, so this value can change.
     pub start_wallclock: Nanos,
-    /// Approximate current time, on the system clock like `start`. The worker updates the value before each
+    /// Approximate current time, on the system clock. The worker updates the value before each
     /// [`Stage::tick`](crate::pipeline::Stage::tick).
     pub now: Nanos,
-    /// Number of this worker, from 0.
+    /// The number of this worker, from 0.
     pub worker: usize,
 }
 
@@ -31,7 +32,7 @@ impl Ctx {
 /// The cause of a drop: the two names under which the ledger (the packet accounting) counts the drop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cause<'a> {
-    /// Name of the stage in the config.
+    /// The name of the stage in the config.
     pub stage: &'a str,
     /// The drop reason, or the name of the output that is not connected.
     pub reason: &'a str,

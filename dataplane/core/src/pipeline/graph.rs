@@ -319,8 +319,9 @@ impl Graph {
     }
 
     /// Continues after a panic of a stage with [`OnPanic::Drop`] or [`OnPanic::Bypass`]: replaces the stage, and drops
-    /// the packets that the stage was processing. Returns `None` if the worker must end: the code that panicked is not
-    /// part of a stage, the run stops after a panic of the stage, or the stage was handing over its state.
+    /// the packets that the stage was processing. Returns `None` if the worker must end, for one of three reasons: the
+    /// code that panicked is not part of a stage, the stage has [`OnPanic::Stop`], or the stage was handing over its
+    /// state.
     ///
     /// The graph may still contain packets of other stages. [`Graph::walk`] moves them on.
     ///
@@ -489,7 +490,7 @@ impl Graph {
         true
     }
 
-    /// Whether any stage holds packets.
+    /// Returns whether any stage holds packets.
     pub fn holds(&self) -> bool {
         self.nodes.iter().any(|node| node.held.as_ref().is_some_and(|held| !held.is_empty()))
     }

@@ -57,12 +57,12 @@ impl Held {
         self.waiting.batch.len() + (self.leaving.batch.len() - self.next)
     }
 
-    /// Whether the stage may hold one more packet.
+    /// Returns whether the stage may hold one more packet.
     pub(super) fn has_room(&self) -> bool {
         self.len() < BATCH
     }
 
-    /// Whether the stage holds no packet.
+    /// Returns whether the stage holds no packet.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.batch.is_empty() && self.next == self.leaving.batch.len()
     }
@@ -136,7 +136,8 @@ impl Held {
                     continue;
                 };
                 // If the egress port was removed, a later stage may still choose another port. If no stage chooses
-                // another port, the packet is dropped and counted at its exit, because no port has the number `NO_PORT`.
+                // another port, the packet is dropped and counted at its exit, because no port has the number
+                // `NO_PORT`.
                 batch.set_egress(at, number(batch.egress(at)).unwrap_or(NO_PORT));
                 batch.move_within(at, kept);
                 (ingress[kept], since[kept]) = (port, since[at]);

@@ -6,9 +6,9 @@ use std::net::IpAddr;
 /// A next hop: an address to resolve, and the port to reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NextHop {
-    /// Address of the gateway.
+    /// The address of the gateway.
     pub address: IpAddr,
-    /// Number of the port that leads to the gateway.
+    /// The number of the port that leads to the gateway.
     pub port: u8,
 }
 

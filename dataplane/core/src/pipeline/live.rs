@@ -49,7 +49,7 @@ struct ReaderState<T> {
     next: Arc<Next<T>>,
     /// Values that the reader has handed back.
     old: Consumer<Box<T>>,
-    /// Number of old values that the reader must still hand back.
+    /// The number of old values that the reader must still hand back.
     open: usize,
 }
 
@@ -77,7 +77,7 @@ impl<T> fmt::Debug for Next<T> {
     }
 }
 
-/// Number of values that a reader can hand back before the publishing side empties the ring again.
+/// The number of values that a reader can hand back before the publishing side empties the ring again.
 const HANDED_BACK: usize = 3;
 
 impl<T> Default for Live<T> {
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn refresh_on_another_thread_never_drops_a_value() {
-        /// A value that panics if it is dropped on a thread other than the one that created it.
+        /// A value that panics if it is dropped on another thread than the thread that created the value.
         struct Owned(std::thread::ThreadId, u64);
         impl Drop for Owned {
             fn drop(&mut self) {

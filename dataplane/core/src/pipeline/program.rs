@@ -19,9 +19,9 @@ pub enum Target {
 
 /// A stage of a [`Program`].
 pub struct NodeSpec {
-    /// Name of the stage in the config.
+    /// The name of the stage in the config.
     pub name: String,
-    /// Name of the kind of stage.
+    /// The name of the kind of stage.
     pub kind: String,
     /// The stage.
     pub stage: Box<dyn Stage>,
@@ -36,8 +36,8 @@ pub struct NodeSpec {
     pub info: StageInfo,
     /// What happens if the stage panics.
     pub on_panic: OnPanic,
-    /// Index of the stage that observes the drops of this stage. The observing stage can be earlier or later than this
-    /// stage.
+    /// The index of the stage that observes the drops of this stage. The observing stage can be earlier or later than
+    /// this stage.
     pub drop_observer: Option<usize>,
 }
 

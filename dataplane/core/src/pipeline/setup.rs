@@ -21,13 +21,13 @@ use crate::units::Nanos;
 /// A port, as stages see it. The number of a port is its index in [`Setup::ports`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortInfo {
-    /// Name of the port in the config.
+    /// The name of the port in the config.
     pub name: String,
     /// MAC address of the port.
     pub mac: [u8; 6],
-    /// Largest payload of a frame, in bytes.
+    /// The largest payload of a frame, in bytes.
     pub mtu: u16,
-    /// Name of the kernel interface behind the port, if there is one.
+    /// The name of the kernel interface behind the port, if there is one.
     pub interface: Option<String>,
     /// Addresses of this host on the port, each with the prefix length of its subnet.
     pub addresses: Vec<IpNet>,
@@ -109,14 +109,14 @@ impl<'a> Setup<'a> {
         self.rejected.push(problem);
     }
 
-    /// Whether the pipeline processes packets without a run, as in `dataplane explain`. In this case, a stage must
-    /// write no file and send nothing.
+    /// Returns whether the pipeline processes packets without a run, as in `dataplane explain`. In this case, a stage
+    /// must write no file and send nothing.
     pub fn is_offline(&self) -> bool {
         self.offline
     }
 
-    /// Whether any stage of the pipeline needs one of these facts ([`Contract::needs`](super::Contract::needs)). A
-    /// stage need not compute a fact that no stage needs.
+    /// Returns whether any stage of the pipeline needs one of these facts
+    /// ([`Contract::needs`](super::Contract::needs)). A stage need not compute a fact that no stage needs.
     pub fn any_stage_needs(&mut self, facts: Facts) -> bool {
         let wanted = self.wanted.intersects(facts);
         self.record().wanted.push((facts, wanted));
@@ -228,8 +228,9 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Does the same as [`Setup::declare_memory`], but for memory that the stage allocates for each worker. `bytes` is the
-    /// memory of one worker, and must be equal for all workers. Call this method on each worker, before the allocation.
+    /// Does the same as [`Setup::declare_memory`], but for memory that the stage allocates for each worker. `bytes` is
+    /// the memory of one worker, and must be equal for all workers. Call this method on each worker, before the
+    /// allocation.
     ///
     /// # Errors
     /// Returns the errors of [`Setup::declare_memory`].
@@ -396,9 +397,9 @@ impl<'a> Setup<'a> {
         &self.stage
     }
 
-    /// Returns the index (from 0) of the worker that runs this instance of the stage, and the number of workers. A stage
-    /// needs the number of workers to divide a value among the workers, such as a rate. If a change of the running
-    /// pipeline changes the number of workers, each stage that has called this method is prepared again.
+    /// Returns the index (from 0) of the worker that runs this instance of the stage, and the number of workers. A
+    /// stage needs the number of workers to divide a value among the workers, such as a rate. If a change of the
+    /// running pipeline changes the number of workers, each stage that has called this method is prepared again.
     pub fn worker_and_count(&mut self) -> (usize, usize) {
         let workers = self.workers;
         self.record().workers = Some(workers);
@@ -676,10 +677,10 @@ impl Resources {
         (objects, self.services)
     }
 
-    /// Returns `true` if a running stage with this record can continue in the new pipeline: the results of
-    /// [`Setup::any_stage_needs`], the ports and the next hops are as in the record, and no stage-shared object of the
-    /// stage is in `renews`. Does not check files. Call this method after the preparation of all stages before this
-    /// stage.
+    /// Returns `true` if a running stage with this record can continue in the new pipeline. The results of
+    /// [`Setup::any_stage_needs`], the ports and the next hops must be as in the record. No stage-shared object of the
+    /// stage may be in `renews`. Does not check files. Call this method after the preparation of all stages that come
+    /// before this stage.
     pub fn can_continue(&self, record: &StageRecord, renews: &BTreeSet<TypeId>) -> bool {
         let is_numbered = |(name, number): (&String, &u8)| {
             self.ports.get(usize::from(*number)).is_some_and(|port| port.name == *name)
@@ -745,7 +746,8 @@ impl Objects {
         let stages = self.memory.iter().filter(|(stage, _)| keeps.contains(*stage));
         let mut stages: BTreeMap<String, u64> = stages.map(|(stage, bytes)| (stage.clone(), *bytes)).collect();
         for (stage, bytes) in &mut stages {
-            // The change removes the memory of the removed workers. The instances for added workers declare their memory.
+            // The change removes the memory of the removed workers. The instances for added workers declare their
+            // memory.
             let Some(StageRecord { worker_memory: (declared, count), .. }) = records.get_mut(stage) else { continue };
             *bytes -= *declared * count.saturating_sub(workers) as u64;
             *count = workers.min(*count);

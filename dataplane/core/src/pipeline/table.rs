@@ -19,8 +19,8 @@ pub trait Table: Send + Sync + 'static {
     /// A row of the table. A row must serialize to a JSON object, with the same fields for every row.
     type Row: Serialize + JsonSchema;
 
-    /// Whether the rows contain counters of the stage ([`TableQuery::counter`]). The workers then report the counters
-    /// before the table is read.
+    /// Returns whether the rows contain counters of the stage ([`TableQuery::counter`]). The workers then report the
+    /// counters before the table is read.
     fn needs_counters(&self) -> bool {
         false
     }

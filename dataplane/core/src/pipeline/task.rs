@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn no_task_runs_if_one_does_not_start() {
+    fn no_task_runs_if_another_task_does_not_start() {
         struct Refuses;
         impl Task for Refuses {
             fn start(&mut self) -> Result<()> {

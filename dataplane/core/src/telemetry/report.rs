@@ -252,8 +252,8 @@ pub struct Report {
     pub stages: Vec<StageReport>,
     /// The counters of each worker.
     pub workers: Vec<WorkerReport>,
-    /// The counters of the workers that changes of the running pipeline have removed. The totals of the report, of its ports
-    /// and of its stages include these counters. Missing if no worker was removed.
+    /// The counters of the workers that changes of the running pipeline have removed. The totals of the report, of its
+    /// ports and of its stages include these counters. Missing if no worker was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removed_workers: Option<RemovedWorkersReport>,
     /// The reasons why the run failed, such as damaged input, output that could not be written, or a worker that
@@ -264,7 +264,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether nothing failed and the ledger balances.
+    /// Returns whether nothing failed and the ledger balances.
     pub fn is_good(&self) -> bool {
         self.errors.is_empty()
             && self.ledger.unaccounted == 0

@@ -172,7 +172,7 @@ impl Topology {
         self.nodes.iter().find(|node| node.id == id)
     }
 
-    /// Whether a worker on a core of this node can allocate local memory. `true` for an unknown node.
+    /// Returns whether a worker on a core of this node can allocate local memory. `true` for an unknown node.
     pub fn has_memory(&self, id: NumaNode) -> bool {
         // A kernel without NUMA support appears as one node with unknown memory, so a single node always counts as
         // having memory.

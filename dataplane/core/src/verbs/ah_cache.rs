@@ -62,7 +62,7 @@ impl<P: ProtectionDomain> AhCache<P> {
         self.handles.len()
     }
 
-    /// Whether the cache is empty.
+    /// Returns whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.handles.is_empty()
     }

@@ -154,10 +154,10 @@ impl Completion {
         self.received(PollFields::SLID, self.values.slid)
     }
 
-    /// Returns the index of the packet's partition key in the table of the port. Only for unreliable datagrams on a queue
-    /// that is polled with `ibv_poll_cq(3)`. `None` for receives with immediate data or with an invalidation: the
-    /// completions of mlx4 and mlx5 store these values in the place of the index. Hardware reports a valid index only
-    /// for queue pairs of the subnet management (GSI).
+    /// Returns the index of the packet's partition key in the table of the port. Only for unreliable datagrams on a
+    /// queue that is polled with `ibv_poll_cq(3)`. Returns `None` if the completion has immediate data or an
+    /// invalidated key, because the completions of mlx4 and mlx5 store these values in the place of the index. Hardware
+    /// reports a valid index only for queue pairs of the subnet management (GSI).
     pub fn pkey_index(&self) -> Option<u16> {
         let receive = self.good() && WcOpcode::from_raw(self.values.opcode).is_receive();
         let has_index = receive && !self.values.flags.intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV);

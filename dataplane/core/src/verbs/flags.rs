@@ -87,7 +87,7 @@ codes! {
 }
 
 impl WcOpcode {
-    /// Whether the opcode is the completion of a receive.
+    /// Returns whether the opcode is the completion of a receive.
     #[inline]
     pub const fn is_receive(self) -> bool {
         self.raw() & 128 != 0
@@ -188,7 +188,7 @@ impl From<RecvFields> for PollFields {
 }
 
 bitflags! {
-    /// What a completion queue may omit, a lock or a check: `enum ibv_create_cq_attr_flags`.
+    /// The locks and checks that a completion queue may omit: `enum ibv_create_cq_attr_flags`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct CqFlags: u32 {
         /// No lock: only one thread polls the queue.

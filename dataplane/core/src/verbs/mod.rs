@@ -145,7 +145,7 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
     /// `ibv_query_device_ex(3)`.
     fn timebase(&self) -> Timebase;
 
-    /// Whether wall-clock timestamps come from the system's wall clock instead of a clock of the device.
+    /// Returns whether wall-clock timestamps come from the system's wall clock instead of a clock of the device.
     fn wallclock_is_system(&self) -> bool {
         false
     }
@@ -271,8 +271,8 @@ pub unsafe trait ProtectionDomain: Clone + Send + Sync + 'static {
         self.register_part(region, all, access)
     }
 
-    /// Keeps a region mapped until this domain has ended, which is after the end of all its queue pairs. A provider
-    /// whose [`Device::checks_every_key`] returns `true` may ignore the call.
+    /// Keeps a region mapped until this domain ends. The domain ends after all its queue pairs. A provider whose
+    /// [`Device::checks_every_key`] returns `true` may ignore the call.
     fn keep_mapped(&self, region: Arc<Region>);
 
     /// Allocates a parent domain that extends this domain: `ibv_alloc_parent_domain(3)`. The parent domain accepts and
@@ -642,14 +642,14 @@ pub unsafe trait QueuePair: Send {
     /// See [`QueuePair::post_send`]. In addition, no code may write the memory, not even atomically.
     unsafe fn post_send_run(&mut self, run: &Run<'_>, first_wr_id: u64) -> Result<(), PostError>;
 
-    /// Whether each send completes in the call that posts it. If so, a poll directly after the post finds the
+    /// Returns whether each send completes in the call that posts it. If so, a poll directly after the post finds the
     /// completion, and later polls are unnecessary.
     fn sends_complete_immediately(&self) -> bool {
         false
     }
 
-    /// Whether the queue pair will receive nothing more, because a capture file was replayed to its end. Always `false`
-    /// for a network.
+    /// Returns whether the queue pair will receive nothing more, because a capture file was replayed to its end. Always
+    /// `false` for a network.
     fn source_ended(&self) -> bool {
         false
     }

@@ -306,7 +306,7 @@ impl PortAttributes {
         u64::from(self.lanes) * self.lane_speed
     }
 
-    /// Whether the port carries traffic.
+    /// Returns whether the port carries traffic.
     pub fn is_active(&self) -> bool {
         self.state == PortState::Active
     }

@@ -36,10 +36,10 @@ pub(super) struct DataPath<D: Device> {
     region: Arc<Region>,
     pub(super) posted: PostedReceives,
     pub(super) in_flight: InFlight,
-    /// Number of restarts, modulo 2^16. Each request id contains this number, so that the lane recognises late
+    /// The number of restarts, modulo 2^16. Each request id contains this number, so that the lane recognises late
     /// completions of earlier requests.
     pub(super) generation: u16,
-    /// Number of bytes that the device writes before a received packet, such as the GRH.
+    /// The number of bytes that the device writes before a received packet, such as the GRH.
     pub(super) prefix: u16,
     /// Maximum length of a packet to send.
     pub(super) longest: u16,
@@ -57,10 +57,10 @@ pub(super) struct DataPath<D: Device> {
     next_at_reap: u64,
     /// While packets arrive, the lane posts receives only when at least this many receives are missing.
     refill_at: usize,
-    /// Number of received packets at the previous call of `is_refill_due`.
+    /// The number of received packets at the previous call of `is_refill_due`.
     rx_at_refill: u64,
-    /// When the lane posted the oldest send that no completion will report: the send is unsignalled, and no signalled
-    /// send follows. `None` if there is no such send.
+    /// The time at which the lane posted the oldest send that no completion will report. No completion reports a send
+    /// if the send is unsignalled and no signalled send follows the send. `None` if there is no such send.
     pub(super) unsignalled_since: Option<Instant>,
     /// Whether the worker has stopped the lane. Flushed requests then do not count as errors.
     pub(super) stopping: bool,

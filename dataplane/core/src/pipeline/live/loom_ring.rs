@@ -1,8 +1,8 @@
-//! A ring with the interface of `rtrb`, for loom. Loom sees only its own atomics, and `rtrb` uses the atomics of the standard
-//! library.
+//! A ring with the interface of `rtrb`, for loom. Loom sees only its own atomics, and `rtrb` uses the atomics of the
+//! standard library.
 //!
-//! The order between the two sides is as weak as in `rtrb`: a pushed value is released to the thread that pops the value,
-//! and a slot is released to the thread that uses the slot again.
+//! The order between the two sides is as weak as in `rtrb`: a pushed value is released to the thread that pops the
+//! value, and a slot is released to the thread that uses the slot again.
 
 use std::fmt;
 
@@ -19,13 +19,13 @@ pub(super) struct RingBuffer;
 
 pub(super) struct Producer<T> {
     ring: Arc<Slots<T>>,
-    /// Number of pushed values.
+    /// The number of pushed values.
     pushed: usize,
 }
 
 pub(super) struct Consumer<T> {
     ring: Arc<Slots<T>>,
-    /// Number of popped values.
+    /// The number of popped values.
     popped: usize,
 }
 
@@ -39,7 +39,8 @@ impl RingBuffer {
 }
 
 impl<T> Producer<T> {
-    /// Pushes a value. If the ring is full, `rtrb` returns the value. This ring returns the oldest value, and the model fails.
+    /// Pushes a value. If the ring is full, `rtrb` returns the value. This ring returns the oldest value, and the model
+    /// fails.
     pub(super) fn push(&mut self, value: T) -> Result<(), Box<T>> {
         let slot = &self.ring.slots[self.pushed % self.ring.slots.len()];
         self.pushed += 1;

@@ -58,7 +58,7 @@ impl<const N: usize> MaskedValue<N> {
         &self.mask
     }
 
-    /// Whether every value matches.
+    /// Returns whether every value matches.
     pub fn is_any(&self) -> bool {
         self.mask == [0; N]
     }
@@ -289,7 +289,7 @@ pub struct FlowLimits {
     pub driver: &'static str,
     /// The number of priorities. `None`: unknown.
     pub priorities: Option<u16>,
-    /// On a port with several queues, each priority of the rules uses this many priorities of the device.
+    /// The number of device priorities that each priority of the rules uses, on a port with several queues.
     pub rss_levels: u16,
     /// The header fields that the driver cannot match.
     pub unsupported_fields: &'static [&'static str],

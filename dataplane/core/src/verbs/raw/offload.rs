@@ -8,7 +8,7 @@ use crate::error::VerbError;
 use crate::header::parse::{checksummed, dissect};
 use crate::units::{BitRate, Bytes, bytes_within};
 
-/// Length of a frame check sequence in bytes.
+/// The length of a frame check sequence in bytes.
 const FCS: u32 = 4;
 
 /// The capabilities of a device for raw-packet queue pairs, from `struct ibv_device_attr_ex`.
