@@ -187,7 +187,7 @@ pub struct LocalPort {
     pub lid: u16,
     /// The selected GID. Zero if the port has none.
     pub gid: Gid,
-    /// Index of the GID in the table.
+    /// The index of the GID in the table.
     pub gid_index: u8,
     /// The type of the GID.
     pub gid_kind: GidKind,
@@ -388,7 +388,12 @@ impl EndpointParameters {
                         (Some(gid), None) => ("gid", gid.to_string()),
                         (None, kind) => ("gid_kind", kind.map_or_else(String::new, kind_name)),
                     };
-                    wrong.add(key, value, format!("the addresses of the port: {}", all()), remedy);
+                    let why = if gid.is_some() {
+                        "the port has no such address"
+                    } else {
+                        "the port has no address of this kind"
+                    };
+                    wrong.add(key, value, format!("{why}; the addresses of the port: {}", all()), remedy);
                 }
                 found
             }

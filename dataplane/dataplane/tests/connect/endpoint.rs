@@ -1,5 +1,5 @@
-//! Tests of endpoints, the addresses that two queue pairs exchange: the wire format, and the endpoints that are
-//! rejected.
+//! Tests of the wire format of endpoints, and of endpoints that are rejected. An endpoint is the address that a queue
+//! pair sends to its peer.
 
 use dataplane::connect::{EndpointError, QueuePairEndpoint, RemoteBuffer, VERSION};
 use dataplane::units::{Gid, QpNum, Rkey};

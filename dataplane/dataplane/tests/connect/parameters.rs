@@ -177,13 +177,13 @@ fn unsupported_parameter_is_reported_with_a_fix() {
         (
             |it, _| it.gid = Some(gid("192.0.2.9")),
             &[
-                "`gid` = ::ffff:192.0.2.9 on `mlx5_0`: the addresses of the port: 0 fe80::1 roce_v1, 1 fe80::1 roce_v2, 3 ::ffff:192.0.2.1 roce_v2; help: use an address of the port, or assign the address to the interface",
+                "`gid` = ::ffff:192.0.2.9 on `mlx5_0`: the port has no such address; the addresses of the port: 0 fe80::1 roce_v1, 1 fe80::1 roce_v2, 3 ::ffff:192.0.2.1 roce_v2; help: use an address of the port, or assign the address to the interface",
             ],
         ),
         (
             |it, _| (it.gid, it.gid_kind) = (Some(gid("192.0.2.1")), Some(GidKind::RoceV1)),
             &[
-                "`gid` = ::ffff:192.0.2.1 roce_v1 on `mlx5_0`: the addresses of the port: 0 fe80::1 roce_v1, 1 fe80::1 roce_v2, 3 ::ffff:192.0.2.1 roce_v2; help: use an address of the port, or assign the address to the interface",
+                "`gid` = ::ffff:192.0.2.1 roce_v1 on `mlx5_0`: the port has no such address; the addresses of the port: 0 fe80::1 roce_v1, 1 fe80::1 roce_v2, 3 ::ffff:192.0.2.1 roce_v2; help: use an address of the port, or assign the address to the interface",
             ],
         ),
         (
@@ -192,7 +192,7 @@ fn unsupported_parameter_is_reported_with_a_fix() {
                 device.gids.truncate(1);
             },
             &[
-                "`gid_kind` = infiniband on `mlx5_0`: the addresses of the port: 0 fe80::1 roce_v1; help: use an address of the port, or assign the address to the interface",
+                "`gid_kind` = infiniband on `mlx5_0`: the port has no address of this kind; the addresses of the port: 0 fe80::1 roce_v1; help: use an address of the port, or assign the address to the interface",
             ],
         ),
         (
