@@ -82,11 +82,12 @@ const CQ_CAPABILITIES: [Capability; 10] = [
     Capability::TagMatching,
 ];
 
-/// Removes timestamps from the granted properties of a completion queue if the device creates queue pairs on the
-/// completion queue `plain`, but refuses each of them on a completion queue with these timestamps. mlx5 in real-time
-/// mode has no timestamps of the counter that libibverbs reads (`get_ts_format` in the kernel). From libibverbs 65 on,
-/// such a device accepts queue pairs on a completion queue with the wall clock alone. But lanes request the wall clock
-/// and the counter together, so lanes cannot use the wall clock of such a device.
+/// Removes a kind of timestamp from `granted`, the granted properties of a completion queue, if no queue pair can use
+/// this kind. The device then creates queue pairs on the completion queue `plain`, but refuses all queue pairs on a
+/// completion queue with these timestamps. An example is mlx5 in real-time mode: it has no timestamps of the counter
+/// that libibverbs reads (`get_ts_format` in the kernel). From libibverbs 65 on, such a device accepts queue pairs on a
+/// completion queue that has only wall-clock timestamps. But lanes request the wall clock and the counter together, so
+/// lanes cannot use the wall clock of such a device.
 fn refuse_unusable_timestamps<D: Device>(device: &D, plain: &D::Cq, granted: &mut CqGranted) {
     let Ok(pd) = device.alloc_pd() else { return };
     let create = |kind, cq: &D::Cq| pd.create_qp(&QpSpec::new(kind, SMALL), cq, cq, None).map(drop);

@@ -50,7 +50,8 @@ impl Drop for PdHandle {
             mem::forget(mem::take(&mut self.mapped));
         }
         if let Some(td) = self.thread {
-            // SAFETY: the parent domain that used the thread domain was freed above.
+            // SAFETY: the thread domain is freed only here. If the parent domain could not be freed above, the library
+            // refuses this call with `EBUSY`.
             check_destroyed(unsafe { ffi::ibv_dealloc_td(td.as_ptr()) }, name);
         }
     }
@@ -80,8 +81,9 @@ impl VerbsPd {
     }
 
     /// Returns a protection domain for objects that only one thread uses, so that drivers need no locks. The result is
-    /// a parent domain, which extends this domain with a new thread domain. Each call creates a thread domain, because
-    /// the objects of one thread domain may share resources in the driver.
+    /// a parent domain, which extends this domain with a thread domain. Each call creates a new thread domain, because
+    /// different threads may use the results of two calls, and the objects of one thread domain may share driver
+    /// resources without a lock.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the driver does not support thread domains.
@@ -123,8 +125,9 @@ impl VerbsPd {
         })))
     }
 
-    /// Keeps a region mapped as long as this domain exists. Every queue pair holds its domain, even while the
-    /// destruction of the queue pair waits for a completion queue. A parent domain holds the domain that it extends.
+    /// Keeps a region mapped as long as this domain exists. Every queue pair holds its domain until the queue pair is
+    /// destroyed, even if the queue pair was dropped before and is destroyed later, together with its completion queue.
+    /// A parent domain holds the domain that it extends.
     pub(super) fn keep_mapped(&self, region: Arc<Region>) {
         let base = self.0.base.as_ref().unwrap_or(self);
         base.0.mapped.lock().unwrap_or_else(PoisonError::into_inner).push(region);

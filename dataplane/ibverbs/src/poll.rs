@@ -29,7 +29,7 @@ const COPY_BATCH: usize = 32;
 
 /// The result of one poll.
 struct PollOutcome {
-    /// Number of completions that were polled.
+    /// The number of completions that were polled.
     taken: usize,
     /// The return code of the `ibv_start_poll` or `ibv_next_poll` call that ended the poll. 0 if the poll reached its
     /// limit.

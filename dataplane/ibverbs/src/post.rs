@@ -35,7 +35,7 @@ fn refuse(verb: &'static str, errno: c_int) -> PostError {
     PostError { accepted: 0, error: VerbError::new(verb, errno) }
 }
 
-/// Length of a MAC address in bytes.
+/// The length of a MAC address in bytes.
 const MAC_LENGTH: u32 = 6;
 
 const RECV: &str = "ibv_post_recv";

@@ -16,7 +16,7 @@ use super::{ffi, flow, held_log};
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{FlowError, RateLimit, RawError, RawPacketCaps, RawReceive, RssCaps};
 
-/// Length of the shortest header in bytes: an Ethernet header.
+/// The length of the shortest header in bytes: an Ethernet header.
 const SHORTEST_HEADER: usize = 14;
 
 /// Returns the capabilities that `struct ibv_device_attr_ex` reports.

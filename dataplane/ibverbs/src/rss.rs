@@ -34,7 +34,7 @@ use dataplane_core::verbs::{
     RssCaps, RssFields, RssSpec, TransportMatch, TunnelMatch,
 };
 
-/// Number of entries of an indirection table, unless the device supports only smaller tables.
+/// The number of entries of an indirection table, unless the device supports only smaller tables.
 const TABLE: u32 = 128;
 
 /// A set of frames that are hashed with the same fields.
@@ -195,9 +195,9 @@ fn same_transport(a: &TransportMatch, b: &TransportMatch) -> bool {
 /// The parameters of a work queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WorkQueueSpec {
-    /// Number of outstanding receives.
+    /// The number of outstanding receives.
     pub(super) depth: u32,
-    /// Number of scatter/gather elements of a receive.
+    /// The number of scatter/gather elements of a receive.
     pub(super) sges: u32,
     /// The receive offloads.
     pub(super) receive: RawReceive,

@@ -31,9 +31,9 @@ pub enum SelfTest {
     Unknown(String),
 }
 
-/// Number of receives per round.
+/// The number of receives per round.
 const BATCH: u64 = 3;
-/// Number of rounds.
+/// The number of rounds.
 const ROUNDS: u64 = 4;
 /// A working device flushes requests immediately. Completions that do not arrive within this time count as lost.
 const TIMEOUT: Duration = Duration::from_secs(2);

@@ -57,9 +57,9 @@ fn specs(bytes: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
     })
 }
 
-/// Whether the driver accepts the matches of the outer or the inner headers (`is_valid_ethertype` and `set_proto`). If
-/// a rule matches the EtherType or the protocol twice, both matches must have the same value and a whole mask. The
-/// driver accepts the EtherTypes of MPLS with any IP header.
+/// Returns whether the driver accepts the matches of the outer or the inner headers (`is_valid_ethertype` and
+/// `set_proto`). If a rule matches the EtherType or the protocol twice, both matches must have the same value and a
+/// whole mask. The driver accepts the EtherTypes of MPLS with any IP header.
 fn is_consistent(bytes: &[u8], inner: u32) -> bool {
     let (mut ether_type, mut ip, mut protocols) = (None, None, Vec::new());
     for (kind, spec) in specs(bytes).filter(|(kind, _)| kind & IBV_FLOW_SPEC_INNER == inner) {
@@ -95,8 +95,8 @@ fn table(bytes: &[u8]) -> u16 {
     if is_multicast_only(bytes) && is_trap { MULTICAST_TABLE } else { 2 * u16_at(bytes, 10) + u16::from(is_trap) }
 }
 
-/// Whether the driver treats a rule as a multicast rule (`flow_is_multicast_only`). Only the first spec decides.
-/// libibverbs sends `IPV4_EXT` as `IPV4`.
+/// Returns whether the driver treats a rule as a multicast rule (`flow_is_multicast_only`). Only the first spec
+/// decides. libibverbs sends `IPV4_EXT` as `IPV4`.
 fn is_multicast_only(bytes: &[u8]) -> bool {
     match specs(bytes).next() {
         Some((IBV_FLOW_SPEC_IPV4 | IBV_FLOW_SPEC_IPV4_EXT, spec)) => spec[12] & 0xf0 == 0xe0,

@@ -294,7 +294,8 @@ pub(super) struct State {
     bound: HashMap<u32, u32>,
     /// The fields and flags with which the creation of a CQ fails, and the error.
     lacks: Option<(u64, u32, c_int)>,
-    /// Two sets of fields and an error. The creation of a CQ fails with the error if the CQ requests a field of each set.
+    /// Two sets of fields and an error. The creation of a CQ fails with the error if the CQ requests a field of each
+    /// set.
     lacks_together: Option<(u64, u64, c_int)>,
     tags: bool,
     /// Whether the device refuses CQs with a completion channel.
@@ -328,7 +329,7 @@ static DEVICES: [ibv_device; 2] = {
 };
 
 impl Fake {
-    /// Creates a device with all verbs except those that `change` removes.
+    /// Creates a device with all verbs except the verbs that `change` removes.
     pub(crate) fn new(change: impl FnOnce(&mut VerbsContext)) -> Self {
         Self::with_attributes(ibv_device_attr_ex::default(), change)
     }
@@ -409,8 +410,8 @@ impl Fake {
         self.state().reset_is_final = true;
     }
 
-    /// Makes the device accept receives without elements, but never complete them, as efa does: `efa_post_recv` writes a
-    /// descriptor only for each element.
+    /// Makes the device accept receives without elements, but never complete them, as efa does: `efa_post_recv` writes
+    /// a descriptor only for each element.
     pub(crate) fn ignores_empty_receives(&self) {
         self.state().ignored_receives = Some(0);
     }
@@ -473,8 +474,8 @@ impl Fake {
             u64::from(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
     }
 
-    /// Makes the creation of queue pairs and work queues fail if one of their CQs has timestamps of the counter, as mlx5
-    /// does in real-time mode from libibverbs 65 on.
+    /// Makes the creation of queue pairs and work queues fail if one of their CQs has timestamps of the counter, as
+    /// mlx5 does in real-time mode from libibverbs 65 on.
     pub(crate) fn refuses_queues_with_ticks(&self) {
         self.state().refused_queue_fields = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.into();
     }
@@ -614,7 +615,8 @@ impl State {
         }
     }
 
-    /// Returns `true` if the change of a queue pair to the state `to` fails, because the queue pair can never leave ERR.
+    /// Returns `true` if the change of a queue pair to the state `to` fails, because the queue pair can never leave
+    /// ERR.
     fn is_final(&mut self, qp: u32, to: u32) -> bool {
         use ibv_qp_state::{IBV_QPS_ERR, IBV_QPS_RESET};
         let ends = to == IBV_QPS_ERR || to == IBV_QPS_RESET;

@@ -10,7 +10,7 @@ use super::super::fake::{Call, Completion, Fake, NO_ERRNO, Op, Poll, with_window
 use super::*;
 use dataplane_testing::{Folder, skip};
 
-/// Names of structures with their sizes, and names of members with their offsets. The names are `struct` or
+/// The names of structures with their sizes, and names of members with their offsets. The names are `struct` or
 /// `struct.member`, as in C.
 struct Layouts(Vec<(String, usize)>);
 

@@ -2,8 +2,8 @@
 
 use dataplane_core::verbs::{FlowLimits, FlowRule, FlowTraffic, IpMatch};
 
-/// If a port has several queues, each priority of the config needs this number of priorities of the device: one for
-/// each group of traffic classes with the same `TrafficClass::priority_offset`.
+/// The number of device priorities that one priority of the config needs, if the port has several queues. Each group of
+/// traffic classes with the same `TrafficClass::priority_offset` needs one device priority.
 pub(crate) const LEVELS: u16 = 3;
 
 /// The limits of an unknown driver.
@@ -36,10 +36,9 @@ pub(crate) fn limits(driver: &str) -> FlowLimits {
     [MLX5, MLX4].into_iter().find(|limits| limits.driver == driver).unwrap_or(UNKNOWN)
 }
 
-/// Returns whether a rule needs an empty Ethernet header as its first spec, so that the driver obeys the priority of
-/// the rule. mlx5 ignores the priority if the first spec selects multicast frames (`flow_is_multicast_only`), and
-/// applies the rule after all other rules. If a rule has two Ethernet specs, mlx5 uses the second spec
-/// (`parse_flow_attr`).
+/// Returns whether the driver obeys the priority of a rule only if the first spec of the rule is an empty Ethernet
+/// header. If the first spec selects multicast frames, mlx5 ignores the priority and applies the rule after all other
+/// rules (`flow_is_multicast_only`). If a rule has two Ethernet specs, mlx5 uses the second spec (`parse_flow_attr`).
 pub(super) fn needs_empty_ethernet(rule: &FlowRule, limits: &FlowLimits) -> bool {
     let FlowTraffic::Headers { outer, .. } = &rule.traffic else { return false };
     let is_multicast = match (&outer.ethernet, &outer.ip) {

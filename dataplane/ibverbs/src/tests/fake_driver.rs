@@ -50,7 +50,7 @@ fn misuse(calls: &[Call]) -> Vec<&Call> {
     calls.iter().filter(|call| matches!(call, Call::Misuse(_))).collect()
 }
 
-/// A completion with a value in every field.
+/// Returns a completion with a value in every field.
 fn full(wr_id: u64) -> FakeCompletion {
     let wc = Wc {
         wr_id,

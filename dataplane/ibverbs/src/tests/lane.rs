@@ -132,8 +132,8 @@ impl TestLane {
     fn fail_receive(&self, test: &TestDevice, status: u32) {
         match self.wq {
             Some(wq) => test.fake.fail_wq(wq, self.recv_cq, status),
-            // The field `qp_num` of the completion is 0, not the number of the queue pair: real devices report the
-            // number of the receive queue in this field, so the lane must not rely on the field.
+            // The field `qp_num` of the completion is 0 instead of the number of the queue pair. Real devices report
+            // the number of the receive queue in this field, so the lane must not rely on the field.
             None => test.fake.polls(self.recv_cq, [Poll::wc(self.take_posted(test), status)]),
         }
     }
@@ -357,9 +357,9 @@ fn lane_has_no_device_timestamps_if_its_queue_pair_is_refused_with_them() {
     assert!(lanes.iter().all(|opened| opened.lane.granted().stamps == ClockSource::None));
 }
 
-/// With libibverbs 65 or newer, mlx5 in real-time mode accepts queue pairs on a completion queue with timestamps of the
-/// wall clock, but refuses queue pairs on a completion queue with timestamps of the counter. Lanes request both kinds
-/// of timestamps, so a lane can use neither.
+/// With libibverbs 65 or newer, mlx5 in real-time mode accepts queue pairs on a completion queue with wall-clock
+/// timestamps, but refuses queue pairs on a completion queue with counter timestamps. Lanes request both kinds of
+/// timestamps together, so a lane can use neither kind.
 #[test]
 fn wall_clock_that_no_lane_can_use_is_missing() {
     use dataplane_core::verbs::Capability::{Timestamps, WallclockTimestamps};

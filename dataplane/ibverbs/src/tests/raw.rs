@@ -156,8 +156,8 @@ fn refused_path_fields_hide_no_capability() {
         let test = test_device_of(name, 0, prepare);
         let has: &[Capability] = &test.device.capabilities().has;
         assert!(has.contains(&ExtendedCq) && has.contains(&Timestamps), "{name}: {has:?}");
-        // A queue with all standard fields lacks only the fields of the path. With timestamps, all of its completions
-        // contain the other fields.
+        // The queue is requested with all standard fields and with timestamps. The device grants all of these fields
+        // except the fields of the path. Each completion contains the granted fields.
         let spec = CqSpec { depth: 4, fields: PollFields::STANDARD | PollFields::TIMESTAMP, ..CqSpec::default() };
         let (mut cq, granted) = test.device.create_cq(&spec, None).unwrap();
         let lost = PollFields::SLID | PollFields::SL | PollFields::DLID_PATH_BITS;
@@ -178,8 +178,8 @@ fn refused_path_fields_hide_no_capability() {
     assert_eq!(granted.fields, PollFields::STANDARD);
 }
 
-/// If no receive of the self-test completes, the test does not show that batch polling fails. The device is polled in
-/// batches.
+/// If no receive of the self-test completes, the result of the self-test is unknown. The provider then still polls the
+/// device in batches.
 #[test]
 fn self_test_without_any_completion_is_inconclusive() {
     let test = test_device_of("fake", 0, Fake::ignores_receives);
@@ -361,9 +361,10 @@ fn flow_tag_replaces_the_queue_pair_number() {
 }
 
 /// The completion of a failed receive contains the number of the receive queue instead of the queue pair number. The
-/// failure therefore stops every raw-packet queue pair of the completion queue, without a query of the device.
+/// provider therefore sets the state of every raw-packet queue pair of the completion queue to ERR, and does not query
+/// the device first.
 #[test]
-fn failed_raw_receive_stops_its_queue_pair_without_a_query() {
+fn failed_raw_receive_stops_all_raw_queue_pairs_of_the_cq() {
     for of in [(0, 1), (0, 2)] {
         for run in [false, true] {
             let test = test_device();
@@ -438,7 +439,7 @@ fn unsupported_send_offloads_are_refused() {
     }
 }
 
-/// Returns an Ethernet frame with an IPv4 header and the first 20 bytes of its payload.
+/// Returns an Ethernet frame with an IPv4 header and 20 bytes of payload.
 fn ipv4_frame(protocol: u8, fragment: u16, payload: [u8; 20]) -> Vec<u8> {
     let mut frame = vec![0; 12];
     frame.extend([0x08, 0x00, 0x45, 0, 0, 40, 0, 0]);
@@ -448,7 +449,7 @@ fn ipv4_frame(protocol: u8, fragment: u16, payload: [u8; 20]) -> Vec<u8> {
     frame
 }
 
-/// Returns an Ethernet frame with an IPv6 header and the first 20 bytes of its payload.
+/// Returns an Ethernet frame with an IPv6 header and 20 bytes of payload.
 fn ipv6_frame(next_header: u8, payload: [u8; 20]) -> Vec<u8> {
     let mut frame = vec![0; 12];
     frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 20, next_header, 64]);
@@ -457,7 +458,7 @@ fn ipv6_frame(next_header: u8, payload: [u8; 20]) -> Vec<u8> {
     frame
 }
 
-/// Returns a UDP header with this checksum, and payload.
+/// Returns a UDP header with this checksum, and 12 bytes of payload.
 fn udp(checksum: u16) -> [u8; 20] {
     let mut udp = [0; 20];
     udp[..6].copy_from_slice(&[0x12, 0xb5, 0x12, 0xb5, 0, 20]);
@@ -580,8 +581,9 @@ fn raw_settings_are_checked_before_a_queue_is_created() {
     }
 }
 
-/// If no raw-packet queue pair could be created when the device was opened, `check_raw` returns the reason. A later
-/// queue pair could be created nevertheless, but must not receive without the settings of the port.
+/// If the device could not create a raw-packet queue pair when it was opened, `check_raw` returns the reason. The
+/// device may be able to create a raw-packet queue pair later. `check_raw` still refuses the settings of the port,
+/// because such a queue pair would receive frames without these settings.
 #[test]
 fn raw_settings_are_refused_with_the_reason_if_raw_packets_are_missing() {
     for (errno, reason) in [
@@ -600,7 +602,7 @@ fn raw_settings_are_refused_with_the_reason_if_raw_packets_are_missing() {
 
 /// If the device was opened without enough lockable memory, `check_raw` returns the remedy.
 #[test]
-fn missing_raw_packets_have_the_remedy_of_the_refused_completion_queue() {
+fn error_of_missing_raw_packet_support_names_the_remedy_for_locked_memory() {
     let test = test_device_of("fake", 0, |fake| {
         for verb in ["ibv_create_cq_ex", "ibv_create_cq"] {
             fake.refuse(verb, libc::ENOMEM);
@@ -637,7 +639,7 @@ fn iwarp_device_has_no_reliable_connections() {
 
 /// The driver of ionic accepts the flag `IGNORE_OVERRUN` of a completion queue, but ignores this flag.
 #[test]
-fn ionic_has_no_completion_queues_without_overrun_detection() {
+fn ionic_does_not_support_ignore_overrun() {
     use dataplane_core::verbs::Capability::IgnoreOverrun;
     assert!(test_device().device.capabilities().has.contains(&IgnoreOverrun));
     let test = test_device_of("ionic", 0, |_| {});
@@ -657,8 +659,8 @@ fn mlx4_has_no_rss_for_several_workers() {
     test.device.check_raw(&RawSpec::default(), 1).unwrap();
 }
 
-/// If the queue pair was created with inline sends, `post_send_run` sends frames inline that fit within the inline
-/// size.
+/// If the queue pair was created with an inline size, `post_send_run` sends each frame that fits within this size
+/// inline.
 #[test]
 fn short_frames_of_a_run_are_sent_inline() {
     const INLINE: u32 = 1 << 3;
