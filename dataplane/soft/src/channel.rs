@@ -24,9 +24,11 @@ const REMOVAL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A completion channel of a software device.
 ///
-/// An armed queue of raw packets raises an event when its interface has a frame. In the following cases, the queue
-/// raises the event after a short time instead: the wire is not an interface, the link is down, or the kernel does not
-/// signal the end of the queue's sends.
+/// An armed completion queue of raw packets raises an event when its interface has a frame. In the following cases, the
+/// queue raises the event after a short time instead:
+/// - The wire is not an interface.
+/// - The link is down.
+/// - The kernel does not signal the end of the queue's sends.
 #[derive(Clone, Debug)]
 pub struct SoftChannel {
     device: Weak<OpenDevice>,

@@ -36,15 +36,15 @@ impl Stamps {
         }
     }
 
-    /// Whether the stamps are nanoseconds of a wall clock.
+    /// Returns whether the stamps are nanoseconds of a wall clock.
     #[inline(always)]
     pub(super) fn by_wall(&self) -> bool {
         matches!(self, Self::Wallclock(..) | Self::HostWallclock(_))
     }
 
-    /// Sets the timestamps of a completion whose stamp is in `ticks`. If the stamps are wall-clock times, moves the
-    /// stamp to `wallclock`, and sets `ticks` to the value that `counter` had at the time of the stamp. mlx5 devices do
-    /// the opposite: they stamp with ticks, and the library of mlx5 computes the wall-clock time.
+    /// Sets the timestamps of a completion whose stamp is in the field `ticks`. If the stamps are wall-clock times,
+    /// moves the stamp to the field `wallclock`, and sets `ticks` to the value that `counter` had at this time. mlx5
+    /// does the opposite: the device stamps with ticks, and the library computes the wall-clock time.
     pub(super) fn set_times(&self, completion: &mut Completion, counter: &Counter) {
         if self.by_wall() && completion.status == WcStatus::Success {
             let (now, values) = (self.now(), completion.values_mut());

@@ -320,7 +320,7 @@ impl CqCore {
         self.ring.retain(|cqe| attached.iter().any(|other| other.qp.number == cqe.qp));
     }
 
-    /// Whether [`CqCore::begin`] has nothing to do.
+    /// Returns whether [`CqCore::begin`] has nothing to do.
     #[inline]
     fn can_skip_begin(&self) -> bool {
         self.raw_only

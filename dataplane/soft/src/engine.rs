@@ -250,7 +250,7 @@ impl CopyingQp {
         self.wire.open()
     }
 
-    /// Whether the rate of sends is limited.
+    /// Returns whether the rate of sends is limited.
     pub(super) fn is_paced(&self) -> bool {
         self.sending.as_ref().is_some_and(|sending| sending.pacer.is_some())
     }
@@ -511,7 +511,7 @@ impl CopyingQp {
         }
     }
 
-    /// Whether a request may be posted now.
+    /// Returns whether a request may be posted now.
     fn admits(&self, shared: &QpShared, sges: &[Sge], flags: SendFlags, tso: Option<(&[u8], u16)>) -> bool {
         let bytes = bytes_of(sges);
         let most_headers = self.sending.as_ref().map_or(0, |sending| sending.tso_header);

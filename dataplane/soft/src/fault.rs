@@ -155,17 +155,17 @@ impl Default for FaultSpec {
 }
 
 impl FaultSpec {
-    /// Whether no fault is configured.
+    /// Returns whether no fault is configured.
     pub fn is_none(&self) -> bool {
         self.no_queue_faults() && self.no_poll_faults() && self.memlock.is_none() && !self.no_net_raw
     }
 
-    /// Whether no fault of completion queues is configured.
+    /// Returns whether no fault of completion queues is configured.
     pub(super) fn no_poll_faults(&self) -> bool {
         [self.clock_busy, self.bogus_completion, self.poll_invalid, self.poll_error].iter().all(|odds| *odds <= 0.0)
     }
 
-    /// Whether no fault of queue pairs is configured.
+    /// Returns whether no fault of queue pairs is configured.
     pub(super) fn no_queue_faults(&self) -> bool {
         let odds = [
             self.loss,
@@ -331,7 +331,7 @@ impl<T: Corruptible> Faults<T> {
         self.flap.take()
     }
 
-    /// Whether units are held back.
+    /// Returns whether units are held back.
     pub(super) fn holds_any(&self) -> bool {
         !self.ready.is_empty() || self.overtaken.is_some() || !self.delayed.is_empty()
     }
@@ -372,7 +372,7 @@ impl<T: Corruptible> Faults<T> {
         }
     }
 
-    /// Whether a unit is ready to be received.
+    /// Returns whether a unit is ready to be received.
     pub(super) fn is_ready(&self) -> bool {
         !self.ready.is_empty()
     }

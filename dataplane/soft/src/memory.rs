@@ -110,7 +110,7 @@ impl Keys {
         allowed && self.windows.bind(binding, pd, qp)
     }
 
-    /// Whether the region with this key allows a window with this range and access.
+    /// Returns whether the region with this key allows a window with this range and access.
     fn may_bind(&self, lkey: Lkey, pd: Identity, addr: u64, length: u64, access: Access) -> bool {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
@@ -204,7 +204,8 @@ impl KeyCache {
         self.entries.iter().find(|entry| entry.lkey == lkey)?.remote_memory(remote.addr, length)
     }
 
-    /// Whether any region or bound window of the device has this key, with any access and in any protection domain.
+    /// Returns whether any region or bound window of the device has this key, with any access and in any protection
+    /// domain.
     pub(super) fn is_known(&mut self, rkey: Rkey) -> bool {
         self.refresh();
         self.entries.iter().any(|entry| entry.lkey.0 == rkey.0) || self.keys.windows.is_bound(rkey)
@@ -502,7 +503,8 @@ mod tests {
 
     use super::*;
 
-    /// A peer and the owner access the same bytes at the same time. Neither changes bytes outside of the registered part.
+    /// A peer and the owner access the same bytes at the same time. Neither changes bytes outside of the registered
+    /// part.
     #[test]
     fn concurrent_accesses_stay_inside_the_registered_part() {
         let spec = RegionSpec { bytes: 4096, pages: PageKind::Normal, strict: false, node: None };

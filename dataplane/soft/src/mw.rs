@@ -36,7 +36,7 @@ impl SoftMw {
         self.rkey = rkey;
     }
 
-    /// Whether the window belongs to the device with these keys.
+    /// Returns whether the window belongs to the device with these keys.
     pub(super) fn is_of(&self, keys: &Arc<Keys>) -> bool {
         Arc::ptr_eq(&self.keys, keys)
     }

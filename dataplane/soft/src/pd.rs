@@ -39,7 +39,7 @@ impl SoftPd {
         Self(Arc::new(Domain { open, identity, is_parent: false, raw }))
     }
 
-    /// Whether this is a parent domain of `device`.
+    /// Returns whether this is a parent domain of `device`.
     pub(super) fn is_parent_of(&self, device: &Arc<OpenDevice>) -> bool {
         self.0.is_parent && Arc::ptr_eq(&self.0.open, device)
     }

@@ -40,7 +40,7 @@ impl PortSpec {
         if self.is_infiniband() { self.base_lid() | (u16::from(path_bits) & self.path_bits()) } else { 0 }
     }
 
-    /// Whether packets to this local identifier arrive at the port.
+    /// Returns whether packets to this local identifier arrive at the port.
     pub(super) fn has_lid(&self, lid: u16) -> bool {
         self.is_infiniband() && lid & !self.path_bits() == self.base_lid()
     }
@@ -56,7 +56,7 @@ impl PortSpec {
     }
 }
 
-/// Whether members with these partition keys may communicate.
+/// Returns whether members with these partition keys may communicate.
 pub(super) fn pkeys_match(one: u16, other: u16) -> bool {
     one & 0x7fff == other & 0x7fff && (one | other) & 0x8000 != 0
 }

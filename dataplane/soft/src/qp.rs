@@ -227,10 +227,10 @@ unsafe impl QueuePair for SoftQp {
         Ok(())
     }
 
-    /// The software device accesses the memory of a raw-packet queue pair only while a thread posts or polls. A thread
-    /// that polls may still have this queue pair in its list, so the call succeeds only if no other thread owns the
-    /// queue pair. On a zero-copy link, hardware may access the memory at any time. The call fails if hardware may
-    /// still write to the memory.
+    /// Destroys the queue pair. The software device accesses the memory of a raw-packet queue pair only while a thread
+    /// posts or polls. A thread that polls may still have this queue pair in its list, so the call succeeds only if no
+    /// other thread owns the queue pair. On a zero-copy link, hardware may access the memory at any time. The call
+    /// fails if hardware may still write to the memory.
     fn destroy(self) -> Result<(), VerbError> {
         let reset = match self.core {
             Some(_) => self.claim(|core| core.reset(&self.shared.counts)).unwrap_or(Err(libc::EBUSY)),

@@ -19,12 +19,11 @@ pub enum SoftQuirk {
     /// Flow rules cannot match the source MAC address, IPv6 headers or tunnels, and support no tags, drops or counters,
     /// as on mlx4.
     PlainFlowRules,
-    /// Frames for queue pairs for raw packets come through a switch. The switch learns the port of each source address,
-    /// and drops a frame with a group address as source or to an address on the port of the sender. The device drops
-    /// frames with a wrong Ethernet length field, as a ConnectX NIC does.
+    /// The frames of raw-packet queue pairs come through a switch. The switch learns the port of each source address.
+    /// The switch drops a frame with a multicast source address, and a frame whose destination is on the port of its
+    /// sender. The device drops frames with a wrong Ethernet length field, as a ConnectX NIC does.
     BehindSwitch,
-    /// The device refuses every flow rule with `EOPNOTSUPP`, although it creates queue pairs for raw packets, as bnxt_re
-    /// does.
+    /// The device creates raw-packet queue pairs, but refuses every flow rule with `EOPNOTSUPP`, as bnxt_re does.
     RefusesFlowRules,
     /// The link layer of the port is [`LinkLayer::Unspecified`](dataplane_core::verbs::LinkLayer::Unspecified), as on efa.
     /// The device has no raw packets. The completion of a datagram has no flag `GRH`, the 40 bytes before the datagram are

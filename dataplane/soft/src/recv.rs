@@ -55,7 +55,7 @@ impl RecvQueue {
         self.depth - self.len
     }
 
-    /// Whether all entries are slots, so that no entry has a scatter/gather list.
+    /// Returns whether all entries are slots, so that no entry has a scatter/gather list.
     #[inline]
     pub(super) fn is_slots(&self) -> bool {
         self.general == 0

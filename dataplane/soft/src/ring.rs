@@ -5,10 +5,10 @@
 #[derive(Debug)]
 pub(super) struct Ring<T> {
     entries: Box<[T]>,
-    /// Index of the oldest item. Each removed item increments the index, which wraps around after `usize::MAX`. The low
-    /// bits of the index are the position in `entries`.
+    /// The index of the oldest item. Each removed item increments the index, which wraps around after `usize::MAX`. The
+    /// low bits of the index are the position in `entries`.
     first: usize,
-    /// Index of the next item to add. Each added item increments the index, which wraps around like `first`.
+    /// The index of the next item to add. Each added item increments the index, which wraps around like `first`.
     next: usize,
 }
 

@@ -91,12 +91,12 @@ impl Shared {
         self.status.gids().get(usize::from(index)).copied().filter(|gid| !gid.is_zero())
     }
 
-    /// Whether an address belongs to the port.
+    /// Returns whether an address belongs to the port.
     pub(super) fn owns(&self, gid: Gid) -> bool {
         !gid.is_zero() && self.status.gids().contains(&gid)
     }
 
-    /// Whether packets can be sent on a path.
+    /// Returns whether packets can be sent on a path.
     pub(super) fn is_valid_path(&self, path: &Path) -> bool {
         let destination = match path.global {
             true => !path.gid.is_zero() && self.gid_at(path.source_gid_index).is_some(),

@@ -88,7 +88,7 @@ impl Windows {
         })?
     }
 
-    /// Whether a bound window has this key.
+    /// Returns whether a bound window has this key.
     pub(super) fn is_bound(&self, rkey: Rkey) -> bool {
         self.with(rkey, |window| window.bound.is_some() && window.rkey == rkey).unwrap_or(false)
     }
@@ -121,7 +121,7 @@ impl Windows {
     }
 }
 
-/// Whether two keys are keys of the same window.
+/// Returns whether two keys are keys of the same window.
 fn is_same(one: Rkey, other: Rkey) -> bool {
     (one.0 ^ other.0) & !BIND_BITS == 0
 }

@@ -232,7 +232,7 @@ impl ZeroCopyQp {
     }
 }
 
-/// Whether the state of a queue pair allows receiving.
+/// Returns whether the state of a queue pair allows receiving.
 #[inline]
 fn is_running(shared: &QpShared) -> bool {
     matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)

@@ -106,7 +106,7 @@ impl Qp {
         self.complete_receive(&receive, Outcome::success(fields, values), datagram.solicited, ctx);
     }
 
-    /// Whether this queue pair may join the multicast group.
+    /// Returns whether this queue pair may join the multicast group.
     pub(super) fn may_join(&self, group: Gid) -> bool {
         self.kind() == dataplane_core::verbs::QpType::Ud && is_multicast(group)
     }

@@ -121,14 +121,14 @@ impl Packet {
     }
 }
 
-/// Whether an address is an IPv6 multicast address, or an IPv4 multicast address in `::ffff:224.0.0.0/100`.
+/// Returns whether an address is an IPv6 multicast address, or an IPv4 multicast address in `::ffff:224.0.0.0/100`.
 pub(super) fn is_multicast(gid: Gid) -> bool {
     let v4_mapped = gid.0[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
     gid.0[0] == 0xff || (v4_mapped && gid.0[12] >> 4 == 0xe)
 }
 
 impl Corruptible for Packet {
-    /// A corrupt packet fails its checksum, so it is lost.
+    /// Changes nothing and returns `false`. The packet is then lost, like a corrupt packet whose checksum is wrong.
     fn flip_bit(&mut self, _: &mut Random) -> bool {
         false
     }

@@ -68,7 +68,7 @@ impl Qp {
         !waits
     }
 
-    /// Whether a request must wait for earlier requests.
+    /// Returns whether a request must wait for earlier requests.
     fn must_wait(&self, at: usize) -> bool {
         let send = &self.requester.queue[at];
         let awaited = self.requester.queue.iter().take(at).filter(|other| other.is_awaited()).count();
@@ -351,7 +351,7 @@ impl Qp {
         advanced
     }
 
-    /// Whether a packet with this number has been sent.
+    /// Returns whether a packet with this number has been sent.
     fn was_sent(&self, psn: u32) -> bool {
         matches!(self.state(), QpState::Rts | QpState::Sqd) && psn_distance(psn, self.requester.psn) < 0
     }
@@ -411,7 +411,8 @@ impl Qp {
         }
         let (mtu, rxe, send) = (self.mtu(), self.is_rxe(), &self.requester.queue[at]);
         // A peer with a different path MTU splits its response into packets of a different size. rxe detects only a
-        // response that has more packets than expected: the packet at the last position is not marked as last.
+        // response with more packets than expected, because the packet at the last expected position is not marked as
+        // last.
         let splits_alike = send.work.is_atomic() || bytes.len() as u64 == (send.length - send.received).min(mtu);
         match rxe {
             true if !last && send.done + 1 == send.packets => return self.retry(ctx),

@@ -39,7 +39,7 @@ impl Requester {
         self.rnr_until.or(self.timeout)
     }
 
-    /// Whether a send was started and is not complete.
+    /// Returns whether a send was started and is not complete.
     pub(super) fn is_under_way(&self) -> bool {
         self.queue.front().is_some_and(|send| send.begun)
     }

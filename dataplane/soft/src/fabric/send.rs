@@ -33,7 +33,7 @@ impl SendWork {
         }
     }
 
-    /// Whether the operation is a read or an atomic, for which the peer returns data.
+    /// Returns whether the operation is a read or an atomic, for which the peer returns data.
     pub(super) fn is_answered(&self) -> bool {
         matches!(self.opcode(), WrOpcode::RdmaRead | WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd)
     }
@@ -42,12 +42,12 @@ impl SendWork {
         matches!(self.opcode(), WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd)
     }
 
-    /// Whether the operation does not involve the peer.
+    /// Returns whether the operation does not involve the peer.
     pub(super) fn is_local(&self) -> bool {
         matches!(self.opcode(), WrOpcode::LocalInv | WrOpcode::BindMw)
     }
 
-    /// Whether queue pairs of this type support the operation.
+    /// Returns whether queue pairs of this type support the operation.
     pub(super) fn is_supported_by(&self, kind: QpType, rxe: bool) -> bool {
         use WrOpcode::{BindMw, LocalInv, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, SendWithInv};
         match self.opcode() {
@@ -141,12 +141,12 @@ impl Send {
         }
     }
 
-    /// Whether the send is a read or an atomic whose response is incomplete.
+    /// Returns whether the send is a read or an atomic whose response is incomplete.
     pub(super) fn is_awaited(&self) -> bool {
         self.begun && self.work.is_answered() && self.done < self.packets
     }
 
-    /// Whether `psn` is the packet sequence number of one of the send's packets.
+    /// Returns whether `psn` is the packet sequence number of one of the send's packets.
     pub(super) fn has(&self, psn: u32) -> bool {
         let at = psn_distance(psn, self.first);
         self.begun && at >= 0 && (at as u32) < self.packets

@@ -49,7 +49,7 @@ impl SoftSrq {
         Self { handle: Arc::new(handle), depth: spec.depth }
     }
 
-    /// Whether the queue belongs to this device.
+    /// Returns whether the queue belongs to this device.
     pub(crate) fn is_of(&self, device: &Arc<Shared>) -> bool {
         Arc::ptr_eq(&self.handle.device, device)
     }

@@ -15,11 +15,11 @@ pub struct InterfaceFacts {
     pub is_ethernet: bool,
     /// Maximum packet length without the Ethernet header, in bytes.
     pub mtu: u32,
-    /// Name of the driver.
+    /// The name of the driver.
     pub driver: Option<String>,
     /// Current and maximum number of entries of the receive ring.
     pub receive_ring: Option<(u32, u32)>,
-    /// Number of receive queues.
+    /// The number of receive queues.
     pub receive_queues: Option<u32>,
     /// Whether the hardware merges received packets (LRO).
     pub lro: Option<bool>,

@@ -62,8 +62,8 @@ pub(crate) trait Link<End>: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Adds to `into` the counters that the link keeps for all its queue pairs: the counters of the kernel, and the
-    /// number of sent frames that are missing in the output file because writing the file failed.
+    /// Adds the counters that the link keeps for all its queue pairs to `into`. These are the counters of the kernel,
+    /// and the number of sent frames that are missing in the output file because a write failed.
     fn count(&self, _into: &mut SoftCounters) {}
 
     /// Starts to watch the kernel interface of the link. Returns `None` if the link has no interface.

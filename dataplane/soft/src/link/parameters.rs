@@ -56,14 +56,14 @@ pub trait LinkParameters: fmt::Debug {
         self.interface().and_then(mtu_of)
     }
 
-    /// Whether the link divides received frames among the workers only when the link is opened. A change of the number of
-    /// workers then needs a new link.
+    /// Returns whether the link divides received frames among the workers only when the link is opened. A change of the
+    /// number of workers then needs a new link.
     fn divides_when_opened(&self) -> bool {
         false
     }
 
-    /// Whether each worker reads the receive queue of the NIC that has the number of the worker. The kernel gets the
-    /// frames of the other receive queues.
+    /// Returns whether each worker reads the receive queue of the NIC that has the number of the worker. The kernel
+    /// gets the frames of the other receive queues.
     fn owns_receive_queues(&self) -> bool {
         false
     }
@@ -117,8 +117,8 @@ pub trait LinkParameters: fmt::Debug {
         false
     }
 
-    /// Returns whether the NIC writes the frames that go to the kernel into posted buffers too. A port that only sends then
-    /// posts receives.
+    /// Returns whether the NIC writes the frames that go to the kernel into posted buffers too. A port that only sends
+    /// then posts receives.
     fn always_posts_receives(&self) -> bool {
         false
     }

@@ -70,7 +70,7 @@ impl FlowTable {
         }
     }
 
-    /// Whether the rules deliver every frame once, without a tag and without a count.
+    /// Returns whether the rules deliver every frame once, without a tag and without a count.
     pub(super) fn is_transparent(&self) -> bool {
         let [FlowRule { traffic: FlowTraffic::ANY_HEADERS, tag: None, drop: false, count: None, .. }] = &*self.rules
         else {
@@ -117,7 +117,7 @@ impl FlowTable {
     }
 }
 
-/// Whether a rule for `traffic` matches the headers of a frame.
+/// Returns whether a rule for `traffic` matches the headers of a frame.
 fn matches(traffic: &FlowTraffic, outer: &Headers<'_>, inside: Option<&(Tunnel<'_>, Headers<'_>)>) -> bool {
     let FlowTraffic::Headers { outer: wanted, tunnel } = traffic else { return false };
     headers(wanted, outer)

@@ -6,9 +6,9 @@ use dataplane_core::header::{ipv4, protocol};
 /// The length of a frame check sequence in bytes.
 pub(super) const FCS: usize = 4;
 
-/// Whether the IPv4 checksum and the TCP or UDP checksum of an IPv4 packet are correct. Returns `false` for every frame
-/// whose checksums the device does not check: IPv6 packets, fragments, other protocols, and UDP packets without a
-/// checksum. For mlx5 devices, libibverbs reports the checksums in the same way.
+/// Returns whether the IPv4 checksum and the TCP or UDP checksum of an IPv4 packet are correct. Returns `false` for
+/// every frame whose checksums the device does not check: IPv6 packets, fragments, other protocols, and UDP packets
+/// without a checksum. For mlx5 devices, libibverbs reports the checksums in the same way.
 pub(super) fn checksums_are_correct(frame: &[u8]) -> bool {
     let Ok(found) = dissect(frame) else { return false };
     found.flags.contains(Flags::IPV4)

@@ -28,8 +28,8 @@ impl Watched {
         Self { rig, sync, stamper, last: Stamp::NONE, due: 0, made }
     }
 
-    /// Advances time by one millisecond at a time, up to `seconds` after the creation of the device. Performs each
-    /// synchronization step when it is due.
+    /// Advances the time in steps of one millisecond, up to `seconds` after the creation of the device. Performs each
+    /// synchronization step when the step is due.
     fn until(&mut self, seconds: f64) -> ClockState {
         let end = self.made + (seconds * SECOND as f64) as u64;
         while self.rig.clock.nanos().0 < end {

@@ -74,7 +74,7 @@ fn queues_of_an_interface_join_and_leave_without_loss() {
     });
 }
 
-/// Returns the frame of a flow.
+/// A function that returns the frame of a flow.
 type FlowFrame = fn(u8) -> Vec<u8>;
 
 /// Returns a frame with these bytes after the Ethernet header. The source address contains the mark of test frames, and

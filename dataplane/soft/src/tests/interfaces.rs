@@ -331,8 +331,8 @@ fn listening(link: LinkSpec) -> (Rig, SoftChannel) {
     (receiving(rig), channel)
 }
 
-/// Another thread sends frames one by one. This thread sleeps on the channel until a frame arrives, and receives the
-/// frame.
+/// Checks that each frame wakes a sleeping thread. Another thread sends frames one by one. This thread sleeps on the
+/// channel until a frame arrives, and receives the frame.
 fn wakes(far: &'static str, rig: &mut Rig, channel: &SoftChannel) {
     let (go, rx) = std::sync::mpsc::channel();
     let sender = std::thread::spawn(move || {

@@ -63,7 +63,7 @@ fn one(ends: &Ends, op: impl Fn(&End) -> SendOp<'static>, length: u32) -> Outcom
     one_of(ends.connected(), op, length)
 }
 
-/// Like [`one`], for two connected ends.
+/// Does the same as [`one`], for two ends that are already connected.
 fn one_of((mut a, mut b): (End, End), op: impl Fn(&End) -> SendOp<'static>, length: u32) -> Outcome {
     let into = [b.sge(0, 4_096)];
     b.post_recv(1, &into).unwrap();

@@ -109,7 +109,7 @@ impl End {
         self.qp.modify(&attributes, mask)
     }
 
-    /// Opens the queue pair, and polls once: the link takes frames from the kernel after the first poll.
+    /// Opens the queue pair, and polls once, because the link takes frames from the kernel only after the first poll.
     fn start(&mut self, first: u32) {
         self.open(first);
         assert_eq!(self.received(), []);

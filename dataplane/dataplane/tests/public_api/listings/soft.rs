@@ -366,7 +366,7 @@ mod link {
             }
             impl PacketSpec {
                 pub const RING: u32 = _;
-                pub const RINGS: [u32; 2] = _;
+                pub const RING_RANGE: [u32; 2] = _;
                 pub fn new(interface: &str) -> Self {}
             }
         }

@@ -41,8 +41,8 @@ pub struct GeneratorSpec {
     /// Frame sizes in bytes, without the frame check sequence, and their weights. The weight is the number of frames of
     /// this size that each flow has in one round. The generator repeats the round.
     pub sizes: Vec<(u16, u16)>,
-    /// Number of flows. Each flow has its own source port, starting at `src_port`. After port 65535 the ports continue
-    /// at 0. After all ports are used, the source address is incremented.
+    /// The number of flows. Each flow has its own source port, starting at `src_port`. After port 65535 the ports
+    /// continue at 0. After all ports are used, the source address is incremented.
     pub flows: u32,
     /// Protocol headers of the frames.
     pub kind: FrameKind,
@@ -65,8 +65,8 @@ pub struct GeneratorSpec {
     pub seed: u64,
     /// Total number of frames for all queues. `None` means unlimited.
     pub count: Option<u64>,
-    /// Frames per second of the device's clock, for all queues together. Frames that are due while no receive is posted
-    /// are lost, as on a wire. `None` means that every posted receive gets a frame immediately.
+    /// Frames per second, for all queues together. The device's clock measures the seconds. Frames that are due while
+    /// no receive is posted are lost, as on a wire. `None` means that every posted receive gets a frame immediately.
     pub rate: Option<u64>,
     /// Whether every receive gets a newly written frame. If `false`, a slot (packet buffer) is written only at its
     /// first use, so changes that stages make to a packet persist. `false` is faster, for tests that ignore the packet
@@ -267,7 +267,7 @@ fn checksum(bytes: &[u8], from: u32) -> u16 {
 pub(crate) struct Generator {
     plan: Arc<Plan>,
     reel: Reel,
-    /// Number of frames that are left to generate. `u64::MAX` means unlimited.
+    /// The number of frames that are left to generate. `u64::MAX` means unlimited.
     left: u64,
     clock: HostClock,
     timebase: Timebase,
@@ -275,7 +275,7 @@ pub(crate) struct Generator {
     rate: Option<(u128, u128)>,
     /// The time of the first poll, from which frames become due at the configured rate. `None` before the first poll.
     began: Option<Ticks>,
-    /// Number of frames delivered or lost so far.
+    /// The number of frames delivered or lost so far.
     passed: u64,
     written_slots: WrittenSlots,
     /// Buffer for copies of sent frames: large enough for the longest frame and for several short frames. Empty if
@@ -292,9 +292,9 @@ struct WrittenSlots {
     written: Vec<bool>,
     /// All slots below this index hold their frame.
     below: u32,
-    /// Length of each slot's frame. Empty if all frames have the same length.
+    /// The length of each slot's frame. Empty if all frames have the same length.
     lengths: Vec<u32>,
-    /// Length of the longest frame.
+    /// The length of the longest frame.
     longest: u32,
 }
 

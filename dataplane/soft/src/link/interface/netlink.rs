@@ -83,7 +83,7 @@ fn genl_request(socket: &Socket, family: u16, command: u8, attribute: u16, value
     netlink_request(socket, (family, family), &[command, 1, 0, 0], &[(attribute, value)])
 }
 
-/// Size of a netlink message header, in bytes.
+/// The size of a netlink message header, in bytes.
 const HEADER: usize = 16;
 
 /// Sends a netlink request (`netlink(7)`), and returns the attributes of the reply. `kinds` are the message types of

@@ -102,12 +102,13 @@ struct Receiver {
 /// The received frames of one queue pair.
 #[derive(Debug)]
 struct FrameInbox {
-    /// Index of the queue.
+    /// The index of the queue.
     queue: u16,
     /// Selects the queue of a frame.
     rss: Arc<Rss>,
     frames: ArrayQueue<Vec<u8>>,
-    /// Number of frames that were lost because no buffer was free or `frames` was full, and that are not yet reported.
+    /// The number of frames that were lost because no buffer was free or `frames` was full, and that are not yet
+    /// reported.
     missed: AtomicU64,
 }
 

@@ -81,13 +81,13 @@ struct PacketState {
 /// State that a queue shares with the watcher thread.
 #[derive(Debug)]
 struct QueueShare {
-    /// Index of the queue.
+    /// The index of the queue.
     queue: u16,
     /// New sockets, if the interface was removed and recreated.
     fresh: Replacement<PacketSocket>,
     /// The receiving socket. Any thread may read its drop counter.
     receiver: Mutex<Option<Arc<OwnedFd>>>,
-    /// Number of frames that the kernel has dropped and that are not yet reported.
+    /// The number of frames that the kernel has dropped and that are not yet reported.
     missed: AtomicU64,
     /// Whether the queue puts its sockets into `detached` when it takes new sockets, because another program takes the
     /// sockets over.
@@ -383,13 +383,13 @@ impl<End: From<Box<PacketPort>>> Link<End> for Packets {
 #[derive(Debug)]
 pub(crate) struct PacketPort {
     link: Arc<Packets>,
-    /// Index of the queue.
+    /// The index of the queue.
     queue: u16,
     /// The sockets of the queue, for both directions. `None` while the port is closed.
     end: Option<OpenQueue>,
     splitter: Splitter,
     outbox: Outbox,
-    /// Number of frames lost in this port and not yet reported.
+    /// The number of frames lost in this port and not yet reported.
     lost: u64,
     /// Receive time of the last frame from the ring.
     received_at: Option<Nanos>,

@@ -7,7 +7,7 @@
 
 use dataplane_core::header::checksum::Sum;
 
-/// Size of `struct virtio_net_hdr`, in bytes.
+/// The size of `struct virtio_net_hdr`, in bytes.
 pub(super) const HEADER: usize = 10;
 
 const NEEDS_CHECKSUM: u8 = 1;
@@ -85,7 +85,7 @@ pub(super) struct Splitter {
     /// The large frame.
     pub(super) frame: Vec<u8>,
     plan: Option<SplitPlan>,
-    /// Number of payload bytes that have been output.
+    /// The number of payload bytes that have been output.
     done: usize,
     part: Vec<u8>,
 }

@@ -15,7 +15,7 @@ pub(super) struct Outbox {
     bytes: Box<[u8]>,
     stride: usize,
     count: usize,
-    /// Length of each frame, in bytes.
+    /// The length of each frame, in bytes.
     lengths: [usize; BURST],
     /// The structures that the system call reads. `send` writes them before each call.
     parts: Box<[libc::iovec; BURST]>,

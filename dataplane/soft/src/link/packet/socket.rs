@@ -51,9 +51,9 @@ pub(super) struct PacketSocket {
     map: MmapRaw,
     /// Distance between two consecutive frames in the ring, in bytes.
     stride: usize,
-    /// Number of frames in the ring minus one. The number of frames is a power of two.
+    /// The number of frames in the ring minus one. The number of frames is a power of two.
     mask: usize,
-    /// Index of the next frame to check.
+    /// The index of the next frame to check.
     head: usize,
     /// Whether to use the timestamps of the NIC instead of the timestamps of the kernel.
     by_nic: bool,
@@ -63,9 +63,9 @@ pub(super) struct PacketSocket {
 pub(super) struct Frame {
     /// Start of the frame. At least four bytes before the frame are free for a VLAN tag.
     start: NonNull<u8>,
-    /// Number of bytes of the frame in the ring.
+    /// The number of bytes of the frame in the ring.
     kept: usize,
-    /// Length of the frame on the wire, in bytes.
+    /// The length of the frame on the wire, in bytes.
     pub(super) length: usize,
     /// Whether the frame was too long for a ring entry, so that the kernel has queued a copy of the whole frame at the
     /// socket.

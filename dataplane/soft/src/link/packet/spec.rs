@@ -3,9 +3,9 @@
 /// An interface that is used with AF_PACKET, and the settings of its sockets.
 #[derive(Clone, Debug)]
 pub struct PacketSpec {
-    /// Name of the interface.
+    /// The name of the interface.
     pub interface: String,
-    /// Number of frames in the ring of a queue. A power of two.
+    /// The number of frames in the ring of a queue. A power of two.
     pub ring: u32,
     /// Whether to receive frames to any MAC address, not only to the interface's own address.
     pub promiscuous: bool,
@@ -25,7 +25,7 @@ impl PacketSpec {
     /// Default number of frames in a ring.
     pub const RING: u32 = 2048;
     /// Minimum and maximum number of frames in a ring.
-    pub const RINGS: [u32; 2] = [64, 65_536];
+    pub const RING_RANGE: [u32; 2] = [64, 65_536];
 
     /// Creates a spec with default settings.
     pub fn new(interface: &str) -> Self {

@@ -34,9 +34,9 @@ pub struct Damage {
 /// The reason why a file cannot be read at all.
 type Refusal = String;
 
-/// Size of a pcap file header, in bytes. The first 24 bytes of a pcapng file are also enough to recognize the file.
+/// The size of a pcap file header, in bytes. The first 24 bytes of a pcapng file are also enough to recognize the file.
 const HEADER: u64 = 24;
-/// Size of a pcapng block without content, in bytes.
+/// The size of a pcapng block without content, in bytes.
 const SMALLEST_BLOCK: u32 = 12;
 /// Maximum size of a capture that can be played, in bytes. In memory, each frame starts at a new cache line, and the
 /// index of that cache line has 32 bits. Larger captures could need larger indexes.
@@ -257,7 +257,7 @@ pub(super) struct Writer {
     classic: bool,
     /// Maximum number of bytes of a frame in the file.
     snaplen: u32,
-    /// Number of bytes in the file: the header and whole records.
+    /// The number of bytes in the file: the header and whole records.
     written: u64,
     /// Data that is not yet in the file: whole records and, before the first flush, the file header.
     buffer: Vec<u8>,
@@ -265,7 +265,7 @@ pub(super) struct Writer {
     ends: Vec<u32>,
 }
 
-/// Size of the write buffer, in bytes.
+/// The size of the write buffer, in bytes.
 const BUFFER: usize = 1 << 18;
 /// Maximum number of buffered records. No record has fewer than 16 bytes.
 const RECORDS: usize = BUFFER / 16;

@@ -137,8 +137,8 @@ impl LinkParameters for PcapConfig {
         true
     }
 
-    /// Checks that the link has an input or an output. Also checks that the keys that apply to the input are set only
-    /// if there is an input, and that the keys that apply to the output are set only if there is an output.
+    /// Checks that the link has an input or an output. The keys for the input may be set only if there is an input, and
+    /// the keys for the output only if there is an output.
     fn check(&self, port: &PortLimits<'_>, mistakes: &mut Vec<LinkMistake>) {
         // The lines that could not be read may contain `input` or `output`.
         if port.is_damaged {

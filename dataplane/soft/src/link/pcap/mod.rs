@@ -54,7 +54,7 @@ pub struct PcapSpec {
     pub output: Option<PathBuf>,
     /// The users that may read the output.
     pub readers: Readers,
-    /// Number of times to play the input. `None` means repeat indefinitely.
+    /// The number of times to play the input. `None` means repeat indefinitely.
     pub times: Option<u64>,
     /// Playback speed.
     pub pace: Pace,
@@ -84,9 +84,9 @@ struct Output {
     path: PathBuf,
     writer: Writer,
     failed: Option<io::Error>,
-    /// Number of sent frames that are missing in the file because of the failure.
+    /// The number of sent frames that are missing in the file because of the failure.
     lost: u64,
-    /// Time of the last periodic flush. A full buffer is also flushed in between.
+    /// The time of the last periodic flush. A full buffer is also flushed in between.
     flushed: Instant,
 }
 
@@ -189,7 +189,7 @@ fn lock(output: &Mutex<Output>) -> std::sync::MutexGuard<'_, Output> {
 pub(crate) struct Player {
     files: Arc<Files>,
     reel: Reel,
-    /// Number of remaining frames. `u64::MAX` means unlimited.
+    /// The number of remaining frames. `u64::MAX` means unlimited.
     left: u64,
     clock: HostClock,
     timebase: Timebase,

@@ -37,7 +37,7 @@ const MOST_LEFT: u64 = 1 << 16;
 /// A TAP interface. The device attaches to an existing interface, or creates a missing interface.
 #[derive(Clone, Debug)]
 pub struct TapSpec {
-    /// Name of the interface.
+    /// The name of the interface.
     pub name: String,
     /// MAC address of the host's end. `None` keeps the current address.
     pub mac: Option<[u8; 6]>,
@@ -72,7 +72,7 @@ pub(crate) struct Tap {
 
 #[derive(Debug)]
 struct TapState {
-    /// Index of the interface that the queues are attached to.
+    /// The index of the interface that the queues are attached to.
     index: u32,
     /// Attached queues that no queue pair uses.
     spare: Vec<Arc<OwnedFd>>,
@@ -92,7 +92,7 @@ type QueueReplacement = Replacement<Vec<Arc<OwnedFd>>>;
 /// An open queue pair.
 #[derive(Debug)]
 struct TapEnd {
-    /// Index of the queue pair.
+    /// The index of the queue pair.
     index: u16,
     replacement: Arc<QueueReplacement>,
     /// The queues that the queue pair reads. Empty if the queue pair receives no frames.
@@ -113,8 +113,8 @@ impl TapEnd {
     }
 }
 
-/// Returns whether the queue pair with this index receives frames. `receiving` is the number of queue pairs that receive
-/// frames, or `None` for all queue pairs.
+/// Returns whether the queue pair with this index receives frames. `receiving` is the number of queue pairs that
+/// receive frames, or `None` for all queue pairs.
 fn receives(receiving: Option<u16>, index: u16) -> bool {
     receiving.is_none_or(|queues| index < queues)
 }
@@ -246,7 +246,8 @@ impl Tap {
     fn try_join(&self, index: u16, replacement: &Arc<QueueReplacement>) -> Result<Vec<Arc<OwnedFd>>, Error> {
         let mut state = self.state();
         let mut queues = Vec::new();
-        // A queue receives frames as soon as it is attached, so attach no queue for a queue pair that receives no frames.
+        // A queue receives frames as soon as it is attached, so attach no queue for a queue pair that receives no
+        // frames.
         if receives(state.receiving, index) && !state.awaits {
             queues.push(match state.spare.pop() {
                 Some(queue) => queue,
@@ -255,8 +256,8 @@ impl Tap {
                     _ => refused(&self.spec.name, "opening a queue of the TAP", "CAP_NET_ADMIN", &error),
                 })?),
             });
-            // This queue pair also reads the spare queues that no later queue pair needs, because otherwise their frames
-            // would be lost.
+            // This queue pair also reads the spare queues that no later queue pair needs, because otherwise their
+            // frames would be lost.
             let open = state.ends.iter().filter(|end| receives(state.receiving, end.index)).count();
             let needed = state.receiving.map_or(usize::MAX, |all| usize::from(all).saturating_sub(open + 1));
             let surplus = state.spare.len().saturating_sub(needed);
@@ -274,8 +275,9 @@ impl Tap {
         ))
     }
 
-    /// Removes the queue pair with this replacement. Its queues stay attached for the next queue pair. Without an attached
-    /// queue, the kernel would remove an interface that is not persistent. Returns whether the queue pair still had queues.
+    /// Removes the queue pair with this replacement. Its queues stay attached for the next queue pair. Without an
+    /// attached queue, the kernel would remove an interface that is not persistent. Returns whether the queue pair
+    /// still had queues.
     fn leave(&self, replacement: &Arc<QueueReplacement>) -> bool {
         let mut state = self.state();
         let Some(at) = state.ends.iter().position(|end| Arc::ptr_eq(&end.replacement, replacement)) else {
@@ -287,8 +289,8 @@ impl Tap {
         has_queues
     }
 
-    /// Gives a queue to each queue pair whose index is below `receiving`. If a queue is detached, the kernel discards the
-    /// frames of the queue. The queues of the other queue pairs therefore stay attached, and the queue pairs below
+    /// Gives a queue to each queue pair whose index is below `receiving`. If a queue is detached, the kernel discards
+    /// the frames of the queue. The queues of the other queue pairs therefore stay attached, and the queue pairs below
     /// `receiving` read these queues too.
     fn share_among(&self, receiving: u16) -> io::Result<()> {
         let mut state = self.state();
@@ -424,7 +426,7 @@ fn configure(spec: &TapSpec, mtu: Option<u32>) -> io::Result<u32> {
 #[derive(Debug)]
 pub(crate) struct TapPort {
     tap: Arc<Tap>,
-    /// Index of the queue pair.
+    /// The index of the queue pair.
     index: u16,
     /// The queues to read. Empty while the port is closed or receives no frames.
     queues: Vec<Arc<OwnedFd>>,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::ops::Range;
 
-/// File with the type information of the kernel.
+/// The file with the type information of the kernel.
 const KERNEL: &str = "/sys/kernel/btf/vmlinux";
 const MAGIC: u16 = 0xeb9f;
 const KIND_FUNC: u32 = 12;

@@ -77,10 +77,10 @@ pub(crate) struct Xdp {
 /// The interface that the program is attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct InterfaceEpoch {
-    /// Index of the interface. 0 while the program is not attached, because the interface does not exist.
+    /// The index of the interface. 0 while the program is not attached, because the interface does not exist.
     index: u32,
-    /// Number of attachments and detachments. A new interface can have the index of a deleted interface, and this number
-    /// distinguishes the two. The sockets of the deleted interface stay unusable.
+    /// The number of attachments and detachments. A new interface can have the index of a deleted interface, and this
+    /// number distinguishes the two. The sockets of the deleted interface stay unusable.
     generation: u32,
 }
 

@@ -31,8 +31,9 @@ impl<End: From<Queue>> Link<End> for Xdp {
         check_queues(&self.spec.interface, queues.into())
     }
 
-    /// The NIC selects the queue of a frame, so the kernel gets the frames of the other queues. The frames of a queue go to
-    /// the socket of the queue as soon as the queue posts receives.
+    /// Releases the sockets of the queues from number `queues` on. The NIC selects the queue of a frame, so the kernel
+    /// then gets the frames of the released queues. The frames of a new queue go to its socket as soon as the queue
+    /// posts receives.
     fn distribute(&self, queues: u16) -> Result<()> {
         let released = self.release_from(queues.into());
         released.map_err(|error| Error::Wire(explain(&self.spec.interface, "removing a socket from the map", &error)))

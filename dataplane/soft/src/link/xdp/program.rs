@@ -34,7 +34,7 @@ pub(super) enum StampSource {
     Nic(u32),
 }
 
-/// Size of a stamp, in bytes. The stamp ends where the frame starts.
+/// The size of a stamp, in bytes. The stamp ends where the frame starts.
 pub(super) const STAMP: u64 = 16;
 /// The kernel function that returns the NIC's receive time of a frame.
 pub(super) const NIC_STAMP: &str = "bpf_xdp_metadata_rx_timestamp";

@@ -25,15 +25,15 @@ pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Parameters of a socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SocketSpec {
-    /// Size of the registered memory, from the start of the region, in bytes.
+    /// The size of the registered memory, from the start of the region, in bytes.
     pub(super) bytes: usize,
-    /// Size of a chunk, in bytes: 2048 or 4096.
+    /// The size of a chunk, in bytes: 2048 or 4096.
     pub(super) chunk: u32,
     /// Free bytes before a frame, in addition to the [`super::HEADROOM`] that the kernel reserves.
     pub(super) headroom: u32,
-    /// Number of entries of the receive and fill rings.
+    /// The number of entries of the receive and fill rings.
     pub(super) receives: u32,
-    /// Number of entries of the send and completion rings.
+    /// The number of entries of the send and completion rings.
     pub(super) sends: u32,
     pub(super) busy_poll: Option<BusyPoll>,
 }
@@ -125,8 +125,9 @@ impl XdpSocket {
         })
     }
 
-    /// Continues the socket of another program. The socket is bound, and its memory is `region`. `entries` are the numbers
-    /// of entries of the receive ring and of the send ring. `several` is whether a frame may use several buffers.
+    /// Continues the socket of another program. The socket is bound, and its memory is `region`. `entries` are the
+    /// numbers of entries of the receive ring and of the send ring. `several` is whether a frame may use several
+    /// buffers.
     pub(super) fn adopt(
         region: &Arc<Region>,
         fd: OwnedFd,

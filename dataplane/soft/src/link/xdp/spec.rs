@@ -12,7 +12,7 @@ use dataplane_core::units::{Period, within, within_some};
 /// Parameters of an `xdp` link.
 #[derive(Clone, Debug)]
 pub struct XdpSpec {
-    /// Name of the interface.
+    /// The name of the interface.
     pub interface: String,
     /// Where the XDP program runs.
     pub mode: Mode,
@@ -27,7 +27,7 @@ pub struct XdpSpec {
     pub hardware_stamps: bool,
     /// Parameters of busy polling. `None` disables busy polling.
     pub busy_poll: Option<BusyPoll>,
-    /// Number of queue pairs. Queue pair n uses queue n of the interface.
+    /// The number of queue pairs. Queue pair n uses queue n of the interface.
     pub queues: u16,
     /// Whether the queue pairs receive nothing until they take over the queues of another program.
     pub takes_over: bool,

@@ -57,11 +57,11 @@ struct TestFrame {
     protocol: u8,
     addresses: Option<(IpAddr, IpAddr)>,
     ports: (u16, u16),
-    /// Number of IPv6 extension headers, or number of 4-byte words of IPv4 options.
+    /// The number of IPv6 extension headers, or number of 4-byte words of IPv4 options.
     extras: u8,
     /// 0: not a fragment, 1: the first fragment, 2: a later fragment.
     fragment: u8,
-    /// Number of bytes to cut off at the end.
+    /// The number of bytes to cut off at the end.
     cut: usize,
 }
 
