@@ -76,7 +76,7 @@ pub struct Acl {
     /// The rules, in order of precedence.
     #[serde(default)]
     rules: Vec<RuleSpec>,
-    /// File with more rules. A relative path starts from the folder of the config. The file must be a regular file of
+    /// A file with more rules. A relative path starts from the folder of the config. The file must be a regular file of
     /// at most 32 MiB. The stage reads the file again on SIGHUP or `dataplane reload`.
     file: Option<PathBuf>,
     /// The action for packets that no rule matches: `permit` or `deny`.
@@ -143,7 +143,7 @@ impl Default for RuleScratch {
 
 /// Offset of the transport header in a packet without VLAN tags and IPv4 options.
 const L4: usize = Ethernet::LEN + Ipv4::LEN;
-/// Number of bytes from the start of the packet up to and including the TCP flags.
+/// The number of bytes from the start of the packet up to and including the TCP flags.
 const FAST_PATH_BYTES: usize = L4 + 14;
 
 /// Returns the lookup key of an IPv4 packet with TCP or UDP ports, without VLAN tags and IPv4 options. Returns `None`
@@ -194,7 +194,7 @@ fn key(packet: &Packet<'_>) -> Option<Key> {
 }
 
 impl Fragments {
-    /// Whether a packet is dropped because it is a fragment without a complete TCP, UDP or ICMP header.
+    /// Returns whether a packet is dropped because it is a fragment without a complete TCP, UDP or ICMP header.
     #[inline]
     fn denies(self, packet: &Packet<'_>) -> bool {
         let flags = packet.meta().flags.intersection(MetaFlags::FRAGMENT | MetaFlags::L4);

@@ -87,9 +87,9 @@ pub struct Bridge {
     #[serde(default = "ageing")]
     ageing: Period,
     /// For each ingress port, the limits of the frames that the bridge floods. `broadcast`, `multicast` and
-    /// `unknown_unicast` are rates in packets per second, for all workers together. `burst` is the number of frames of
-    /// one kind from one port that a worker can flood at once, even if this number exceeds the rate. The default of
-    /// `burst` is 100. At least one rate is required. Default: no limits.
+    /// `unknown_unicast` are rates in packets per second, for all workers together. `burst` applies to each worker: it
+    /// is the number of frames of one kind from one port that the worker can flood at once, before the rate limits the
+    /// frames. The default of `burst` is 100. At least one rate is required. Default: no limits.
     storm_control: Option<StormControl>,
     /// The time for which a looped port stays shut after the last probe returned: `"3s"` to `"1h"`. Default: no loop
     /// detection.
@@ -342,10 +342,10 @@ impl StateTransfer for Bridge {
     }
 }
 
-/// Shares the object of the replaced bridge, unless the numbers of ports in this object are invalid. With invalid
-/// numbers, shares a new object. Without a new object, a revert would use the object of the replaced bridge again, with
-/// learned addresses of ports that the revert removes. In a new object, no addresses are learned, so the new bridge
-/// floods the frames, and loses no packets.
+/// Shares an object of the replaced bridge, such as its table, with the new bridge. If a change has removed or
+/// renumbered a port, the port numbers in that object are invalid, so the new bridge gets a new object. With an empty
+/// table, the bridge floods frames until it has learned the addresses again, and loses no packets. A revert also gets a
+/// new object, because the old object may contain addresses of a port that the revert removes.
 fn share_earlier<T: Send + Sync + 'static>(setup: &mut Setup<'_>, make: impl FnOnce() -> T) {
     if setup.has_unchanged_port_numbers() {
         setup.earlier::<T>().into_iter().for_each(|earlier| setup.share(earlier));

@@ -34,9 +34,10 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// - requests for addresses of other hosts.
 ///
 /// The stage answers requests on all ports, or only on the port in the key `port`. With `addresses`, the stage answers
-/// requests for each of these addresses on each of these ports. Without `addresses`, the stage answers requests for the
-/// addresses that the config gives to these ports. The stage answers echo requests for each address on each port. The
-/// stage answers neighbor solicitations for an address only on the port that has the address.
+/// echo requests and neighbor solicitations for each of these addresses on each of these ports. Without `addresses`,
+/// the stage uses the addresses that the config gives to these ports. In this case, the stage answers echo requests for
+/// each address on each of these ports, but answers neighbor solicitations for an address only on the port that has the
+/// address.
 ///
 /// If a `neighbor` stage has `source = "resolve"`, the `icmp` stage consumes neighbor advertisements and passes their
 /// content to the `neighbor` stage.
@@ -240,8 +241,8 @@ impl Icmp {
     }
 }
 
-/// Whether source and destination are unicast addresses (RFC 1122, section 3.2.2). A reply to a multicast address
-/// would be multiplied, and a multicast request would get many replies.
+/// Returns whether source and destination are unicast addresses (RFC 1122, section 3.2.2). A reply to a multicast
+/// address would be multiplied, and a multicast request would get many replies.
 fn is_unicast(link: &Ethernet) -> bool {
     !link.source.is_multicast() && !link.destination.is_multicast()
 }

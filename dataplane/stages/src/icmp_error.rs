@@ -409,7 +409,7 @@ impl IcmpHead {
     }
 }
 
-/// Whether the RFCs allow an error for a packet.
+/// Returns whether the RFCs allow an error for a packet.
 fn may_cause_error(packet: &Packet<'_>, kind: ErrorKind, hosts: Option<&Responder>) -> bool {
     let meta = packet.meta();
     let flags = meta.flags;

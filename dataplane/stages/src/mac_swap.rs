@@ -86,7 +86,8 @@ fn swapped(bytes: [u8; FROM.len()]) -> [u8; FROM.len()] {
     zerocopy::transmute!(std::arch::x86_64::_mm_shuffle_epi8(zerocopy::transmute!(bytes), zerocopy::transmute!(FROM)))
 }
 
-/// If the whole program is compiled with SSSE3, the compiler selects the instruction itself.
+/// Swaps the two MAC addresses in a frame's first bytes. If the whole program is compiled with SSSE3, the compiler
+/// selects the instruction itself.
 #[cfg(all(target_arch = "x86_64", target_feature = "ssse3"))]
 #[inline]
 fn swapped(bytes: [u8; FROM.len()]) -> [u8; FROM.len()] {

@@ -211,7 +211,7 @@ pub struct NeighborEntry {
 struct LinkHeader {
     /// Destination and source MAC address.
     link: [u8; 12],
-    /// Number of the port. Bit 8 is set if the MAC address is unknown.
+    /// The number of the port. Bit 8 is set if the MAC address is unknown.
     port: u16,
 }
 
@@ -219,7 +219,7 @@ struct LinkHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct NeighborKey {
     address: u128,
-    /// Number of the port. Bit 8 is set for IPv6.
+    /// The number of the port. Bit 8 is set for IPv6.
     place: u16,
 }
 
@@ -281,19 +281,19 @@ impl MacTable {
 const UNRESOLVED: Edge = Edge::new(0);
 const UNREACHABLE: Edge = Edge::new(1);
 
-/// Largest number of packets held for one neighbour. Neighbours are hashed into [`QUEUES`] buckets, and neighbours in
-/// one bucket share this limit.
+/// The maximum number of packets held for one neighbour. Neighbours are hashed into [`QUEUES`] buckets, and neighbours
+/// in one bucket share this limit.
 const MAX_HELD_PER_QUEUE: u8 = 16;
 const QUEUES: usize = 256;
 /// How long a packet is held. The kernel, with its defaults, sends three requests in three seconds, so the hold time is
 /// a little longer.
 const HOLD_TIME: Nanos = Nanos(4_000_000_000);
 
-/// Limit of requests for unknown neighbours, for each worker: requests per second, and burst size.
+/// The limit of requests for unknown neighbours, for each worker: requests per second, and burst size.
 const REQUEST_LIMIT: (u64, u64) = (1000, 256);
-/// The minimum time between two requests that the held packets of one queue cause, in nanoseconds. Within this time, the
-/// thread that resolves neighbours creates an entry for the requested neighbour. The stage sends no further requests for
-/// a neighbour with an entry.
+/// The minimum time between two requests that the held packets of one queue cause, in nanoseconds. Within this time,
+/// the thread that resolves neighbours creates an entry for the requested neighbour. The stage sends no further
+/// requests for a neighbour with an entry.
 const REPEAT_INTERVAL: u64 = 100_000_000;
 
 impl Stage for Neighbor {

@@ -56,8 +56,8 @@ pub(crate) fn check_period(key: &str, period: Period, range: RangeInclusive<Peri
 
 /// Returns the share of a rate that one worker gets. `worker` is the index of the worker. If the division has a
 /// remainder, each of the first workers gets one more token per second. Each worker gets at least one token per second,
-/// because a worker without tokens would block its flows. So for a rate below the number of workers, the shares together
-/// exceed the rate.
+/// because a worker without tokens would block its flows. So for a rate below the number of workers, the shares
+/// together exceed the rate.
 pub(crate) fn rate_share(rate: u64, (worker, workers): (usize, usize)) -> u64 {
     let share = rate / workers as u64 + u64::from((worker as u64) < rate % workers as u64);
     share.max(rate.min(1))
@@ -167,7 +167,7 @@ impl Protocol {
     const NAMES: &[(&str, u8)] =
         &[("tcp", protocol::TCP), ("udp", protocol::UDP), ("icmp", protocol::ICMP), ("icmpv6", protocol::ICMPV6)];
 
-    /// Whether the protocol has ports that the `parse` stage finds. `true` also for `"any"`.
+    /// Returns whether the protocol has ports that the `parse` stage finds. `true` also for `"any"`.
     pub fn has_ports(self) -> bool {
         self.0.is_none_or(|number| number == protocol::TCP || number == protocol::UDP)
     }

@@ -200,7 +200,7 @@ fn reason(flaw: Malformed) -> Reason {
     }
 }
 
-/// Whether the checksum of the IPv4 header is correct. `true` for frames without an IPv4 header.
+/// Returns whether the checksum of the IPv4 header is correct. `true` for frames without an IPv4 header.
 #[inline(always)]
 fn checksum_fits(frame: &[u8], found: &Dissection) -> bool {
     if found.flags.intersection(Flags::IPV4 | Flags::IP_OPTIONS) == Flags::IPV4 {
@@ -212,7 +212,7 @@ fn checksum_fits(frame: &[u8], found: &Dissection) -> bool {
     verify_ipv4_checksum(frame, found).is_ok()
 }
 
-/// Whether the TCP or UDP checksum of a packet is wrong.
+/// Returns whether the TCP or UDP checksum of a packet is wrong.
 fn is_transport_wrong(packet: &Packet<'_>, found: &Dissection) -> bool {
     !packet.recv_info().flags.contains(RecvFlags::CHECKSUM_OK)
         && checksummed(packet.data(), found).is_some_and(|(pseudo, bytes)| pseudo.bytes(bytes).checksum() != 0)

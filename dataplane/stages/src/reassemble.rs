@@ -316,7 +316,7 @@ impl Generator for Reassemble {
 }
 
 impl Reassemble {
-    /// Whether the stage reassembles datagrams for the destination address of a packet.
+    /// Returns whether the stage reassembles datagrams for the destination address of a packet.
     #[inline]
     fn wants(&self, packet: &Packet<'_>) -> bool {
         let Some(hosts) = &self.hosts else { return true };

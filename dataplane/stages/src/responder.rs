@@ -85,33 +85,33 @@ impl Responder {
         self.macs.get(usize::from(ingress)).copied().flatten()
     }
 
-    /// Whether an IPv4 address belongs to this host.
+    /// Returns whether an IPv4 address belongs to this host.
     #[inline]
     pub(super) fn has_v4(&self, address: &[u8; 4]) -> bool {
         self.v4.binary_search_by_key(address, |own| own.0).is_ok()
     }
 
-    /// Whether an IPv4 address can belong to a single host. Unlike [`is_host`], this function also excludes the
+    /// Returns whether an IPv4 address can belong to a single host. Unlike [`is_host`], this function also excludes the
     /// broadcast addresses of the ports' networks.
     #[inline]
     pub(super) fn is_host_v4(&self, address: Ipv4Addr) -> bool {
         is_host(address.into()) && self.broadcasts.binary_search(&address.octets()).is_err()
     }
 
-    /// Whether an IPv6 address belongs to this host.
+    /// Returns whether an IPv6 address belongs to this host.
     #[inline]
     pub(super) fn has_v6(&self, address: &[u8; 16]) -> bool {
         self.v6.binary_search_by_key(address, |own| own.0).is_ok()
     }
 
-    /// Whether an IPv4 address belongs to this host on the link of a port.
+    /// Returns whether an IPv4 address belongs to this host on the link of a port.
     #[inline]
     pub(super) fn is_on_v4(&self, port: u8, address: &[u8; 4]) -> bool {
         let found = self.v4.binary_search_by_key(address, |own| own.0);
         found.is_ok_and(|at| self.v4.get(at).is_some_and(|own| own.1.is_none_or(|on| on == port)))
     }
 
-    /// Whether an IPv6 address belongs to this host on the link of a port.
+    /// Returns whether an IPv6 address belongs to this host on the link of a port.
     #[inline]
     pub(super) fn is_on_v6(&self, port: u8, address: &[u8; 16]) -> bool {
         let found = self.v6.binary_search_by_key(address, |own| own.0);
@@ -129,7 +129,8 @@ pub(super) fn broadcast_addresses(own: &IpNet) -> Option<[Ipv4Addr; 2]> {
     }
 }
 
-/// Whether an address can belong to a single host: it is not multicast, unspecified, loopback or 255.255.255.255.
+/// Returns whether an address can belong to a single host: it is not multicast, unspecified, loopback or
+/// 255.255.255.255.
 #[inline]
 pub(super) fn is_host(address: IpAddr) -> bool {
     let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());

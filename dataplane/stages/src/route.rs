@@ -100,10 +100,10 @@ pub struct Route {
     /// Routes, in any order.
     #[serde(default)]
     table: Vec<RouteEntry>,
-    /// File with more routes. A relative path starts from the folder of the config. The file must be a regular file of
-    /// at most 1 GiB.
+    /// A file with more routes. A relative path starts from the folder of the config. The file must be a regular file
+    /// of at most 1 GiB.
     file: Option<PathBuf>,
-    /// Source of the routes: `config` or `kernel`.
+    /// The source of the routes: `config` or `kernel`.
     #[serde(default)]
     source: Origin,
     #[serde(skip)]
@@ -141,9 +141,9 @@ const TAGGED: Reason = Reason::of_stage(3);
 /// The lookup results of a batch. All lookups are made before any packet is handled, so that their memory accesses
 /// overlap.
 struct RouteScratch {
-    /// Lookup result of each packet, or [`NOT_IP`].
+    /// The lookup result of each packet, or [`NOT_IP`].
     found: [u32; BATCH],
-    /// Number of leading packets on the fast path. `martian` has no values for these packets.
+    /// The number of leading packets on the fast path. `martian` has no values for these packets.
     fast: usize,
     /// For each packet that is not on the fast path: whether the source address is invalid.
     martian: [bool; BATCH],
@@ -155,7 +155,7 @@ struct RouteScratch {
     found_v6: [u32; BATCH],
 }
 
-/// Marks a packet without an IP address to look up. No table contains this value.
+/// The value in [`RouteScratch::found`] for a packet that is neither IPv4 nor IPv6. No table contains this value.
 const NOT_IP: u32 = MISS - 1;
 
 #[derive(Clone, Copy)]
@@ -197,15 +197,15 @@ fn addresses_v6(packet: &Packet<'_>) -> Option<[u128; 2]> {
     Some([u128::from_be_bytes(*source), u128::from_be_bytes(*rest.first_chunk()?)])
 }
 
-/// Whether a packet with this source address must not be forwarded (RFC 1812, section 5.3.7). Such an address is "this
-/// network", loopback, multicast or reserved.
+/// Returns whether a packet with this source address must not be forwarded (RFC 1812, section 5.3.7). Such an address
+/// is "this network", loopback, multicast or reserved.
 #[inline]
 fn is_martian_v4(source: u32) -> bool {
     let first = (source >> 24) as u8;
     first == 127 || first.wrapping_sub(1) >= 223
 }
 
-/// Whether a packet with this source address must not be forwarded (RFC 4291, section 2.5). Such an address is
+/// Returns whether a packet with this source address must not be forwarded (RFC 4291, section 2.5). Such an address is
 /// unspecified, loopback, link-local or multicast.
 #[inline]
 fn is_martian_v6(source: u128) -> bool {
@@ -213,10 +213,10 @@ fn is_martian_v6(source: u128) -> bool {
 }
 
 impl RouteScratch {
-    /// For the packet `index` and each later packet, returns the lookup result, and whether the packet's source address
-    /// is invalid.
+    /// Returns the results for the packet `index` and each later packet: the lookup result, and whether the packet's
+    /// source address is invalid.
     #[inline]
-    fn from(&self, index: usize) -> impl Iterator<Item = (u32, bool)> {
+    fn results_from(&self, index: usize) -> impl Iterator<Item = (u32, bool)> {
         let all = self.found.iter().zip(&self.martian).enumerate().skip(index);
         all.map(|(index, (found, martian))| (*found, *martian && index >= self.fast))
     }
@@ -334,7 +334,7 @@ impl Stage for Route {
             Some(())
         };
         let sent = self.scratch.send(batch, send);
-        for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.from(sent)) {
+        for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.results_from(sent)) {
             if found == NOT_IP {
                 packet.drop(Reason::Unsupported);
                 continue;
@@ -509,7 +509,7 @@ impl Route {
             Some(())
         };
         let sent = self.scratch.send(batch, send);
-        for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.from(sent)) {
+        for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.results_from(sent)) {
             if found == NOT_IP {
                 packet.drop(Reason::Unsupported);
                 continue;
@@ -547,7 +547,7 @@ impl Route {
     }
 }
 
-/// Whether a frame belongs to a VLAN. A tag with only a priority does not count (IEEE 802.1Q, section 9.6).
+/// Returns whether a frame belongs to a VLAN. A tag with only a priority does not count (IEEE 802.1Q, section 9.6).
 #[inline]
 fn is_tagged(packet: &Packet<'_>) -> bool {
     let Meta { flags, vlan, .. } = packet.meta();

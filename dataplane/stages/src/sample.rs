@@ -44,7 +44,7 @@ pub struct Sample {
 const SAMPLE: Edge = Edge::new(0);
 
 impl Sample {
-    /// Whether to copy the next packet.
+    /// Returns whether to copy the next packet.
     #[inline]
     fn draw(&mut self) -> bool {
         if self.seed.is_none() {

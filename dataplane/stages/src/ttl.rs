@@ -85,7 +85,7 @@ mod tests {
     use dataplane_core::header::parse::{Flags, dissect};
     use dataplane_testing::strategies;
 
-    /// A simple model of the stage.
+    /// Processes a frame with a simple model of the stage.
     fn model(mut bytes: Vec<u8>) -> (Vec<u8>, Fate) {
         let found = dissect(&bytes).unwrap();
         let l3 = usize::from(found.l3);

@@ -302,7 +302,7 @@ mod tests {
     use dataplane_core::harness::{Fate, Harness, Outcome};
     use dataplane_testing::strategies;
 
-    /// A simple model of the stage.
+    /// Processes a frame with a simple model of the stage.
     fn model(op: Op, strict: bool, frame: &[u8]) -> Result<Vec<u8>, &'static str> {
         if op == Op::Restore {
             // The harness has no device that removes tags.

@@ -168,9 +168,10 @@ pub struct FlowRuleConfig {
     #[schemars(range(min = 0, max = MAX_PRIORITY))]
     pub priority: u16,
     /// Whether the frames that match this rule also go to rules with larger `priority` numbers, including the rules of
-    /// the kernel of this host. Among rules with the same priority, rules with `dont_trap` apply first. With `dont_trap
-    /// = true` on an RDMA device with several workers, the rule must match `tcp`, `udp`, another IP protocol or an
-    /// EtherType other than IP. Not together with `action = "drop"`. Only with `frames = "matching"`.
+    /// the kernel of this host. Among rules with the same priority, rules with `dont_trap` apply first. On an RDMA
+    /// device with several workers, `dont_trap = true` needs a `match` with `tcp`, `udp`, an IP protocol number
+    /// (`protocol` or `next_header`), or a `type` other than IPv4 and IPv6. Not together with `action = "drop"`. Only
+    /// with `frames = "matching"`.
     pub dont_trap: bool,
 }
 

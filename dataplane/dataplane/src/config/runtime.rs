@@ -136,9 +136,9 @@ pub struct Runtime {
     #[serde(deserialize_with = "bytes_within::<_, u32, 0, 4096>")]
     #[schemars(with = "Bytes", range(min = 0, max = 4096))]
     pub headroom: u32,
-    /// The number of packet buffers of each worker. The minimum is the sum of `burst`, the `tx_depth` of every port,
-    /// and the `rx_depth` of every port in `input` and of every `xdp` port without `copy = "copy"`. The default is this
-    /// sum multiplied by 9/8, rounded up to a multiple of 64.
+    /// The number of packet buffers of each worker. The minimum is the sum of three values: `burst`; `tx_depth` of all
+    /// ports; and `rx_depth` of the ports that are in `input`, or that are `xdp` ports without `copy = "copy"`. The
+    /// default is the minimum multiplied by 9/8, rounded up to a multiple of 64.
     #[serde(deserialize_with = "within_some::<_, u32, 1, 16777216>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16777216))]
     pub buffers: Option<u32>,

@@ -47,7 +47,7 @@ pub(super) struct RuleSpec {
     /// VLAN id of the outer tag, 0 to 4094.
     #[schemars(range(min = 0, max = 4094))]
     vlan: Option<u16>,
-    /// Name of the hit counter. The default is the text of the rule, such as `deny tcp dst 10.0.0.0/8 dst_port 22`.
+    /// The name of the hit counter. The default is the text of the rule, such as `deny tcp dst 10.0.0.0/8 dst_port 22`.
     name: Option<String>,
 }
 
@@ -168,11 +168,11 @@ struct File {
     rules: Vec<Spanned<RuleSpec>>,
 }
 
-/// Largest number of rules of a stage.
+/// The maximum number of rules of a stage.
 pub(super) const MAX_RULES: usize = 100_000;
-/// Largest size of a rule file, in bytes. A file with [`MAX_RULES`] rules is much smaller.
+/// The maximum size of a rule file, in bytes. A file with [`MAX_RULES`] rules is much smaller.
 const MAX_FILE_BYTES: u64 = 32 << 20;
-/// Largest number of errors that are reported at once.
+/// The maximum number of errors that are reported at once.
 const MAX_REPORTED: usize = 20;
 /// The largest rule file, in bytes, whose syntax errors are all reported. The parser can find one error per byte, and
 /// needs more than 100 bytes of memory for each error. For a larger file, only the first syntax error is reported.
@@ -180,7 +180,7 @@ const MAX_RECOVERED: usize = 256 << 10;
 /// The maximum number of nested brackets in a rule file. A valid file nests two: the list of rules, and a rule.
 const MAX_DEPTH: usize = 16;
 
-/// Names of the counters that do not belong to a rule.
+/// The names of the counters that do not belong to a rule.
 const RESERVED: [&str; 4] = ["default", "fragments", "gone", "rules"];
 
 /// Compiled rules, shared by all workers.
@@ -189,7 +189,7 @@ pub(super) struct Rules {
     /// For each rule, its index in the order of precedence, and its action. Element n belongs to the rule with the
     /// number n in the classifier.
     pub(super) verdicts: Vec<(u32, RuleAction)>,
-    /// Names of the hit counters. No two rules have the same name.
+    /// The names of the hit counters. No two rules have the same name.
     pub(super) names: Vec<String>,
     /// The rules as text.
     pub(super) texts: Vec<String>,

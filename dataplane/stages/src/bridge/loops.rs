@@ -65,7 +65,7 @@ struct Probe {
 struct ProbedPort {
     number: u8,
     name: String,
-    /// Name of the counter that reports `shut`.
+    /// The name of the counter that reports `shut`.
     counter: String,
     /// How often this worker shut the port.
     shut: u64,
@@ -87,7 +87,7 @@ pub(super) struct LoopGuard {
     /// The index in `ports` of the port that sends the next probe. Between two rounds of probes, the index is the
     /// number of ports.
     next_port: usize,
-    /// When the next round of probes starts, in nanoseconds since the start of the run.
+    /// The time at which the next round of probes starts, in nanoseconds since the start of the run.
     next_round: u64,
 }
 
@@ -121,7 +121,7 @@ impl LoopGuard {
         Self { loops, stage: setup.stage().to_owned(), ports, time, is_first, next_port, next_round: 0 }
     }
 
-    /// Whether this worker sends the probes.
+    /// Returns whether this worker sends the probes.
     pub(super) fn sends_probes(&self) -> bool {
         self.is_first
     }
@@ -167,7 +167,7 @@ impl LoopGuard {
         true
     }
 
-    /// Whether a port must be shut at the time `now`.
+    /// Returns whether a port must be shut at the time `now`.
     pub(super) fn is_looped(&self, port: u8, now: u64) -> bool {
         let detected = self.loops.detected.get(usize::from(port)).map_or(0, |port| port.load(Ordering::Relaxed));
         detected != 0 && now < (detected - 1).saturating_add(self.time.as_nanos())

@@ -181,16 +181,16 @@ impl BridgeTable {
     }
 }
 
-/// Converts the low bits of a key to the number of its bucket, or the number of a bucket to the low bits of the key. Both
-/// conversions XOR `bits` with the hash of the tag.
+/// Converts the low bits of a key to the number of its bucket, or the number of a bucket to the low bits of the key.
+/// Both conversions XOR `bits` with the hash of the tag.
 #[inline]
 fn mix(tag: u64, bits: u64, [factor, summand]: [u64; 2]) -> u64 {
     let hash = tag.wrapping_mul(factor).wrapping_add(summand) >> (u64::BITS - BUCKET_BITS);
     (bits ^ hash) & ((1 << BUCKET_BITS) - 1)
 }
 
-/// Whether a factor of the hash spreads MAC addresses with equal distances over enough buckets. The tested distances
-/// are 1, 2^8 and 2^16. More than half of all factors pass.
+/// Returns whether a factor of the hash spreads MAC addresses with equal distances over enough buckets. The tested
+/// distances are 1, 2^8 and 2^16. More than half of all factors pass.
 fn spreads(factor: u64) -> bool {
     const WORDS: u64 = (WAYS << BUCKET_BITS) as u64;
     // A random function would store at least 0.95 of the addresses if there are at most `WORDS / 2` addresses, and 0.80
@@ -219,7 +219,7 @@ fn age(word: u64, now: u64) -> u64 {
     (now.wrapping_add(AHEAD).wrapping_sub(word) & TIME).saturating_sub(AHEAD)
 }
 
-/// Whether the age of an entry is at most `ageing`.
+/// Returns whether the age of an entry is at most `ageing`.
 #[inline]
 fn is_fresh(word: u64, now: u64, ageing: u64) -> bool {
     now.wrapping_add(AHEAD).wrapping_sub(word) & TIME <= ageing + AHEAD

@@ -24,7 +24,7 @@ pub(super) struct Spec {
     pub(super) rotation: Option<Rotation>,
 }
 
-/// When a new file is started, and how many files are kept.
+/// The limits at which a new file is started, and the number of files that are kept.
 #[derive(Clone, Copy)]
 pub(super) struct Rotation {
     /// The maximum size of a file in bytes.
@@ -80,7 +80,7 @@ impl<'a> Files<'a> {
         &self.path
     }
 
-    /// Whether a file is being written.
+    /// Returns whether a file is being written.
     pub(super) fn is_open(&self) -> bool {
         self.open.is_some()
     }

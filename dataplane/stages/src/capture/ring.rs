@@ -91,7 +91,7 @@ impl Inlet {
         self.free
     }
 
-    /// Whether the writer has ended.
+    /// Returns whether the writer has ended.
     pub(super) fn is_abandoned(&self) -> bool {
         self.full.is_abandoned()
     }
@@ -105,8 +105,8 @@ impl Inlet {
         mut frame: impl FnMut(P, Buffer) -> CapturedFrame,
     ) -> usize {
         let wanted = packets.len();
-        // Reading the number of returned buffers costs a cache miss, because the writer writes to that cache line. Use the
-        // cached number if it is large enough.
+        // Reading the number of returned buffers costs a cache miss, because the writer writes to that cache line. Use
+        // the cached number if it is large enough.
         let known = self.free.cached_slots();
         let count = wanted.min(if known < wanted { self.free.slots() } else { known });
         let (Ok(buffers), Ok(slots)) = (self.free.read_chunk(count), self.full.write_chunk_uninit(count)) else {
@@ -117,7 +117,7 @@ impl Inlet {
 }
 
 impl Outlet {
-    /// Whether the stage of the worker is gone and no frame waits.
+    /// Returns whether the stage of the worker is gone and no frame waits.
     pub(super) fn is_finished(&self) -> bool {
         // Check for frames last, because the worker may pass on a frame before its stage is dropped.
         self.full.is_abandoned() && self.full.is_empty()

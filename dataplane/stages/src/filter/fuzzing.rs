@@ -109,7 +109,8 @@ pub(crate) fn text(input: &[u8]) {
 }
 
 /// Compiles an expression, and compares the result of the stage for a packet with the result of libpcap. The first byte
-/// of the input is the number of words, each of which is one byte. The packet follows.
+/// of the input, modulo 32, is the number of words in the expression. Each of the following bytes selects a word of
+/// [`WORDS`]. The remaining bytes are the packet.
 pub(crate) fn expression(input: &[u8]) {
     let Some((&count, rest)) = input.split_first() else { return };
     let (words, packet) = rest.split_at(rest.len().min(usize::from(count % 32)));
@@ -121,8 +122,8 @@ pub(crate) fn expression(input: &[u8]) {
     assert_eq!(program.run(packet) != 0, reference.filter(packet), "{expression}");
 }
 
-/// A reference interpreter: it executes the undecoded instructions one by one, as the definition describes them, with
-/// 64-bit arithmetic.
+/// Runs a program in a reference interpreter. The interpreter executes the undecoded instructions one by one, as the
+/// definition of classic BPF describes the instructions, with 64-bit arithmetic.
 pub(super) fn reference(program: &[Instruction], packet: &[u8]) -> u32 {
     let (mut a, mut x, mut memory) = (0u64, 0u64, [0u64; 16]);
     let read = |at: u64, bytes: u64| -> Option<u64> {

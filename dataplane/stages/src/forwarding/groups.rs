@@ -13,11 +13,12 @@ use std::sync::{Arc, OnceLock};
 use crate::route::paths::{BUCKETS, MAX_WEIGHT, seed, winner};
 use dataplane_core::pipeline::NextHop;
 
-/// Largest number of groups. Each path needs a group of one path, even if the path is only in groups of several paths.
+/// The maximum number of groups. Each path needs a group of one path, even if the path is only in groups of several
+/// paths.
 const MAX_GROUPS: usize = 1 << 16;
-/// Largest number of groups of several paths.
+/// The maximum number of groups of several paths.
 const MAX_BLOCKS: usize = 1 << 12;
-/// Largest number of paths in a group. With this limit, each path gets a few of the [`BUCKETS`].
+/// The maximum number of paths in a group. With this limit, each path gets a few of the [`BUCKETS`].
 pub(super) const MAX_MEMBERS: usize = 64;
 
 /// The action of a route for a packet.
@@ -265,12 +266,12 @@ impl GroupWriter {
         hops
     }
 
-    /// Whether a group has users.
+    /// Returns whether a group has users.
     pub(super) fn is_used(&self, number: u32) -> bool {
         self.groups.contains_key(&number)
     }
 
-    /// Whether a group of only this path exists.
+    /// Returns whether a group of only this path exists.
     pub(super) fn contains(&self, path: &GroupPath) -> bool {
         self.known.contains_key(&vec![(path.clone(), 1)])
     }

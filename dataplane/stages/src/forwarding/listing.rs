@@ -60,9 +60,9 @@ impl Listing {
     /// Adds a route, or changes its target.
     pub(super) fn set(&self, table: usize, prefix: IpNet, group: u32, target: &RouteTarget) {
         let mut routes = self.lock();
-        // The known target may belong to an earlier group with this number. A group with several paths refers to the
-        // one-path groups of its paths. If such a reference remains when the last route of a one-path group is removed,
-        // `remove_group` is not called. The old target then stays until the number is reused.
+        // The known target may belong to an earlier group with this number. `remove_group` is not called for a one-path
+        // group if a group with several paths still refers to it when its last route is removed. The target of the
+        // one-path group then stays in the map until the number is reused.
         if routes.targets.get(&group).is_none_or(|known| **known != *target) {
             routes.targets.insert(group, Arc::new(target.clone()));
         }

@@ -34,9 +34,9 @@ pub use refused::Refused;
 pub use rows::{ConfigNeighbors, NeighborRow, NeighborState, NeighborTable};
 pub use writer::{ForwardingWriter, MAX_ROUTES};
 
-/// Largest number of routing tables: the main table and the tables of VRFs.
+/// The maximum number of routing tables: the main table and the tables of VRFs.
 pub const MAX_TABLES: usize = 16;
-/// Largest number of queued neighbour requests from a stage of a worker.
+/// The maximum number of queued neighbour requests from a stage of a worker.
 const MAX_REQUESTS: usize = 1024;
 
 /// The tables that workers and the writer share.

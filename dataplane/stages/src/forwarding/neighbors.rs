@@ -18,11 +18,11 @@ use super::refused::Refused;
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{HoldTime, NextHop};
 
-/// Largest number of neighbours.
+/// The maximum number of neighbours.
 pub const MAX_NEIGHBORS: usize = 1 << 14;
-/// Number of slots: four per neighbour, so that a window is rarely full.
+/// The number of slots: four per neighbour, so that a window is rarely full.
 const SLOTS: usize = MAX_NEIGHBORS * 4;
-/// Number of slots in which an entry may lie.
+/// The number of slots in which an entry may lie.
 const WINDOW: usize = 32;
 /// The number of a removed next hop is reused for another next hop after this time plus the hold times of all stages.
 /// Until then, a stage may still hold packets with this number. A held packet leaves its stage only at the
@@ -134,7 +134,7 @@ impl Neighbors {
         self.slots.len()
     }
 
-    /// Whether the answer of the neighbour in a slot is awaited.
+    /// Returns whether the answer of the neighbour in a slot is awaited.
     pub(super) fn is_asked(&self, slot: usize) -> bool {
         self.slots.get(slot).is_some_and(|slot| slot.word.load(Ordering::Relaxed) & ASKED != 0)
     }
@@ -175,7 +175,7 @@ impl Neighbors {
 #[derive(Debug)]
 struct WrittenNeighbor {
     slot: usize,
-    /// Number of routes that use the neighbour.
+    /// The number of routes that use the neighbour.
     routes: u32,
     /// Whether [`NeighborWriter::set`] has set a state that [`NeighborWriter::unset`] has not cleared.
     has_state: bool,
@@ -202,9 +202,9 @@ pub(super) struct NeighborWriter {
     retired_hops: HashMap<NextHop, u64>,
     /// For each slot, whether its entry is retired.
     retired_slots: Vec<bool>,
-    /// Number of removals so far.
+    /// The number of removals so far.
     removals: u64,
-    /// Number of retired slots that became free so far.
+    /// The number of retired slots that became free so far.
     freed: u64,
     /// The time for which stages may hold a packet.
     hold_time: HoldTime,
@@ -339,12 +339,12 @@ impl NeighborWriter {
         self.remove_if_unused(hop, now);
     }
 
-    /// Whether the neighbour has an entry.
+    /// Returns whether the neighbour has an entry.
     pub(super) fn contains(&self, hop: NextHop) -> bool {
         self.entries.contains_key(&hop)
     }
 
-    /// Whether a route uses the neighbour.
+    /// Returns whether a route uses the neighbour.
     pub(super) fn has_routes(&self, hop: NextHop) -> bool {
         self.entries.get(&hop).is_some_and(|entry| entry.routes > 0)
     }

@@ -15,12 +15,12 @@ use dataplane_core::pipeline::{HoldTime, NextHop, PortInfo};
 use dataplane_tables::TableError;
 use dataplane_tables::lpm::{Lpm4, Lpm6};
 
-/// Largest number of routes over all tables.
+/// The maximum number of routes over all tables.
 pub const MAX_ROUTES: usize = 1 << 20;
-/// Number of cache lines that a table has for its prefixes longer than 24 bits. A line takes 80 bytes with its
+/// The number of cache lines that a table has for its prefixes longer than 24 bits. A line takes 80 bytes with its
 /// bookkeeping, so all lines take 20 MiB.
 const LINES_V4: usize = 1 << 18;
-/// Number of cache lines that a table has for its prefixes longer than 20 bits. A line takes 80 bytes with its
+/// The number of cache lines that a table has for its prefixes longer than 20 bits. A line takes 80 bytes with its
 /// bookkeeping, so all lines take 320 MiB.
 const LINES_V6: usize = 1 << 22;
 
@@ -35,7 +35,7 @@ pub struct ForwardingWriter {
     groups: groups::GroupWriter,
     listing: Arc<Listing>,
     neighbors: neighbors::NeighborWriter,
-    /// Names of the ports.
+    /// The names of the ports.
     port_names: Vec<String>,
     epoch: u64,
 }
@@ -273,7 +273,7 @@ impl ForwardingWriter {
         self.neighbors.freed()
     }
 
-    /// Whether a neighbour is the next hop of a route.
+    /// Returns whether a neighbour is the next hop of a route.
     pub fn has_routes(&self, hop: NextHop) -> bool {
         self.neighbors.has_routes(hop)
     }
@@ -283,8 +283,8 @@ impl ForwardingWriter {
         self.neighbors.watch_unresolved();
     }
 
-    /// Publishes changes while no reader runs, so that retired memory can be reused immediately. Filling a table retires
-    /// many cache lines.
+    /// Publishes changes while no reader runs, so that retired memory can be reused immediately. Filling a table
+    /// retires many cache lines.
     pub fn publish_without_readers(&mut self, shared: &Forwarding) {
         self.publish(shared);
         shared.readers.mark_all_quiescent();
@@ -330,7 +330,7 @@ impl PrefixTables {
     }
 }
 
-/// Whether all addresses of a prefix are in [`NEVER_FORWARDED`].
+/// Returns whether all addresses of a prefix are in [`NEVER_FORWARDED`].
 fn is_never_forwarded(prefix: IpNet) -> bool {
     match prefix {
         IpNet::V4(net) => net.network().is_multicast() && net.prefix_len() >= 4 || net.network().is_broadcast(),

@@ -97,7 +97,7 @@ fn packets_that_must_not_be_answered_go_to_the_next_stage() {
     for (what, bytes) in [
         ("another address", from_asker().ipv4(V4[1], V4[0]).echo_request(1, 2).build()),
         ("a reply", from_asker().ipv4(V4[0], V4[1]).echo_reply(1, 2).build()),
-        ("a reply of IPv6", from_asker().ipv6(V6[0], V6[1]).echo_reply(1, 2).build()),
+        ("an IPv6 reply", from_asker().ipv6(V6[0], V6[1]).echo_reply(1, 2).build()),
         ("another code", from_asker().ipv4(V4[0], V4[1]).icmp(8, 1, [0; 4]).build()),
         ("a datagram", from_asker().ipv4(V4[0], V4[1]).udp(1, 2).build()),
         (

@@ -36,7 +36,7 @@ fn v6() -> Frame<'static> {
     frame().ipv6("2001:db8:7::7".parse().unwrap(), "2001:db8:9::9".parse().unwrap())
 }
 
-/// Whether the stage has turned the packet into an error, which leaves by the output `reply`.
+/// Returns whether the stage has turned the packet into an error, which leaves by the output `reply`.
 fn is_reply(outcome: &Outcome) -> bool {
     outcome.fate == Fate::Output("reply".to_owned())
 }

@@ -26,9 +26,9 @@ pub(super) struct KernelLink {
     pub(super) mtu: u32,
     /// Whether the link is administratively up, and whether it has a carrier.
     pub(super) up: (bool, bool),
-    /// Index of the master device, such as a VRF.
+    /// The index of the master device, such as a VRF.
     pub(super) master: Option<u32>,
-    /// Routing table of the link, if the link is a VRF.
+    /// The routing table of the link, if the link is a VRF.
     pub(super) table: Option<u32>,
 }
 
@@ -97,8 +97,8 @@ pub(super) fn read(message: RouteNetlinkMessage) -> Option<Update> {
     Some(match message {
         RouteNetlinkMessage::NewLink(message) => Update::Link(link(message)?),
         RouteNetlinkMessage::DelLink(message) => {
-            // With a family, the message does not report the removal of the link: a bridge, for example, reports with
-            // its own family that it released a port.
+            // Only a message without an address family reports the removal of a link. A bridge, for example, sends a
+            // message with its own family when it releases a port.
             if u8::from(message.header.interface_family) != u8::from(AddressFamily::Unspec) {
                 return None;
             }
@@ -155,7 +155,8 @@ fn address(message: &AddressMessage) -> Option<KernelAddress> {
     }
     Some(KernelAddress {
         index: message.header.index,
-        // An IPv6 address without a peer has only `Address`. With a peer, `Address` is the peer.
+        // `Local` is the address of the link, and `Address` is the address of the peer. Without a peer, an IPv6 address
+        // has only `Address`.
         address: local.or(peer)?,
         global: message.header.scope == AddressScope::Universe,
         secondary: message.header.flags.contains(AddressHeaderFlags::Secondary),
@@ -201,7 +202,7 @@ fn via(attribute: &RouteAttribute) -> Option<IpAddr> {
     }
 }
 
-/// Whether the attribute adds a header or changes labels: `RTA_ENCAP`, `RTA_NEWDST`.
+/// Returns whether the attribute adds a header or changes labels: `RTA_ENCAP`, `RTA_NEWDST`.
 fn encapsulates(attribute: &RouteAttribute) -> bool {
     use RouteAttribute::{Encap, EncapType, NewDestination, NewDestinationAddress};
     matches!(attribute, Encap(_) | EncapType(_) | NewDestination(_) | NewDestinationAddress(_))
@@ -218,7 +219,7 @@ fn hop_of(hop: &RouteNextHop) -> Option<KernelHop> {
 
 fn route(message: &RouteMessage) -> Option<KernelRoute> {
     let header = &message.header;
-    // Skip routes by source address or type of service, and cloned cache entries.
+    // Skip routes that apply only to one type of service or to some source addresses, and copies in a cache.
     if header.tos != 0 || header.source_prefix_length != 0 || header.flags.contains(RouteFlags::Cloned) {
         return None;
     }

@@ -59,7 +59,7 @@ struct KernelMirror {
     /// The writer of the tables, until the task is started.
     writer: Option<Box<ForwardingWriter>>,
     ports: Vec<PortInfo>,
-    /// Size of the socket buffer, in bytes.
+    /// The size of the socket buffer, in bytes.
     backlog: usize,
     resync_interval: Duration,
     /// The known state and the netlink sockets. `None` until the task is started.

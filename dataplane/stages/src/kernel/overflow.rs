@@ -15,11 +15,11 @@ use super::socket::Requests;
 /// The state of one of the kernel's neighbour tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct KernelTable {
-    /// Name of the table: `arp_cache` or `ndisc_cache`.
+    /// The name of the table: `arp_cache` or `ndisc_cache`.
     name: String,
-    /// Largest number of entries: `gc_thresh3`.
+    /// The maximum number of entries: `gc_thresh3`.
     limit: u32,
-    /// Number of neighbours that the kernel refused because the table was full.
+    /// The number of neighbours that the kernel refused because the table was full.
     refused: u64,
 }
 

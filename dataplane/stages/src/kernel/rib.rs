@@ -36,12 +36,12 @@ enum ReplayedEvents {
 #[derive(Debug, Default)]
 pub(super) struct Rib {
     routes: HashMap<(u32, IpNet), Vec<RankedRoute>>,
-    /// Number of routes.
+    /// The number of routes.
     count: usize,
     /// Prefixes of [`LOCAL`] that cover more than one address. Every address in these prefixes belongs to this host,
     /// even if another table has a longer prefix for the address.
     wide: Vec<IpNet>,
-    /// Number of routes that were not added because [`MAX_ROUTES`] routes are known.
+    /// The number of routes that were not added because [`MAX_ROUTES`] routes are known.
     pub(super) refused: u64,
     /// The events of a replay, by table, prefix and metric. `None` if no replay is in progress.
     replayed: Option<HashMap<(u32, IpNet, u32), ReplayedEvents>>,
@@ -49,7 +49,7 @@ pub(super) struct Rib {
     in_doubt: bool,
 }
 
-/// Whether an entry is a prefix of [`LOCAL`] that covers more than one address.
+/// Returns whether an entry is a prefix of [`LOCAL`] that covers more than one address.
 fn is_wide((table, prefix): (u32, IpNet)) -> bool {
     table == LOCAL && prefix.prefix_len() < prefix.max_prefix_len()
 }

@@ -16,16 +16,16 @@ use rustix::fd::AsFd;
 const MULTICAST_GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
 /// Requested size of the socket's receive buffer, in bytes. The system may limit the size.
 pub(super) const BACKLOG: usize = 8 << 20;
-/// Size of a read buffer, in bytes: larger than any message batch of the kernel.
+/// The size of a read buffer, in bytes: larger than any message batch of the kernel.
 const READ_BUFFER: usize = 256 << 10;
 /// Longest time to wait for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest number of reads in one [`Events::wait`].
+/// The maximum number of reads in one [`Events::wait`].
 const MAX_READS: usize = 256;
-/// Largest number of messages to discard at a time. The limit is rarely reached, because discarding a message takes
+/// The maximum number of messages to discard at a time. The limit is rarely reached, because discarding a message takes
 /// less time than the kernel needs to report a change.
 const MAX_DISCARDS: usize = 1 << 20;
-/// Number of attempts to get a dump that no change interrupts.
+/// The number of attempts to get a dump that no change interrupts.
 const DUMP_ATTEMPTS: usize = 10;
 
 /// A change, or an entry of a dump, with the netlink flags of its message.
@@ -57,7 +57,7 @@ fn is_readable(socket: &Socket, within: Duration) -> io::Result<bool> {
 /// Parses the messages in a buffer. Skips a message that cannot be parsed, because the kernel may be newer than this
 /// program.
 fn parse(mut bytes: &[u8], mut each: impl FnMut(NetlinkMessage<RouteNetlinkMessage>)) {
-    /// Length of a message header.
+    /// The length of a message header.
     const HEADER: usize = 16;
     while bytes.len() >= HEADER {
         let length = bytes.first_chunk().map_or(0, |length| u32::from_ne_bytes(*length)) as usize;
@@ -139,7 +139,7 @@ impl Events {
     }
 }
 
-/// Whether the error means that the kernel dropped messages.
+/// Returns whether the error means that the kernel dropped messages.
 fn is_loss(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error())
 }

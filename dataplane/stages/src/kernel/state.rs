@@ -24,7 +24,7 @@ use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{NextHop, PortInfo};
 use dataplane_tables::TableError;
 
-/// Largest number of neighbour requests that are handled at a time.
+/// The maximum number of neighbour requests that are handled at a time.
 const MAX_REQUESTS_AT_ONCE: usize = 32;
 
 /// The state of the thread that mirrors the kernel's routes and neighbours.
@@ -200,7 +200,7 @@ impl MirrorState {
         }
     }
 
-    /// Whether a link is the interface of a port, or a VRF.
+    /// Returns whether a link is the interface of a port, or a VRF.
     fn is_relevant(&self, link: &KernelLink) -> bool {
         let is_port = |name: &str| self.ports.iter().any(|port| port.interface.as_deref() == Some(name));
         let was = self.links.get(&link.index).is_some_and(|known| is_port(&known.name));

@@ -19,9 +19,9 @@ use dataplane_core::mem::{Batch, MetaFlags};
 use dataplane_core::pipeline::{NextHop, PortInfo};
 
 const MESSAGE: usize = Neighbor::LEN + LinkAddress::LEN;
-/// Size of the longest frame, in bytes.
+/// The size of the longest frame, in bytes.
 const MAX_FRAME_BYTES: usize = Ethernet::LEN + Ipv6::LEN + MESSAGE;
-/// Size of the shortest Ethernet frame, in bytes, without the frame check sequence.
+/// The size of the shortest Ethernet frame, in bytes, without the frame check sequence.
 const MIN_FRAME_BYTES: usize = 60;
 
 /// A frame that a worker sends.
@@ -143,8 +143,8 @@ fn discovery(
     GeneratedFrame::new(port, true, [link.as_bytes(), ip.as_bytes(), &bytes])
 }
 
-/// Whether an address can belong to a neighbour on the link of its port. Addresses of this host and broadcast addresses
-/// cannot belong to a neighbour.
+/// Returns whether an address can belong to a neighbour on the link of its port. Addresses of this host and broadcast
+/// addresses cannot belong to a neighbour.
 pub(super) fn is_askable(ports: &[PortInfo], hop: NextHop) -> bool {
     let own = ports.iter().flat_map(|port| &port.addresses).any(|own| own.addr() == hop.address);
     let Some(port) = ports.get(usize::from(hop.port)) else { return false };

@@ -15,7 +15,7 @@ type Millis = u64;
 
 /// How long an answer is awaited, in milliseconds (RFC 4861, section 10: RETRANS_TIMER).
 pub(super) const RETRANS_TIMER: Millis = 1000;
-/// Largest number of requests by multicast or broadcast, and of requests by unicast (MAX_MULTICAST_SOLICIT,
+/// The maximum number of requests by multicast or broadcast, and of requests by unicast (MAX_MULTICAST_SOLICIT,
 /// MAX_UNICAST_SOLICIT).
 pub(super) const MAX_SOLICITS: u8 = 3;
 /// The time from the first use of a stale neighbour to the first unicast request, in milliseconds
@@ -60,7 +60,7 @@ const EVICTION_DIVISOR: usize = 16;
 /// The parameters of the config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Settings {
-    /// Largest number of neighbours of each port.
+    /// The maximum number of neighbours of each port.
     pub(super) most: usize,
     /// About how long an answer is valid, in milliseconds.
     pub(super) reachable: Millis,
@@ -122,9 +122,10 @@ enum MachineState {
 #[derive(Clone, Copy, Debug)]
 struct NeighborRecord {
     state: MachineState,
-    /// When the state ends by timeout.
+    /// The time at which the state ends by timeout.
     until: Millis,
-    /// When the neighbour was last confirmed. If it was never confirmed, when the entry was created.
+    /// The time at which the neighbour was last confirmed. If the neighbour was never confirmed, the time at which the
+    /// entry was created.
     since: Millis,
     /// Whether the neighbour ever answered.
     confirmed: bool,

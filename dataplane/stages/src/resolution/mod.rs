@@ -40,17 +40,17 @@ pub use machine::NeighborMessageKind;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Interval at which timeouts are checked, in milliseconds.
 const TIMEOUT_INTERVAL: u64 = 50;
-/// When the addresses of this host are announced, in milliseconds from the start or from a change of the link. RFC
-/// 5227, section 1.1, requires two announcements two seconds apart.
+/// The times at which the addresses of this host are announced, in milliseconds from the start or from a change of the
+/// link. RFC 5227, section 1.1, requires two announcements two seconds apart.
 const ANNOUNCEMENTS: [u64; 2] = [0, 2000];
 /// Number of elements of each queue of a stage: the queues of received messages, and the queue of frames to send.
 const QUEUE: usize = 1024;
 /// Largest number of neighbour requests that the background thread handles in one step. On average, each
 /// worker requests at most 1,000 neighbours per second that have no entry.
 const MAX_REQUESTS_PER_STEP: usize = 512;
-/// Interval, in milliseconds, at which the writer sets the event [`forwarding::ReportedEvent::NextUse`] of all unresolved
-/// neighbours again. The next packet to an unresolved neighbour causes a new request, so a refused or lost request is
-/// repeated.
+/// Interval, in milliseconds, at which the writer sets the event [`forwarding::ReportedEvent::NextUse`] of all
+/// unresolved neighbours again. The next packet to an unresolved neighbour causes a new request, so a refused or lost
+/// request is repeated.
 const RETRY_INTERVAL: u64 = 1000;
 /// Limit of unsolicited messages that a stage of a worker passes on: messages per second, and burst size.
 const HINT_LIMIT: (u64, u64) = (100, 64);
@@ -415,7 +415,7 @@ impl NeighborListener {
         self
     }
 
-    /// Whether resolution is enabled.
+    /// Returns whether resolution is enabled.
     #[inline]
     pub fn is_open(&self) -> bool {
         self.0.as_ref().is_some_and(|listener| listener.resolution.open.get().is_some())
@@ -462,7 +462,7 @@ impl NeighborListener {
 }
 
 impl Resolution {
-    /// Whether an address is on the link of a port.
+    /// Returns whether an address is on the link of a port.
     fn is_on_link(&self, hop: NextHop) -> bool {
         let of_link = matches!(hop.address, IpAddr::V6(address) if is_link_local(address));
         let port = self.ports.get(usize::from(hop.port));
@@ -478,7 +478,8 @@ struct ResolverState {
     actions: Vec<NeighborAction>,
     /// Time of the last timeout check.
     last_timeout_check: u64,
-    /// The time at which all unresolved neighbours got the event `NextUse` again most recently (see [`RETRY_INTERVAL`]).
+    /// The time at which all unresolved neighbours got the event `NextUse` again most recently (see
+    /// [`RETRY_INTERVAL`]).
     last_retry: u64,
     /// For each port: when its link last changed, and how many announcements were sent since.
     announced: Vec<(u64, usize)>,

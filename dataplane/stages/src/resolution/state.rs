@@ -1,5 +1,5 @@
-//! The format of saved neighbours, which another program takes over: the version of the format, and for each resolved
-//! neighbour the port, the version of IP, the address and the MAC address.
+//! The format in which a program saves its resolved neighbours, so that another program can take over the neighbours.
+//! The format has its version, and for each neighbour the port, the version of IP, the address and the MAC address.
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -9,16 +9,16 @@
 
 use std::collections::HashMap;
 
-/// Number of buckets of a prefix with several paths.
+/// The number of buckets of a prefix with several paths.
 pub(crate) const BUCKETS: usize = 256;
 
-/// Largest weight of a path.
+/// The maximum weight of a path.
 pub(crate) const MAX_WEIGHT: u16 = 64;
 
 /// A path, with the data that workers need to forward a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RoutePath {
-    /// Number of the next hop. 0 means that the destination itself is the next hop.
+    /// The number of the next hop. 0 means that the destination itself is the next hop.
     pub(super) next_hop: u32,
     /// The egress port.
     pub(super) egress: u8,
@@ -39,7 +39,7 @@ pub(super) enum PathAction {
 #[derive(Debug, Default)]
 pub(super) struct Paths {
     paths: Vec<RoutePath>,
-    /// Name of each path, for messages and as the seed of the path's pseudo-random numbers.
+    /// The name of each path, for messages and as the seed of the path's pseudo-random numbers.
     names: Vec<String>,
     numbers: HashMap<String, u32>,
     groups: Vec<PathGroup>,
@@ -54,7 +54,7 @@ pub(super) struct Paths {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PathGroup {
     first: u32,
-    /// Number of buckets minus 1. The number of buckets is a power of two.
+    /// The number of buckets minus 1. The number of buckets is a power of two.
     mask: u32,
     /// The only path, if the group has one path.
     only: RoutePath,
@@ -84,12 +84,12 @@ impl Paths {
         number
     }
 
-    /// Whether any group has several paths, so that a flow hash is needed.
+    /// Returns whether any group has several paths, so that a flow hash is needed.
     pub(super) fn splits_flows(&self) -> bool {
         self.groups.iter().any(|group| group.mask > 0)
     }
 
-    /// Whether a path drops packets.
+    /// Returns whether a path drops packets.
     pub(super) fn drops(&self, path: u32) -> bool {
         self.paths.get(path as usize).is_some_and(|path| path.action == PathAction::Drop)
     }

@@ -20,8 +20,8 @@ use dataplane_tables::lpm::{Lpm4, Lpm6};
 pub(super) struct RouteEntry {
     /// Destination prefix, such as `"10.0.0.0/8"`.
     pub(super) prefix: Prefix,
-    /// Address of the gateway. Without a gateway, the destinations are neighbours on the port. An IPv4 prefix may have
-    /// an IPv6 gateway (RFC 8950). An IPv6 prefix must have an IPv6 gateway.
+    /// The address of the gateway. Without a gateway, the destinations are neighbours on the port. An IPv4 prefix may
+    /// have an IPv6 gateway (RFC 8950). An IPv6 prefix must have an IPv6 gateway.
     pub(super) via: Option<IpAddr>,
     /// Port that the gateway or the destinations are reached through.
     pub(super) port: Option<String>,
@@ -34,7 +34,7 @@ pub(super) struct RouteEntry {
     pub(super) drop: bool,
 }
 
-/// Whether any prefix has several paths.
+/// Returns whether any prefix has several paths.
 pub(super) fn has_equal_cost_paths(table: &[RouteEntry]) -> bool {
     let mut seen = HashSet::new();
     !table.iter().all(|entry| seen.insert(entry.prefix.0))
@@ -44,16 +44,16 @@ fn default_weight() -> u16 {
     1
 }
 
-/// Largest number of bad lines that are reported one by one.
+/// The maximum number of bad lines that are reported one by one.
 const MAX_REPORTED: usize = 100;
 /// After this number of bad lines, the loader stops reading the file. The file is then probably no list of routes.
 const MAX_BAD: usize = 10_000;
-/// Largest length of a line in bytes. A comment does not count.
+/// The maximum length of a line in bytes. A comment does not count.
 const MAX_LINE: usize = 512;
-/// Largest number of characters of a bad line that are reported.
+/// The maximum number of characters of a bad line that are reported.
 const MAX_SHOWN: usize = 64;
 
-/// Largest size of a route file, in bytes: several times the size of the whole Internet routing table.
+/// The maximum size of a route file, in bytes: several times the size of the whole Internet routing table.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
 /// The grammar of a line, for help texts.
