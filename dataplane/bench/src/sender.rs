@@ -47,7 +47,8 @@ pub struct Sender {
     next: u64,
     /// The end of the trial, with its fraction.
     end: u64,
-    /// The maximum delay of a packet, with its fraction. Packets with a longer delay are not sent.
+    /// The maximum time by which a packet may be sent after the packet was due, with its fraction. Packets that would
+    /// be later are not sent.
     catch_up: u64,
     /// The time of the change of the rate, with its fraction, and the interval after the change.
     change: (u64, u64),
@@ -93,8 +94,9 @@ impl Sender {
     }
 
     /// Starts a trial of `duration` nanoseconds with `rate` packets per second, or as fast as possible. The packets of
-    /// a trial do not depend on earlier trials. `catch_up` is the maximum delay of a packet in nanoseconds. `key` is
-    /// the key of the signatures. `phase` is the time of the first packet as a fraction of the time between two bursts.
+    /// a trial do not depend on earlier trials. `catch_up` is the maximum time by which a packet may be sent late, in
+    /// nanoseconds. `key` is the key of the signatures. `phase` is the time of the first packet as a fraction of the
+    /// time between two bursts.
     pub fn start(&mut self, key: Key, rate: Option<f64>, duration: u64, catch_up: u64, phase: f64) {
         self.key = key;
         self.fields.clone_from(&self.first_fields);

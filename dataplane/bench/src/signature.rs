@@ -39,7 +39,7 @@ impl Key {
     }
 }
 
-/// The finalizer of MurmurHash3, which is a bijection.
+/// Mixes the bits of a number with the finalizer of MurmurHash3. The finalizer is a bijection.
 #[inline]
 const fn mix(mut hash: u64) -> u64 {
     hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
@@ -141,7 +141,8 @@ impl Signature {
         })
     }
 
-    /// Returns the sequence number without its wrap-around. `next` is the sequence number of the next packet that is sent.
+    /// Returns the sequence number without its wrap-around. `next` is the sequence number of the next packet that is
+    /// sent.
     #[inline]
     pub fn sequence_near(&self, next: u64) -> u64 {
         let ahead = self.sequence.wrapping_sub(next) & (SEQUENCES - 1);

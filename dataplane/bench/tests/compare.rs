@@ -127,7 +127,8 @@ fn results_that_are_not_comparable_are_refused_with_all_reasons() {
     assert!(two.contains("incomplete result of NDR; the stream"), "{two}");
 }
 
-/// A trial of 10 s. Each interval loses `lost` packets and has the latency `latency`, plus some variation.
+/// Returns the report of a trial of 10 s. Each interval loses `lost` packets, and has the latency `latency` plus some
+/// variation.
 fn trial(lost: impl Fn(u64) -> u64, latency: u64) -> RateReport {
     let report: RateReport = serde_json::from_str(include_str!("rate.json")).unwrap();
     let stream = &report.streams[0];

@@ -1,4 +1,5 @@
-//! Tests of searches on simulated devices whose capacity is known. A strict goal is a goal with the exceed ratio 0.
+//! Tests of searches on simulated devices whose capacity is known. A strict goal has `exceed_ratio` 0: no trial may
+//! lose more packets than the loss ratio of the goal allows.
 
 use dataplane_bench::search::*;
 use proptest::prelude::*;
@@ -124,7 +125,8 @@ fn upper_bound_counts_the_short_trials_that_it_rests_on() {
     assert!(only_short > 0);
 }
 
-/// The device loses packets in 40 % of the trials above 400 packets per second. The tester is disturbed in each trial.
+/// The device loses packets in 40 % of the trials above 400 packets per second. The test compares a tester that is
+/// never disturbed with a tester that is disturbed in each trial.
 #[test]
 fn disturbed_trials_do_not_raise_a_result() {
     struct Disturbed {

@@ -38,7 +38,7 @@ pub fn in_namespace(work: impl FnOnce()) {
     stderr.lines().filter(|line| line.starts_with("skipped: ")).for_each(report);
 }
 
-/// Runs `ip` commands, one per line and without the word `ip`.
+/// Runs `ip` commands. Each line has the arguments of one command.
 ///
 /// # Panics
 /// If a command fails.

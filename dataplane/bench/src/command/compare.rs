@@ -1,4 +1,4 @@
-//! The methods `compare` and `html`.
+//! The subcommands `compare` and `html` of `dataplane bench`.
 
 use std::path::PathBuf;
 

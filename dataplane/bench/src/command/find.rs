@@ -1,4 +1,4 @@
-//! The methods `ndr` and `pdr`.
+//! The test methods `ndr` and `pdr` of `dataplane bench`.
 
 use std::io::{self, IsTerminal};
 use std::sync::atomic::Ordering;

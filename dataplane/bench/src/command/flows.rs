@@ -1,4 +1,5 @@
-//! The method `flows`: the capacity of a stateful device, and the highest rate of new flows (the set-up rate).
+//! The test method `flows` of `dataplane bench`: the capacity of a stateful device, and the highest rate of new flows
+//! (the set-up rate).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The method `latency`.
+//! The test method `latency` of `dataplane bench`.
 
 use clap::Args;
 use dataplane::units::Period;

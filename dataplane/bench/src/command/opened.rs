@@ -52,7 +52,8 @@ pub(super) struct TrafficArgs {
     /// End the trial when no packet has arrived for this time after the last transmission
     #[arg(long, value_name = "TIME", default_value = "200ms")]
     pub(super) settle: Period,
-    /// The maximum delay of a packet by the tester. Packets with a longer delay are not sent, and count as missed
+    /// The maximum time by which the tester may send a packet after the packet was due. Packets that would be later
+    /// are not sent, and count as missed
     #[arg(long, value_name = "TIME", default_value = "1ms")]
     pub(super) catch_up: Period,
     /// The length of the intervals for counts by time. Default: 100ms, or 1s for `soak`

@@ -1,4 +1,4 @@
-//! The methods `rate` and `calibrate`.
+//! The test methods `rate` and `calibrate` of `dataplane bench`.
 
 use clap::Args;
 use dataplane::units::Period;

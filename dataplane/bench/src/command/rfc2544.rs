@@ -1,4 +1,4 @@
-//! The method `rfc2544`.
+//! The test method `rfc2544` of `dataplane bench`.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The method `soak`.
+//! The test method `soak` of `dataplane bench`.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};

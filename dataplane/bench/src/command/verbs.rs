@@ -1,4 +1,4 @@
-//! The method `verbs`.
+//! The test method `verbs` of `dataplane bench`.
 
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -71,7 +71,7 @@ pub(super) fn verbs(args: &VerbsArgs) -> Result<()> {
     }
 }
 
-/// The report of this side, the report of the server of the same process, and the error that ended the run.
+/// The report of this side, the report of the server if this process runs both sides, and the error that ended the run.
 type Outcome = (SideReport, Option<SideReport>, Option<Error>);
 
 /// Opens an RDMA device.

@@ -12,7 +12,7 @@ const PARTS: usize = 30;
 /// Differences of the loss ratio up to this value do not count.
 const LOSS_TOLERANCE: f64 = 1e-6;
 
-/// Returns the tests of all streams. Adds to `reasons` why the results cannot be compared.
+/// Returns the tests of all streams. If the results cannot be compared, adds the causes to `reasons`.
 pub(super) fn tests(a: &RateReport, b: &RateReport, tolerance: f64, reasons: &mut Vec<String>) -> Vec<MetricTest> {
     if a.streams.len() != b.streams.len() {
         reasons.push(format!("the numbers of streams differ: {} and {}", a.streams.len(), b.streams.len()));

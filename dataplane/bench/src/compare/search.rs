@@ -18,7 +18,7 @@ use crate::search::CONFIDENCE;
 /// A trial counts as a full-length trial if it lasts at least this share of the requested duration.
 const FULL: f64 = 0.99;
 
-/// Returns the tests of all goals. Adds to `reasons` why the results cannot be compared.
+/// Returns the tests of all goals. If the results cannot be compared, adds the causes to `reasons`.
 pub(super) fn tests(a: &SearchReport, b: &SearchReport, tolerance: f64, reasons: &mut Vec<String>) -> Vec<MetricTest> {
     compare_streams(&a.streams, &b.streams, reasons);
     let names = |report: &SearchReport| report.goals.iter().map(|goal| goal.name.clone()).collect::<Vec<_>>();
@@ -30,7 +30,8 @@ pub(super) fn tests(a: &SearchReport, b: &SearchReport, tolerance: f64, reasons:
     pairs.map(|(first, second)| test((first, &a.trials), (second, &b.trials), "", tolerance, reasons)).collect()
 }
 
-/// Returns the tests of the throughput of all frame sizes. Adds to `reasons` why the results cannot be compared.
+/// Returns the tests of the throughput of all frame sizes. If the results cannot be compared, adds the causes to
+/// `reasons`.
 pub(super) fn rfc2544_tests(
     a: &Rfc2544Report,
     b: &Rfc2544Report,
@@ -56,7 +57,7 @@ pub(super) fn rfc2544_tests(
     pairs.map(test).collect()
 }
 
-/// Adds to `reasons` why the streams of two searches cannot be compared.
+/// If the streams of two searches cannot be compared, adds the causes to `reasons`.
 pub(super) fn compare_streams(a: &[StreamSetup], b: &[StreamSetup], reasons: &mut Vec<String>) {
     if a.len() != b.len() {
         reasons.push(format!("the numbers of streams differ: {} and {}", a.len(), b.len()));

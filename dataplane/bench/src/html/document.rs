@@ -109,7 +109,8 @@ impl Page {
         self.text.push_str("</table></div>\n");
     }
 
-    /// Adds a table of the keys of the streams. `streams` are the names and the keys.
+    /// Adds a table of the settings of the streams. Each item of `streams` is the name of a stream and its settings, as
+    /// keys and values.
     pub(super) fn streams(&mut self, streams: &[(&str, &BTreeMap<String, String>)]) {
         let mut keys: Vec<&String> = streams.iter().flat_map(|(_, keys)| keys.keys()).collect();
         keys.sort_unstable();

@@ -34,8 +34,8 @@ pub struct RateReport {
     pub unaccounted: i64,
 }
 
-/// The packets of a trial by the counters of the ports. The device changes the payload, so no packet has its signature. The
-/// tester cannot distinguish the packets from the packets of other hosts.
+/// The packets of a trial by the counters of the ports. The device changes the payload, so no packet has its signature.
+/// The tester cannot distinguish the packets from the packets of other hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CounterReport {
     /// Packets that the ports sent.
@@ -91,8 +91,8 @@ pub struct Traffic {
     /// Packets of `received` that arrived after the last transmission.
     #[serde(default)]
     pub drained: u64,
-    /// Packets of `drained` that a queue of the device still held after the time for draining. The time for draining is
-    /// 1/200 of the trial, or 1 ms in a short trial. A search counts these packets as lost.
+    /// Packets of `drained` that a queue of the device still held for some time after the last transmission: for 1/200
+    /// of the duration of the trial, or 1 ms in a short trial. A search counts these packets as lost.
     #[serde(default)]
     pub held: u64,
     /// Packets that arrived with a wrong content.

@@ -159,7 +159,7 @@ pub struct ResetReport {
     pub lost: u64,
 }
 
-/// A cell of the table.
+/// Returns the text of a table cell: the value, or a dash without a value.
 fn cell<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "–".to_owned(), text)
 }

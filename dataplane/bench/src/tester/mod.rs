@@ -33,11 +33,12 @@ use crate::stream::Stream;
 const DISCARD_TIME: u64 = 1_000_000_000;
 /// The number of iterations between two rounds of housekeeping.
 const HOUSEKEEPING: u64 = 256;
-/// The time for draining after the last transmission is the duration of the trial divided by this number. With a longer
-/// time, packets that wait in a queue of the device would count as throughput.
+/// Packets that arrive shortly after the last transmission count as throughput. The limit for this time is the duration
+/// of the trial divided by this number. With a longer time, packets that wait in a queue of the device would also
+/// count.
 const DRAIN_SHARE: u64 = 200;
-/// The shortest time for draining, in nanoseconds. In a shorter time, it is possible that the thread of the tester does
-/// not run at all.
+/// The smallest limit for the time after the last transmission in which packets count as throughput, in nanoseconds. In
+/// a shorter time, it is possible that the thread of the tester does not run at all.
 const SHORTEST_DRAIN: u64 = 1_000_000;
 /// The largest window of a judge: the number of packets that the judge remembers. A window needs 8 bytes of memory per
 /// packet.
@@ -56,7 +57,8 @@ pub struct TesterOptions {
     pub gap: Duration,
     /// The trial ends when no packet has arrived for this time after the last transmission.
     pub settle: Duration,
-    /// The maximum delay of a packet by the tester. Packets with a longer delay are not sent.
+    /// The maximum time by which the tester may send a packet after the packet was due. The tester does not send
+    /// packets that would be later.
     pub catch_up: Duration,
     /// The length of the intervals in which packets are counted. If a trial has too many intervals, its intervals are
     /// longer.
@@ -189,7 +191,8 @@ impl Tester {
         self.options.settle = settle;
     }
 
-    /// Sets the maximum delay of a packet by the tester. The tester does not send packets that would be later.
+    /// Sets the maximum time by which the tester may send a packet after the packet was due. The tester does not send
+    /// packets that would be later.
     pub fn set_catch_up(&mut self, catch_up: Duration) {
         self.options.catch_up = catch_up;
     }
@@ -261,7 +264,7 @@ impl Tester {
             let failed = |error: dataplane::error::VerbError| error.on(&names[stream.to]);
             outbox.push_bytes(&learning_frame(src, dst), Stamp::NONE, pool);
             lane.transmit(pool, outbox);
-            // The counters of the port must not change after the start of the trial.
+            // Wait until the port has sent the learning frame, so that the counters of the trial do not contain it.
             while lane.sending() > 0 && clock.nanos().0.saturating_sub(begin.0) < DISCARD_TIME {
                 lane.reap(pool, &mut NoSink).map_err(failed)?;
                 lane.housekeep(pool).map_err(failed)?;

@@ -64,7 +64,8 @@ impl<'a> Watch<'a> {
         self.idle.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Whether the peer waits in the next step, so the peer sends nothing more in this test.
+    /// Returns whether the peer has sent the message of the next step of the exchange. The peer then sends no more data
+    /// in this test.
     pub(super) fn peer_has_finished(&self) -> bool {
         self.exchange.has_message()
     }
