@@ -64,8 +64,8 @@ pub enum OperationKind {
     RemoveStage,
     /// Replaces a stage by a stage with the same name and kind and other parameters, such as other rules or routes.
     ReplaceStage,
-    /// Prepares a stage with the same parameters again, because the stage reads a file again, or because a next hop or a
-    /// shared object of the stage changes.
+    /// Prepares a stage with the same parameters again, because the stage reads a file again, or because a next hop or
+    /// a shared object of the stage changes.
     RenewStage,
     /// Connects the outputs of a stage to other stages.
     ConnectStage,
@@ -83,7 +83,7 @@ pub enum OperationKind {
     RemoveWorker,
     /// Moves a worker to another core.
     MoveWorker,
-    /// Changes the number of workers or of packet buffers with a restart.
+    /// Changes the number of workers or of packet buffers. Needs a restart.
     RestartWorkers,
     /// Changes a key of `[runtime]`.
     ChangeRuntime,

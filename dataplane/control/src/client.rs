@@ -34,8 +34,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The result as one line of JSON, without a newline. JSON escapes control characters below U+0020. The control
-    /// characters from U+007F are replaced by spaces, because a terminal would interpret them.
+    /// Returns the result as one line of JSON, without a newline. JSON escapes control characters below U+0020. The
+    /// control characters from U+007F are replaced by spaces, because a terminal would interpret them.
     pub fn json(&self) -> &str {
         &self.json
     }

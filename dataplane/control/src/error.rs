@@ -57,7 +57,7 @@ impl fmt::Display for Error {
                 let path = path.display();
                 write!(
                     f,
-                    "{path}: no answer within {seconds} s; the program may still be starting, or may be stopped by a signal"
+                    "{path}: no answer within {seconds} s; the program may still be starting, or may be suspended by a signal (SIGSTOP)"
                 )
             }
             Self::Ended(path) => write!(f, "{}: the program closed the connection before it answered", path.display()),

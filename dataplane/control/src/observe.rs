@@ -73,7 +73,8 @@ pub struct Started {
 pub struct Captured {
     /// The packets since the last answer, in the order of their times.
     pub packets: Vec<CapturedPacket>,
-    /// The number of packets since the start of the capture that are missing, because the client was too slow.
+    /// The number of packets that are missing, because the client was too slow. The count starts at the start of the
+    /// capture.
     pub lost: u64,
     /// Whether the capture has ended. There are no further packets.
     pub is_over: bool,
@@ -198,8 +199,8 @@ pub enum TraceFate {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BlackBox {
-    /// The offset of the part in the file, in bytes. For the offset 0, the program makes a new file for this connection.
-    /// Default: 0.
+    /// The offset of the part in the file, in bytes. For the offset 0, the program makes a new file for this
+    /// connection. Default: 0.
     #[serde(default)]
     pub offset: u64,
 }

@@ -46,9 +46,9 @@ pub enum Call {
     /// Returns the statistics of the run. The part `recent` covers the time since the previous answer on this
     /// connection.
     Stats {},
-    /// Returns some rows of a list. The program has the lists in [`LISTS`], and the tables of its stages.
+    /// Returns some rows of a list. The program has the lists in [`LISTS`], and the lists of its stages.
     Show(Show),
-    /// Returns the row of a table that applies to a key, such as the route for an address.
+    /// Returns the row of a list that applies to a key, such as the route for an address.
     Get(Get),
     /// Returns the level of the log messages, and sets another level if the request has a level.
     Log(Log),
@@ -87,7 +87,7 @@ pub enum Call {
 pub struct Show {
     /// The name of the list, such as `ports` or `routes`.
     pub what: String,
-    /// The stage whose table is listed. Default: the tables of all stages with this name, one after the other.
+    /// The stage whose rows are returned. Default: all stages that have the list, one stage after the other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<String>,
     /// The maximum number of rows: 1 to 1000. Default: 100.
@@ -103,11 +103,11 @@ pub struct Show {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Get {
-    /// The name of the table, such as `routes`.
+    /// The name of the list, such as `routes`.
     pub what: String,
     /// The key, such as an IP address.
     pub key: String,
-    /// The stage. Default: the first stage that has this table.
+    /// The stage. Default: the first stage that has this list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<String>,
 }
@@ -163,7 +163,7 @@ pub struct Apply {
 /// The result of [`Call::Show`]: consecutive rows of one list.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Page {
-    /// The stage that has the table. `null` for the lists in [`LISTS`].
+    /// The stage that has the list. `null` for the lists in [`LISTS`].
     pub stage: Option<String>,
     /// The rows. The fields of a row depend on the list.
     #[schemars(with = "Vec<serde_json::Map<String, Value>>")]
@@ -175,7 +175,7 @@ pub struct Page {
 /// The result of [`Call::Get`].
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct GetResult {
-    /// The stage that has the table.
+    /// The stage that has the list.
     pub stage: String,
     /// The row, or `null` if no row applies to the key.
     #[schemars(with = "Option<serde_json::Map<String, Value>>")]
@@ -287,7 +287,7 @@ pub enum ErrorCode {
     UnknownVersion,
     /// The program does not support this request.
     UnknownRequest,
-    /// There is no list, stage or table with this name.
+    /// There is no list, stage, output or port with this name.
     NotFound,
     /// The request is longer than [`MAX_REQUEST`]. The program closes the connection.
     TooLong,
@@ -385,7 +385,11 @@ impl Request {
             Ok(call) => Ok(Self { version: VERSION, id, call }),
             Err(error) => failed(
                 ErrorCode::BadField,
-                format!("request `{name}`: {error}"),
+                // serde does not know the fields that this function has removed.
+                format!("request `{name}`: {error}").replace(
+                    ", there are no fields",
+                    "; the request has no fields except `version`, `id` and `request`",
+                ),
                 "`dataplane schema control` prints the fields of each request".to_owned(),
             ),
         }
@@ -457,7 +461,12 @@ mod tests {
             ("{\"version\":1,\"id\":3}", Some(3), ErrorCode::BadField, "`request`"),
             ("{\"version\":2,\"id\":3,\"request\":\"stats\"}", Some(3), ErrorCode::UnknownVersion, "version 2"),
             ("{\"version\":1,\"id\":3,\"request\":\"fly\\u001b\"}", Some(3), ErrorCode::UnknownRequest, "`fly\\u{1b}`"),
-            ("{\"version\":1,\"id\":3,\"request\":\"stats\",\"a\":1}", Some(3), ErrorCode::BadField, "field `a`"),
+            (
+                "{\"version\":1,\"id\":3,\"request\":\"stats\",\"a\":1}",
+                Some(3),
+                ErrorCode::BadField,
+                "unknown field `a`; the request has no fields except `version`, `id` and `request`",
+            ),
             ("{\"version\":1,\"id\":3,\"request\":\"show\"}", Some(3), ErrorCode::BadField, "field `what`"),
             (
                 "{\"version\":1,\"id\":3,\"request\":\"get\",\"what\":\"a\",\"key\":4}",
