@@ -10,8 +10,9 @@
 //! # Crates
 //!
 //! The table lists the crates, lowest layer first. A crate may depend only on the crates in the column `uses` of its
-//! row. A test compares the table with the `Cargo.toml` files. `unsafe` is allowed in `mem` and `lane` of
-//! `dataplane-core`, in `dataplane-soft`, and in `dataplane-ibverbs`.
+//! row. A test compares the table with the `Cargo.toml` files. Blocks of `unsafe` code are allowed in `mem` and `lane`
+//! of `dataplane-core`, in `dataplane-soft`, and in `dataplane-ibverbs`. The module `verbs` of `dataplane-core` only
+//! declares `unsafe` traits and functions.
 //!
 //! | crate | responsibility | uses |
 //! | --- | --- | --- |

@@ -242,8 +242,8 @@ fn numbers(value: &Value, path: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Returns a config with two ports, a stage that has outputs, a stage that has drops and its own counter, and a stage
-/// that copies packets.
+/// Returns a config with two ports and three stages: one stage has outputs, one stage has drops and its own counter,
+/// and one stage copies packets.
 fn wide_config(count: u64) -> String {
     let rules =
         "rules = [{ name = \"a \\\\ \\\"b\\\"\", action = \"deny\", protocol = \"udp\", src_port = \"1024-1027\" }]";

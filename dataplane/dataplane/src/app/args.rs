@@ -160,7 +160,8 @@ pub(super) struct Upgrade {
     pub(super) to: PathBuf,
     #[command(flatten)]
     pub(super) program: Program,
-    /// The maximum time until the new program forwards packets. Then, the new program is killed
+    /// The maximum time until the new program forwards packets. After this time, the upgrade fails, and the new program
+    /// is killed
     #[arg(long, value_name = "TIME", value_parser = period, default_value = "60s")]
     pub(super) timeout: Duration,
     /// Print JSON
@@ -338,8 +339,8 @@ pub(super) struct Why {
 
 #[derive(Debug, Args)]
 pub(super) struct Plan {
-    /// The new config, a TOML file, or `-` for standard input. With two files, list the operations from the first config
-    /// to the second config, without a running program
+    /// The new config, a TOML file, or `-` for standard input. With two files, list the operations from the first
+    /// config to the second config, without a running program
     #[arg(value_name = "CONFIG", required = true, num_args = 1..=2)]
     pub(super) configs: Vec<PathBuf>,
     #[command(flatten)]

@@ -31,7 +31,7 @@ pub struct Assembly {
     pub(crate) programs: Vec<Program>,
     /// For each worker, a placeholder for each stage, by the name of the stage.
     pub(crate) stand_ins: Vec<BTreeMap<String, StandIn>>,
-    /// The objects that the stages share, the services that they registered, and all files that the config names.
+    /// The shared objects of the stages, the services that the stages registered, and all files that the config names.
     pub(crate) resources: Resources,
     /// For a change of a running pipeline, the stages that continue. `None` for the start of a run, and for a change
     /// that needs a restart.
@@ -186,7 +186,7 @@ fn build(
         // The stages build their tables here, not on the worker's thread. Prefer the worker's NUMA node for this
         // memory.
         let core = plan.as_ref().and_then(|plan| plan.cores.get(worker));
-        let _near = core.and_then(|core| memory::prefer_node_of(&topology, *core));
+        let _preference = core.and_then(|core| memory::prefer_node_of(&topology, *core));
         let place = (worker, workers);
         let stages = prepare(&loaded, registry, &mut resources, &order, place, None, diagnostics)?;
         let (Some(plan), Some(stages)) = (&plan, stages) else { return Ok(None) };
@@ -310,7 +310,7 @@ fn change(
         resources.memory.available = memory::available();
         let (mut programs, mut stand_ins) = (Vec::new(), Vec::new());
         for worker in 0..workers {
-            let _near = plan.cores.get(worker).and_then(|core| memory::prefer_node_of(&topology, *core));
+            let _preference = plan.cores.get(worker).and_then(|core| memory::prefer_node_of(&topology, *core));
             let place = (worker, workers);
             let mut kept =
                 Kept { stages: &mut stages, stand_ins: running.stand_ins.get(worker), renews: &renews, workers };

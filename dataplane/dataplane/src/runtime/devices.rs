@@ -30,8 +30,8 @@ pub(crate) trait PortDevice: Send + Sync {
     /// Checks whether the port can have a lane for this number of workers.
     fn check_workers(&self, workers: usize) -> Result<()>;
 
-    /// Distributes the received packets among the lanes of the first `workers` workers. The other lanes receive no further
-    /// packets, but keep the packets that have already arrived.
+    /// Distributes the received packets among the lanes of the first `workers` workers. The other lanes receive no
+    /// further packets, but keep the packets that have already arrived.
     fn distribute(&self, workers: usize) -> Result<()>;
 
     /// Returns how long a worker waits for the peers of its lanes.
@@ -123,8 +123,8 @@ pub(crate) fn open(
                 spec.link.take_over(port.input);
             }
             let device = SoftDevice::new(spec)?;
-            // A later change may add a worker, and opens the queue of this worker before the worker runs. Because of this
-            // call, the queue receives no packets until the change distributes the packets again.
+            // A later change may add a worker, and opens the queue of this worker before the worker runs. Because of
+            // this call, the queue receives no packets until the change distributes the packets again.
             device.distribute(queues(lanes))?;
             // `raw::prepare` returns a device handle with the port's settings for raw packets. Only queue pairs that
             // are created with this handle have these settings.
@@ -477,7 +477,7 @@ mod verbs {
                 computes_checksums,
                 why,
                 finish,
-                // A change cannot change the number of workers of a run with RDMA devices.
+                // With RDMA devices, the number of workers stays the same during a run.
                 check_queues: |_, _| Ok(()),
                 distribute: |_, _| Ok(()),
                 // The queue pairs of the hardware belong to the process.

@@ -67,8 +67,8 @@ pub(crate) fn operations(
 }
 
 /// Returns the operations that need a restart: some changes of the number of workers, and changes of `[runtime]` and of
-/// ports that stay. An added port also needs a restart if the workers have too few packet buffers or buffers of another
-/// layout, or if a removed port uses the same interface, file or device, or listens on the same address.
+/// ports that stay. An added port also needs a restart if the packet buffers of the workers are too few or have another
+/// layout. The same applies if a removed port uses the same interface, file or device, or listens on the same address.
 pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     let runtime = |plan: &Plan| {
@@ -124,8 +124,8 @@ pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     operations
 }
 
-/// Returns the reason why the buffers of the running program do not fit the ports of the plan `after`, although the keys
-/// of `[runtime]` stay the same.
+/// Returns the reason why the buffers of the running program do not fit the ports of the plan `after`, although the
+/// keys of `[runtime]` stay the same.
 fn layout_refusal(before: &Plan, after: &Plan) -> String {
     let (now, needed) = (before.runtime.layout(), after.runtime.layout());
     let running = format!("the program has buffers of {} bytes with a headroom of {}", now.size, now.headroom);

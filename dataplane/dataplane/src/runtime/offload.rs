@@ -16,10 +16,15 @@ const RECEIVED: [(RecvFields, StageOffload); 4] = [
 ///
 /// A port requests checksum offloads only if its `offload` contains `auto`. Without these offloads, the stages compute
 /// and verify the checksums. With several workers, an RDMA port receives with one work queue for each worker. mlx5 does
-/// not report the checksums of packets that a work queue receives, so such a port requests no receive checksums. Stages
-/// cannot compute VLAN tags, flow tags and RSS hashes. An input port requests the VLAN tag if its `offload` contains
-/// `vlan_strip`, the flow tag if one of its flow rules has a tag, and the RSS hash if the device may report the hash.
-/// Returns a warning and its help for each stage that reads VLAN tags or flow tags that no port reports.
+/// not report the checksums of packets that a work queue receives, so such a port requests no receive checksums.
+///
+/// Stages cannot compute VLAN tags, flow tags and RSS hashes. An input port therefore requests:
+/// - the VLAN tag, if its `offload` contains `vlan_strip`;
+/// - the flow tag, if one of its flow rules has a tag;
+/// - the RSS hash, if the device may report the hash.
+///
+/// If a stage reads VLAN tags or flow tags, but no port reports these tags, returns the name of the stage, a warning
+/// and its help.
 pub(super) fn request(plan: &mut Plan, program: &Program) -> Vec<(String, &'static str, &'static str)> {
     let workers = plan.cores.len();
     let sent = program.sent_checksums(plan.ports.len());

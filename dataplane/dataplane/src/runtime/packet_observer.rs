@@ -389,8 +389,8 @@ impl Observer for PacketObserver {
     }
 
     fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &PacketFate) {
-        // If a stage generates packets, this function is called before any call of `before`. The next batch does not
-        // consist of held packets.
+        // `begin_release` is also called for a stage that generates packets. For generated packets, `after` is called
+        // first, so the batch of the next call of `before` consists of generated packets, not of held packets.
         self.is_release = false;
         if !self.is_valid {
             return;

@@ -34,8 +34,8 @@ impl PortNumber {
     }
 }
 
-/// A function that is called at each change of the state of a port. The function must lock the list of handlers before it
-/// reads the number of the port, because the handlers use this number.
+/// A function that is called at each change of the state of a port. The function must lock the list of handlers before
+/// it reads the number of the port, because the handlers use this number.
 pub(crate) type OnPortChange = Arc<dyn Fn(&PortNumber, PortChange) + Send + Sync>;
 
 /// An open port of a run.
@@ -102,8 +102,8 @@ impl PortOpener<'_> {
         Ok(ports)
     }
 
-    /// Opens the ports of a plan that are not in `before`, and their lanes for each worker that continues. `memories` has
-    /// the packet memory of each worker. The ports have no numbers yet.
+    /// Opens the ports of a plan that are not in `before`, and their lanes for each worker that continues. `memories`
+    /// has the packet memory of each worker. The ports have no numbers yet.
     ///
     /// # Errors
     /// Returns an error if a device or memory is not available. The ports in `before` are not affected.
@@ -119,7 +119,7 @@ impl PortOpener<'_> {
         let mut lanes = Vec::new();
         for (worker, memory) in memories.iter().enumerate().take(plan.cores.len()) {
             // Allocate the memory of the queues on the NUMA node of the worker.
-            let _near = plan.cores.get(worker).and_then(|core| prefer_node_of(self.topology, *core));
+            let _preference = plan.cores.get(worker).and_then(|core| prefer_node_of(self.topology, *core));
             lanes.push(lanes::open_added(plan, &devices, memory, (worker, plan.cores.len()))?);
         }
         let mut added: Vec<LivePort> =
@@ -134,8 +134,8 @@ impl PortOpener<'_> {
     }
 }
 
-/// The ports of a run that takes over the ports of another program. The value exists while the workers are ready, but do
-/// not run yet.
+/// The ports of a run that takes over the ports of another program. The value exists while the workers are ready, but
+/// do not run yet.
 pub(crate) struct Gate<'a> {
     ports: &'a [LivePort],
 }

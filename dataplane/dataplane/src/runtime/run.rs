@@ -45,7 +45,7 @@ pub struct Options {
 /// A function that takes over the ports of another program. Returns the parts that each worker takes over.
 pub(crate) type OpenGate<'a> = &'a mut dyn FnMut(&Gate<'_>) -> Result<Vec<HandedWorker>>;
 
-/// The parts of another program with which a run starts.
+/// The parts that a new run takes over from another program.
 pub(crate) struct Predecessor<'a> {
     /// The packet memory of each worker. Empty if no port shares the packet memory.
     pub(crate) memories: Vec<SharedMemory>,
@@ -80,11 +80,12 @@ impl Run {
         Self::start_after(assembly, options, cancelled, None)
     }
 
-    /// Starts a run like [`Run::start_unless`]. With `predecessor`, the run takes over the ports of another program. This
-    /// method then calls `gate` when all workers are ready, but do not run yet.
+    /// Starts a run like [`Run::start_unless`]. With `predecessor`, the run takes over the ports of another program:
+    /// this method calls the function `gate` of the predecessor after all workers are ready, and before they start to
+    /// run.
     ///
     /// # Errors
-    /// Returns the errors of [`Run::start_unless`] and of `gate`.
+    /// Returns the errors of [`Run::start_unless`], and the error of the function `gate`.
     pub(crate) fn start_after(
         assembly: Assembly,
         options: Options,
@@ -316,7 +317,8 @@ impl Run {
         Observation::trace(&self.state, request, filter)
     }
 
-    /// Returns the sums over all workers. The sums may be a few milliseconds old.
+    /// Returns the progress of the run: counters that are summed over all workers. The counters may be a few
+    /// milliseconds old.
     pub fn progress(&self) -> Progress {
         self.state.control.progress()
     }
@@ -337,7 +339,8 @@ impl Run {
     /// housekeeping, and the answer takes a few microseconds. If a worker does not answer within a second, the snapshot
     /// contains the values of the worker's last answer, and an error names the worker.
     pub fn snapshot(&self) -> Option<Snapshot> {
-        // If requests without the counters of the stages are in progress, the next requests have these counters.
+        // If the requests in progress do not ask for the counters of the stages, ignore their answers. The next
+        // requests ask for these counters.
         self.snapshot_of(Scope::All).filter(|(_, scope)| *scope == Scope::All).map(|(snapshot, _)| snapshot)
     }
 
@@ -408,8 +411,8 @@ impl Run {
         lock(&self.state.workers).iter().all(|worker| worker.thread.is_finished())
     }
 
-    /// Returns a message for each worker that has made no progress for `runtime.watchdog`, and for each such worker that
-    /// makes progress again. Each message is returned once. Call this function several times per second.
+    /// Returns a message for each worker that has made no progress for `runtime.watchdog`, and for each such worker
+    /// that makes progress again. Each message is returned once. Call this function several times per second.
     pub fn stalls(&self) -> Vec<String> {
         if self.is_stopped() {
             return Vec::new();
@@ -443,8 +446,8 @@ impl Run {
         Some(self.state.control.black_box()?.file(BlackBoxEvent::request()))
     }
 
-    /// Returns the messages about devices that were added since the last call. Examples are links that went down and
-    /// queues that failed.
+    /// Returns the new messages about devices, since the last call. Examples are links that went down and queues that
+    /// failed.
     pub fn events(&self) -> Vec<String> {
         let ports = lock(&self.state.ports).clone();
         let events = |port: &LivePort| {
@@ -470,7 +473,8 @@ impl Run {
                 let number = worker.number;
                 match worker.join() {
                     Ok(outcome) => outcomes.extend(outcome.map(|(outcome, times)| (number, outcome, times))),
-                    // The thread of the worker panicked, or the worker could not take over the queues of a program.
+                    // The thread of the worker panicked, or in an upgrade, the worker could not take over the queues of
+                    // the old program.
                     Err(error) => {
                         errors.push(error.to_string());
                         state.control.stop();

@@ -174,7 +174,7 @@ impl StageCounters {
     }
 }
 
-/// Copies the values of counters into memory that exists.
+/// Copies the values of counters into memory that is already allocated.
 struct ValueCopy<'a> {
     values: &'a mut Vec<u64>,
     /// The number of counters, and the total length of their names.
@@ -195,7 +195,7 @@ impl CounterReport for ValueCopy<'_> {
     }
 }
 
-/// Copies the names and the kinds of counters into memory that exists.
+/// Copies the names and the kinds of counters into memory that is already allocated.
 struct NameCopy<'a> {
     names: &'a mut String,
     ends: &'a mut Vec<(usize, CounterKind)>,
@@ -248,8 +248,9 @@ impl Times {
         Self { latency: self.latency.since(&earlier.latency), costs: self.costs.since(&earlier.costs) }
     }
 
-    /// Converts times that were measured with the stages `from` to the stages `to` of another graph. A stage of `to`
-    /// gets the costs of the stage of `from` with the same name.
+    /// Converts the times of a graph to the times of another graph. `from` names the stages of the first graph, and
+    /// `to` names the stages of the other graph. A stage in `to` gets the costs of the stage in `from` that has the
+    /// same name.
     pub(crate) fn for_stages(&self, from: &[String], to: &[String]) -> Self {
         if from == to {
             return self.clone();
@@ -389,7 +390,8 @@ pub(crate) struct PausedWorker {
     pub(crate) sending: Option<usize>,
 }
 
-/// The parts of a worker that the worker with the same number of another program takes over.
+/// The parts of a worker that another program takes over. The worker with the same number in that program gets these
+/// parts.
 #[derive(Debug, Default)]
 pub(crate) struct HandedWorker {
     pub(crate) states: SavedStates,
@@ -413,10 +415,11 @@ pub(crate) enum Message {
     Slots(Box<ReturnedSlots>),
     /// A request to pause and to save the states of the stages. After the answer, the worker processes no packets.
     Pause(PausedWorker),
-    /// A request to a paused worker to stop the queues of the ports with these indices, so that another program can take
-    /// over the queues ([`dataplane_soft::HandOver::detach`]).
+    /// A request to a paused worker to stop the queues of the ports with these indices, so that another program can
+    /// take over the queues ([`dataplane_soft::HandOver::detach`]).
     Release(Vec<usize>),
-    /// A request to a paused worker to continue. The value is whether another program may have changed the packet memory.
+    /// A request to a paused worker to continue. The value is whether another program may have changed the packet
+    /// memory.
     Resume(bool),
 }
 

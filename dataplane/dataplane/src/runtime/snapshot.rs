@@ -224,8 +224,8 @@ struct SampledWorker {
 struct ObserverExchange {
     /// Whether a message with an observer was sent, and the worker has not answered yet.
     is_sent: bool,
-    /// The observer to send after the worker has answered the message in progress. The inner `None` removes the observer
-    /// of the worker.
+    /// The observer to send after the worker has answered the message in progress. The inner `None` removes the
+    /// observer of the worker.
     next: Option<Option<Box<PacketObserver>>>,
 }
 
@@ -425,8 +425,8 @@ impl Sampler {
         !worker.request.is_over()
     }
 
-    /// Sends a graph to a worker. If another exchange of the worker is in progress, sends the graph after this exchange.
-    /// A worker that has ended gets no graph.
+    /// Sends a graph to a worker. If another exchange of the worker is in progress, sends the graph after this
+    /// exchange. A worker that has ended gets no graph.
     pub(crate) fn swap(&mut self, worker: usize, swap: Box<Swap>) {
         let Some(worker) = self.workers.get_mut(worker) else { return };
         worker.take();
@@ -482,21 +482,20 @@ impl Sampler {
         }
     }
 
-    /// Requests from each paused worker to stop its queues on the ports with these indices.
+    /// Asks each paused worker to stop its queues on the ports with these indices.
     pub(crate) fn ask_release(&mut self, ports: &[usize]) {
         self.pump();
         self.workers.iter_mut().for_each(|worker| worker.request.ask(Message::Release(ports.to_vec())));
     }
 
-    /// Requests from each paused worker to continue. `is_touched` is whether another program may have changed the packet
-    /// memory.
+    /// Asks each paused worker to continue. `is_touched` is whether another program may have changed the packet memory.
     pub(crate) fn ask_resume(&mut self, is_touched: bool) {
         self.pump();
         self.workers.iter_mut().for_each(|worker| worker.request.ask(Message::Resume(is_touched)));
     }
 
-    /// Returns the answers of the workers to [`Self::ask_pause`], or `None` while a worker has not answered. A worker that
-    /// has ended has no states.
+    /// Returns the answers of the workers to [`Self::ask_pause`], or `None` while a worker has not answered. A worker
+    /// that has ended has no states.
     pub(crate) fn paused(&mut self) -> Option<Vec<PausedWorker>> {
         self.pump();
         let is_open = |worker: &SampledWorker| worker.paused.is_none() && !worker.request.is_over();
@@ -800,8 +799,8 @@ mod tests {
         let earlier = sampler.earlier(0).unwrap();
         assert_eq!(earlier.ports().collect::<Vec<_>>(), ["in_progress", "later", "taken", "waiting"]);
         assert_eq!((earlier.late.receives, earlier.late.sends), (9, 6));
-        // The last counters of the worker include five buffers of each of the last three lanes. Two buffers of each lane
-        // contain packets.
+        // The last counters of the worker include five buffers of each of the last three lanes. Two buffers of each
+        // lane contain packets.
         let counters = WorkerCounters { out: 15, posted: 9, ..Sample::new(&sampler.workers[0].info).counters };
         let mut outcome = Outcome::new(&sampler.workers[0].info, &counters, Scope::All);
         outcome.report.slots_missing = 15;

@@ -27,7 +27,7 @@ pub(crate) struct Stopwatch {
     read: u64,
     /// The index of the current part.
     open: usize,
-    /// The time of the clock when time was last added to a part, in ticks.
+    /// The value of the clock at the last call of `begin` or `close`, in ticks.
     since: u64,
     /// The ticks and the packets of each part in this iteration.
     laps: Box<[(u64, u64)]>,
@@ -82,7 +82,7 @@ impl Stopwatch {
         self.costs.record(received, &self.laps);
     }
 
-    /// Adds to the current part the time since the last call.
+    /// Adds the time since the last call of `begin` or `close` to the current part.
     fn close(&mut self) {
         let now = self.clock.now().0;
         if let Some((ticks, _)) = self.laps.get_mut(self.open) {

@@ -167,8 +167,8 @@ impl Worker {
         self.publish();
     }
 
-    /// Returns the event of a panic for the black box: the stage, its batch, and the bursts of this worker. Returns `None`
-    /// if the config has no black box.
+    /// Returns the event of a panic for the black box: the stage, its batch, and the bursts of this worker. Returns
+    /// `None` if the config has no black box.
     #[cold]
     fn panic_event(&mut self, panic: &(dyn Any + Send), ctx: &Ctx) -> Option<BlackBoxEvent> {
         let recorder = self.recorder.as_ref()?;
@@ -253,8 +253,8 @@ impl Worker {
         message
     }
 
-    /// The worker loop. Returns when the worker is done, or with the error of a lane. With `RECORDS`, the loop records
-    /// each received burst for the black box. Without `RECORDS`, the loop has no instruction for the black box.
+    /// Runs the worker loop. Returns when the worker is done, or with the error of a lane. With `RECORDS`, the loop
+    /// records each received burst for the black box. Without `RECORDS`, the loop has no instruction for the black box.
     ///
     /// Packets pass through the graph only in step 1, and when housekeeping releases held packets. At all other times,
     /// the ledger balances and stages may change their tables.
@@ -297,7 +297,7 @@ impl Worker {
         }
     }
 
-    /// One iteration: reclaims sent buffers, then receives, processes and sends one burst of each input.
+    /// Runs one iteration: reclaims sent buffers, then receives, processes and sends one burst of each input.
     #[inline(always)]
     fn iterate<O: Observer, const RECORDS: bool>(&mut self, ctx: &Ctx, observer: &mut O) -> Result<usize, LaneError> {
         // Reap first. Reaping frees the buffers of completed sends, and takes their timestamps soon after completion.
@@ -332,8 +332,8 @@ impl Worker {
         Ok(received)
     }
 
-    /// Housekeeping: the work that is not done in every iteration. `sampled` is the time of the last sample of the wall
-    /// clock.
+    /// Does the housekeeping: the work that is not done in every iteration. `sampled` is the time of the last sample of
+    /// the wall clock.
     #[cold]
     fn housekeep(&mut self, clock: &HostClock, ctx: &mut Ctx, sampled: &mut Nanos) -> Result<(), LaneError> {
         // Publish progress and answer a statistics request first. At this point, the graph contains only held packets,
@@ -410,7 +410,8 @@ impl Worker {
     fn stop_queues(&mut self, ports: &[usize]) {
         for &port in ports {
             let Some(lane) = self.lanes.get_mut(port) else { continue };
-            // The next use of the lane reports an error again. The poll receives no packet, because the queue has stopped.
+            // The next use of the lane reports an error again. The poll receives no packet, because the queue has
+            // stopped.
             let _ = lane.stop();
             let _ = lane.receive(&mut self.pool, self.graph.entry(port as u8), 1);
         }
@@ -494,8 +495,8 @@ impl Worker {
         if self.control.is_over(now) || self.control.is_leaving(self.number) && self.has_passed_on(received) {
             return true;
         }
-        // The loop receives on and refills only the lanes of input ports. An error may have stopped a lane that only sends.
-        // `drain` takes back the receives that such a lane has posted, and `refill` resets the lane.
+        // The loop receives on and refills only the lanes of input ports. An error may have stopped a lane that only
+        // sends. `drain` takes back the receives that such a lane has posted, and `refill` resets the lane.
         for (port, lane) in self.lanes.iter_mut().enumerate() {
             // Ignore an error here. The next use of the lane reports the error again.
             if !lane.is_connected() && !self.inputs.contains(&port) {
@@ -507,8 +508,8 @@ impl Worker {
         received == 0 && inputs.all(|lane| lane.source_ended()) && self.lanes.iter().all(|lane| lane.sending() == 0)
     }
 
-    /// Returns `true` if a worker that a change removes can end: the queues have no packet, the stages hold no packet, and
-    /// all sends have completed, or `drain_timeout` is over. The devices pass no further packets to the worker.
+    /// Returns `true` if a worker that a change removes can end: the queues have no packet, the stages hold no packet,
+    /// and all sends have completed, or `drain_timeout` is over. The devices pass no further packets to the worker.
     #[cold]
     fn has_passed_on(&mut self, received: usize) -> bool {
         let Some(leave_by) = self.leave_by else {

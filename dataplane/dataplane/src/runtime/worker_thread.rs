@@ -145,16 +145,15 @@ impl WorkerBuilder {
         self.plan.cores[self.number]
     }
 
-    /// The body of the worker's thread: sets up the worker, waits for the start, runs the loop, and returns the
-    /// outcome.
+    /// Runs the worker on this thread: sets up the worker, waits for the start, runs the loop, and returns the outcome.
     fn run(self, ready: Sender<Ready>, started: &Receiver<HandedWorker>) -> WorkerResult {
         let (clock, core, plan) = (self.clock.clone(), self.core(), self.plan.clone());
         let guard = (!self.joins).then(|| StopOnPanic(self.control.clone()));
         let stages_info = ReportedStage::of(&self.program);
         let (control, digest) = (self.control.clone(), self.digest.clone());
         let joins = self.joins;
-        // If a worker fails at the start of the run, the run does not start. `stop` ends the wait of the other workers for
-        // their peers.
+        // If a worker fails at the start of the run, the run does not start. `stop` ends the wait of the other workers
+        // for their peers.
         let set_up = self.set_up().inspect_err(|_| {
             if !joins {
                 control.stop()
@@ -193,9 +192,9 @@ impl WorkerBuilder {
         let place = (self.number, self.plan.cores.len());
         let (keeps, memory) = (self.keeps_recv_info, self.memory);
         let mut open = lanes::open(&self.plan, &self.ports, self.node, place, keeps, memory)?;
-        // The lanes of a port connect only when all workers have a lane on the port. The other workers get their lanes on
-        // added ports after this worker is ready. So a worker that joins a run does not wait here: its loop connects the
-        // lanes.
+        // The lanes of a port connect only when all workers have a lane on the port. The other workers get their lanes
+        // on added ports after this worker is ready. So a worker that joins a run does not wait here: its loop connects
+        // the lanes.
         let is_stopped = || self.control.is_stopped();
         if !self.joins && !lanes::await_peers(&self.plan, &self.ports, self.number, &mut open, is_stopped)? {
             return Ok(None);

@@ -605,6 +605,7 @@ pub(crate) fn check_other_nics() {
     let efa = BedProperties { link_layer: LinkLayer::Unspecified, ..nic };
     assert_eq!(apply("data.ud_lengths", efa, &lines), Ok(without.to_vec()));
     assert_eq!(apply("data.ud_lengths", infiniband, &lines), Ok(lines.to_vec()));
-    // efa registers no memory for datagrams with remote atomics or memory windows.
+    // efa refuses to register memory with the access flags for remote atomics or memory windows. An endpoint of type UD
+    // therefore requests only `LOCAL_WRITE`.
     assert_eq!(EndpointSpec::new(QpType::Ud).access, Access::LOCAL_WRITE);
 }

@@ -19,8 +19,8 @@
 //!   the key of the second transmission (`rxe_recheck_mr`). So does the software device (test
 //!   `rxe_checks_the_remote_key_of_an_empty_read_only_if_the_read_is_resent`).
 //!
-//! Some programs have a memory window, a limit of the shared receive queue, or a multicast group. On both beds, the test
-//! checks that each limit that was reached raised exactly one event.
+//! Some programs have a memory window, a limit of the shared receive queue, or a multicast group. On both beds, the
+//! test checks that each limit that was reached raised exactly one event.
 //!
 //! `FUZZ_SEED=n` is the seed of the first program. Each further program uses the next number. `FUZZ_COUNT=n` is the
 //! number of programs. If a program fails, the test removes the steps that are not needed for the failure. The test
@@ -833,8 +833,8 @@ fn choose<D: RawDevice>(random: &mut Random, run: &ProgramRun<'_, '_, D>) -> Out
             if let Some(late) = requests.iter().position(fails_late) {
                 requests.truncate(late + 1);
             }
-            // A local error ends the queue pair while earlier requests are running. Whether those requests still
-            // succeed depends on timing, so the failing request goes first.
+            // A local error stops the queue pair while earlier requests are running. Whether the earlier requests still
+            // succeed depends on timing, so move the failing request to the start.
             if let Some(wrong) = requests.iter().position(|request| fails_locally(request, kind)) {
                 requests.swap(0, wrong);
             }

@@ -7,13 +7,12 @@
 //!
 //! The suite runs on the software device with both of its profiles: `Spec` (the standard) and `Rxe` (the behaviour of
 //! rxe, the kernel's software RoCE driver). A further bed (`soft::unchecked`) has software devices with two properties
-//! of real NICs: the devices do not check every key, and refuse the change from RTS to SQD. The devices of
-//! the bed `soft::infiniband` have InfiniBand ports. The ports of the bed `soft::unspecified` have an unspecified link
-//! layer, as on efa. On the bed `soft::iwarp`,
-//! the suite must skip every case with a queue pair. On the bed `soft::other_driver`, the devices have properties of several
-//! real NICs, and the suite must not fail because of these properties. On the bed `soft::long_cable`, packets arrive later
-//! than the completions of their sends. On the bed `soft::no_flow_rules`, the suite must
-//! skip every case that sends raw packets.
+//! of real NICs: the devices do not check every key, and refuse the change from RTS to SQD. The devices of the bed
+//! `soft::infiniband` have InfiniBand ports. The ports of the bed `soft::unspecified` have an unspecified link layer,
+//! as on efa. On the bed `soft::iwarp`, the suite must skip every case with a queue pair. On the bed
+//! `soft::other_driver`, the devices have properties of several real NICs, and the suite must not fail because of these
+//! properties. On the bed `soft::long_cable`, packets arrive later than the completions of their sends. On the bed
+//! `soft::no_flow_rules`, the suite must skip every case that sends raw packets.
 //!
 //! With `--include-ignored`, the suite also runs on real rxe devices: `rxe0` and `rxe1`, which are connected to each
 //! other, and `rxe2`, which loops back to itself. `tools/vm/check-contract` runs the suite in a VM with these devices.
@@ -276,8 +275,8 @@ fn soft_infiniband(name: &'static str) -> TestBed<SoftDevice> {
     soft_with(name, Profile::Spec, |spec| spec.port.lid = u16::from(spec.mac[5]))
 }
 
-/// Returns a test bed with two software devices whose ports have an unspecified link layer. As on efa, the completions of
-/// datagrams have no GRH flag.
+/// Returns a test bed with two software devices whose ports have an unspecified link layer. As on efa, the completions
+/// of datagrams have no GRH flag.
 fn soft_unspecified(name: &'static str) -> TestBed<SoftDevice> {
     soft_with(name, Profile::Spec, |spec| spec.quirks = vec![soft::SoftQuirk::UnspecifiedLinkLayer])
 }
@@ -292,8 +291,8 @@ fn soft_iwarp(name: &'static str) -> TestBed<SoftDevice> {
     })
 }
 
-/// Returns a test bed with two software devices that create queue pairs for raw packets, but refuse every flow rule, and
-/// have no offloads.
+/// Returns a test bed with two software devices that create queue pairs for raw packets, but refuse every flow rule,
+/// and have no offloads.
 fn soft_no_flow_rules(name: &'static str) -> TestBed<SoftDevice> {
     use Capability as C;
     soft_with(name, Profile::Spec, |spec| {
@@ -304,8 +303,9 @@ fn soft_no_flow_rules(name: &'static str) -> TestBed<SoftDevice> {
     })
 }
 
-/// Returns a test bed with two software devices that have properties of real NICs (mlx5, irdma, hns and efa). The switch
-/// between the devices regards the address of the receiver as an address of the sender, as after a move of the cables.
+/// Returns a test bed with two software devices that have properties of real NICs (mlx5, irdma, hns and efa). The
+/// switch between the devices regards the address of the receiver as an address of the sender, as after a move of the
+/// cables.
 fn soft_other_driver(name: &'static str) -> TestBed<SoftDevice> {
     use soft::SoftQuirk as Q;
     let bed = soft_with(name, Profile::Spec, |spec| {

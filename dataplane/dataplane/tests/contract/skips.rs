@@ -22,10 +22,10 @@ pub(crate) const SOFT_ALONE: &[&str] = &["raw packets from a device to itself"];
 pub(crate) const SOFT_UNCHECKED: &[&str] = &["state SQD"];
 /// The capabilities that a software device lacks if it refuses atomics and flow tags, and has only plain flow rules.
 pub(crate) const SOFT_FEWER_CAPABILITIES: &[&str] =
-    &["atomic", "flow counters", "flow rules with the headers of the case", "flow_tag"];
+    &["atomic", "flow counters", "flow rules with the headers that the test case uses", "flow_tag"];
 /// The capabilities that the software devices of `soft_other_driver` lack.
 pub(crate) const SOFT_OTHER_DRIVER: &[&str] = &[
-    "completion of unsupported operations",
+    "error completions for unsupported operations",
     "ibv_resize_cq",
     "requests with 3 elements",
     "unsignalled sends",

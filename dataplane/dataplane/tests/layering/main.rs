@@ -17,7 +17,7 @@ const DECLARES_UNSAFE: &str = "core/src/verbs/mod.rs";
 /// queue pair and the completion queue use each other.
 const CIRCLES: &[(&str, &[&str])] = &[("soft", &["cq_core.rs", "engine.rs", "raw.rs", "zero_copy.rs"])];
 
-/// The folder of the crates.
+/// Returns the folder of the crates.
 fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }

@@ -584,8 +584,8 @@ fn change_that_needs_a_restart_is_refused_by_the_name_of_its_operation() {
     run.end();
 }
 
-/// A device that computes checksums for the stage `checksum` must not compute the checksums of packets that do not pass
-/// this stage: a packet with a wrong checksum would leave with a correct checksum.
+/// A device can compute checksums for the stage `checksum`. If a change removes the stage, the device must stop
+/// computing checksums, because otherwise a packet with a wrong checksum would leave with a correct checksum.
 #[test]
 fn removal_of_the_checksum_stage_needs_a_restart_if_the_device_computes_checksums() {
     let text = |keys: &str, stages: &[&str]| {

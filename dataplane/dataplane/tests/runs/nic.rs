@@ -193,8 +193,8 @@ fn pipeline(stages: &str, input: &str, output: &str) -> String {
     stages.split("; ").fold(config, add).to_string()
 }
 
-/// Whether a `vlan` stage restores the frame exactly after the device has removed its VLAN tag. The stage does not know the
-/// type of the removed tag, and a device does not report a tag whose control information is 0.
+/// Returns whether a `vlan` stage restores the frame exactly after the device has removed its VLAN tag. The stage does
+/// not know the type of the removed tag, and a device does not report a tag whose control information is 0.
 fn is_restorable(frame: &[u8]) -> bool {
     let is_tagged = [[0x81, 0], [0x88, 0xa8], [0x91, 0]].contains(&[frame[12], frame[13]]);
     !is_tagged || (frame[12..14] == [0x81, 0] && frame.len() >= 18 && frame[14..16] != [0, 0])
@@ -218,9 +218,9 @@ fn result(folder: &Folder, text: &str, cut: usize) -> (Vec<Vec<u8>>, Ledger, u64
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// A run writes the same frames and has the same ledger without offloads, with all offloads that the stages can use, and
-    /// with some of these offloads. The offload `vlan_strip` changes nothing if a stage restores the tags. The offload `fcs`
-    /// only appends the frame check sequence.
+    /// A run writes the same frames and has the same ledger without offloads, with all offloads that the stages can
+    /// use, and with some of these offloads. The offload `vlan_strip` changes nothing if a stage restores the tags. The
+    /// offload `fcs` only appends the frame check sequence.
     #[test]
     fn offloads_change_neither_frames_nor_the_ledger(
         frames in prop::collection::vec((strategies::any_frame(), strategies::valid_frame(), any::<Option<(usize, u8)>>()), 1..30),

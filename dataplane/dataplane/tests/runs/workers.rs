@@ -179,8 +179,8 @@ fn packet_limit_is_exact_with_an_idle_worker() {
     }
 }
 
-/// A stage that panics at the given place: `batch` is the 5th batch of the second worker, `tick` is the housekeeping of
-/// the second worker, and `finish` is the end of the stage on any worker.
+/// A stage that panics at the place `place`. `batch` is the 5th batch of the second worker. `tick` is the housekeeping
+/// of the second worker. `finish` is the end of the stage on any worker.
 #[derive(serde::Deserialize)]
 struct Trap {
     place: String,

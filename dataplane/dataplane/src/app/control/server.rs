@@ -70,7 +70,7 @@ pub(in crate::app) struct ControlServer {
     clients: Vec<ClientConnection>,
     /// The scope of the requests to the workers that are in progress. `None` if no requests are in progress.
     asking: Option<Scope>,
-    /// When the workers last answered.
+    /// The time of the last answer of the workers.
     answered: Option<Instant>,
     /// The last answer of the workers.
     latest: Option<Arc<Snapshot>>,
@@ -197,7 +197,8 @@ impl ControlServer {
         self.successor
     }
 
-    /// Hands the run over to the new program, which is the client with the index `at`. `id` is the number of the request.
+    /// Hands the run over to the new program, which is the client with the index `at`. `id` is the number of the
+    /// request.
     fn switch(&mut self, run: &Run, at: usize, id: u64) {
         let mut client = self.clients.swap_remove(at);
         let Some(program) = client.upgrade.as_ref().and_then(Upgrade::program) else {
@@ -551,8 +552,8 @@ impl ClientConnection {
 
     /// Returns `true` if the client has not read its whole answer within [`READ_TIME`].
     fn reads_slowly(&self, now: Instant) -> bool {
-        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
-        !self.output.is_empty() && left.is_some_and(|left| left + READ_TIME <= TIMEOUT)
+        let remaining = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
+        !self.output.is_empty() && remaining.is_some_and(|remaining| remaining + READ_TIME <= TIMEOUT)
     }
 
     /// Returns `true` if the client waits for an answer.
@@ -572,8 +573,8 @@ impl ClientConnection {
         !self.is_waiting() && self.output.is_empty()
     }
 
-    /// Frees the file of the black box if the client has not requested a part for some time. Otherwise a few idle clients
-    /// could prevent all others from reading the black box.
+    /// Frees the file of the black box if the client has not requested a part for some time. Otherwise a few idle
+    /// clients could prevent all others from reading the black box.
     fn free_idle_file(&mut self, now: Instant) {
         if self.is_silent() && now.saturating_duration_since(self.last_heard) >= TIMEOUT {
             self.black_box = None;

@@ -1,5 +1,5 @@
-//! Checks that the RDMA devices of a plan exist, that libibverbs knows these devices, that the switch in the NIC does
-//! not filter the frames of these devices, and that a counter of lost packets is known.
+//! Checks the RDMA devices of a plan: the devices exist, libibverbs knows the devices, the switch in the NIC does not
+//! filter their frames, and the devices have a known counter of lost packets.
 
 use super::section::Section;
 use crate::config::{Plan, PortPlan, Qp};
@@ -53,10 +53,11 @@ pub(super) fn unlisted(_: &str) -> Option<(String, String)> {
     ))
 }
 
-/// Returns a finding if the switch in the NIC may filter the frames for a raw-packet port. This is the case if the device
-/// is a virtual function or a subfunction, and its interface is not promiscuous. DPDK's mlx5 driver therefore sets such
-/// interfaces to promiscuous mode. A physical function that is not promiscuous gets no frames to unknown addresses if one
-/// of its virtual functions is promiscuous and trusted (`esw_fdb_set_vport_promisc_rule` in the kernel's mlx5 driver).
+/// Returns a finding if the switch in the NIC may filter the frames for a raw-packet port. This is the case if the
+/// device is a virtual function or a subfunction, and its interface is not promiscuous. DPDK's mlx5 driver therefore
+/// sets such interfaces to promiscuous mode. A physical function that is not promiscuous gets no frames to unknown
+/// addresses if one of its virtual functions is promiscuous and trusted (`esw_fdb_set_vport_promisc_rule` in the
+/// kernel's mlx5 driver).
 fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
     /// `IFF_PROMISC` of `netdevice(7)`.
     const PROMISCUOUS: u32 = 0x100;
@@ -86,8 +87,9 @@ fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
             .is_some_and(|flags| flags & PROMISCUOUS != 0)
     };
     let interfaces = roots.sys_names(&format!("{folder}/net"));
-    // In switchdev mode, the flow rules of the host decide which function gets a frame, and the interfaces of the physical
-    // function include the representors of its virtual functions, whose port names are for example `pf0vf0`.
+    // In switchdev mode, the flow rules of the host decide which function gets a frame. The interfaces of the physical
+    // function then include the representors of its virtual functions. The port name of a representor is for example
+    // `pf0vf0`.
     let is_representor = |interface: &String| {
         let name = roots.sys(&format!("class/net/{interface}/phys_port_name"));
         name.is_some_and(|name| name.contains("vf") || name.contains("sf"))

@@ -182,8 +182,7 @@ fn conclusion(cause: &Cause, batch: &[BatchPacket], outcomes: &[(usize, &str)], 
 }
 
 /// Passes the packets through the stages, on a separate thread. For each packet of a burst, calls `show` with the
-/// explained packet, and with the rest of `packets`, which starts with this packet. Returns early if the thread is
-/// stuck.
+/// explained packet, and with a slice of `packets` from this packet to the end. Returns early if the thread is stuck.
 fn replay(
     registry: &Arc<Registry>,
     source: Source,

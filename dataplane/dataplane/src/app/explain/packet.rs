@@ -56,8 +56,8 @@ pub(super) struct ExplainedPath {
     pub(super) changes: Vec<FieldChange>,
     /// `sent`, `dropped`, `consumed`, `held`, `not_received`, `panicked`, `stuck` or `unknown`.
     pub(super) fate: &'static str,
-    /// The port on which the packet is sent, the reason why the packet is dropped or not received, the stage and the
-    /// message of the panic, or the stage that the packet does not leave.
+    /// A detail of the fate: the port on which the packet is sent, the reason why the packet is dropped or not
+    /// received, the stage and the message of the panic, or the stage in which the packet is stuck.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) detail: Option<String>,
 }

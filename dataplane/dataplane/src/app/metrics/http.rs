@@ -101,7 +101,8 @@ struct HttpConnection {
     stream: Box<dyn Stream>,
     state: ConnectionState,
     accepted: Instant,
-    /// The time at which the response was created. Before, the time at which the server accepted the connection.
+    /// The time at which the response was created. Until the response is created, this is the time at which the server
+    /// accepted the connection.
     responded: Instant,
     deadline: Instant,
 }

@@ -30,7 +30,7 @@ impl Cell {
         Self::number(PacketsPerSecond(rate), rate)
     }
 
-    /// A rate of lost or dropped packets.
+    /// Returns a cell with a rate of lost or dropped packets. A rate above 0 is marked as bad.
     fn loss(rate: f64) -> Self {
         Self { is_bad: rate > 0.0, ..Self::packets(rate) }
     }

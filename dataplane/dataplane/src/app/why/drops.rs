@@ -42,7 +42,7 @@ fn drop_cause(registry: &Registry, observed: &Observed, name: &str, packets: u64
     cause
 }
 
-/// Whether a stage has this drop. A stage and a port can have the same name.
+/// Returns whether a stage has this drop. A stage and a port can have the same name.
 fn is_of_stage(stage: &StageReport, reason: &str) -> bool {
     stage.drops.contains_key(reason) || reason == Reason::Stopped.to_string()
 }

@@ -213,14 +213,14 @@ fn without_buffers(observed: &Observed, port: &PortReport, cause: Cause) -> Caus
     found
 }
 
-/// Returns the costs of the parts of the loop. The workers measure only about one loop in a thousand, so there may be no
-/// recent costs. In this case, the function returns the costs since the start of the run.
+/// Returns the costs of the parts of the loop. The workers measure only about one loop in a thousand, so there may be
+/// no recent costs. In this case, the function returns the costs since the start of the run.
 fn costs(observed: &Observed) -> &[CostReport] {
     let (recent, report) = (&observed.after.recent, &observed.after.report);
     if recent.costs.is_empty() { &report.costs } else { &recent.costs }
 }
 
-/// Whether the cost is the total of all parts.
+/// Returns whether the cost is the total of all parts.
 fn is_total(cost: &CostReport) -> bool {
     cost.part == "all" && !cost.is_stage
 }

@@ -1,8 +1,8 @@
 //! The exchange of the graphs of all workers.
 //!
-//! Before the exchange, all workers must answer a request. Then each worker gets a message with its new graph, and
-//! switches at its next housekeeping. After these messages, nothing can cancel the exchange. A worker that stops
-//! answering after the request switches when it continues.
+//! Before the exchange, all workers must answer a request, except before a revert. Then each worker gets a message with
+//! its new graph, and switches at its next housekeeping. After these messages, nothing can cancel the exchange. If a
+//! worker blocks after its answer, it switches later, when it continues.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -62,8 +62,8 @@ pub(super) struct ReturnedGraphs {
 }
 
 impl RunState {
-    /// Starts the new tasks and the added workers, and switches the workers that continue to their new graphs. The
-    /// caller must then install the new version ([`RunState::install`]).
+    /// Starts the new tasks and the added workers, and switches the other workers to their new graphs. The caller must
+    /// then install the new version ([`RunState::install`]).
     ///
     /// # Errors
     /// Fails if a task cannot be started, if a worker does not answer, or if the run is stopping. The workers then keep
@@ -192,8 +192,8 @@ impl RunState {
         }
     }
 
-    /// Builds the new graph of a worker. `digest` is the digest of the new config. `lanes` has the lanes of added ports,
-    /// or `None` if the ports stay the same. Returns `None` if no worker has the number `worker`.
+    /// Builds the new graph of a worker. `digest` is the digest of the new config. `lanes` has the lanes of added
+    /// ports, or `None` if the ports stay the same. Returns `None` if no worker has the number `worker`.
     fn swap_of(
         &self,
         exchange: u64,

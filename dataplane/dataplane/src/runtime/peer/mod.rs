@@ -1,5 +1,5 @@
-//! Connects the lanes of a port to a peer, monitors the connections and restores them. A lane is the queue pair of one
-//! worker on the port. The queue pairs have the type rc, uc or ud.
+//! Connects the lanes of a port to a peer, monitors the connections and restores them. A lane is one worker's queue
+//! pair and completion queues on the port. The queue pairs have the type rc, uc or ud.
 //!
 //! A lane moves its queue pair to INIT, posts receives, and registers its endpoint at the [`Rendezvous`] of the port.
 //! When all lanes of the port have registered, the thread of the [`PeerExchange`] exchanges all endpoints with the peer

@@ -17,8 +17,8 @@ pub(super) const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
 /// kernel does not know the address.
 pub(crate) type NextHopLookup = Box<dyn Fn(&QueuePairEndpoint, &QueuePairEndpoint) -> Option<MacAddr> + Send>;
 
-/// Returns a function that looks up next hops in the kernel's routes and neighbours. `port` is the number of the port on
-/// the device, from 1. `gid_index` is the key `gid_index` of the connection.
+/// Returns a function that looks up next hops in the kernel's routes and neighbours. `port` is the number of the port
+/// on the device, from 1. `gid_index` is the key `gid_index` of the connection.
 pub(crate) fn kernel_lookup<D: Device>(device: D, port: u8, gid_index: Option<u8>) -> NextHopLookup {
     Box::new(move |own, peer| {
         let interface = interface_of(&device.gids(port).ok()?, own, gid_index)?;
@@ -27,11 +27,11 @@ pub(crate) fn kernel_lookup<D: Device>(device: D, port: u8, gid_index: Option<u8
     })
 }
 
-/// Returns the index of the interface that has the GID of an endpoint. Returns `None` for a port of InfiniBand or of the
-/// software device, because such a port has no interface.
+/// Returns the index of the interface that has the GID of an endpoint. Returns `None` for a port of InfiniBand or of
+/// the software device, because such a port has no interface.
 fn interface_of(gids: &[GidEntry], own: &QueuePairEndpoint, gid_index: Option<u8>) -> Option<u32> {
-    // A VLAN interface usually has the link-local address of its base interface. The GID table then has this GID once for
-    // each of the interfaces. Without `gid_index`, the connection uses the first of these entries.
+    // A VLAN interface usually has the link-local address of its base interface. The GID table then has this GID once
+    // for each of the interfaces. Without `gid_index`, the connection uses the first of these entries.
     let is_used = |entry: &&GidEntry| {
         let has_index = gid_index.is_none_or(|index| entry.index == u32::from(index));
         has_index && entry.gid == own.gid && entry.kind == own.gid_kind
@@ -78,7 +78,7 @@ mod tests {
     use dataplane_core::verbs::GidKind;
 
     #[test]
-    fn interface_belongs_to_the_gid_with_the_index_of_the_connection() {
+    fn interface_is_taken_from_the_gid_entry_at_gid_index() {
         let gid = Gid(Ipv6Addr::LOCALHOST.octets());
         let own = QueuePairEndpoint { gid, ..endpoint(QpType::Ud, 1) };
         let entry = |index, kind, interface| GidEntry { index, gid, kind, interface };

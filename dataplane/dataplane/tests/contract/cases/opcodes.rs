@@ -6,15 +6,15 @@ use crate::Trial;
 use crate::bed::{Connection, Pair};
 use crate::bed::{EndpointSpec, Outcome, PairCq, Stop, post_result, remote, status_name};
 
-/// The capability that a device lacks if the device refuses the post of an operation that the type of the queue pair does
-/// not support.
-pub(crate) const REFUSED_AT_POST: &str = "completion of unsupported operations";
+/// The capability that a device lacks if the device refuses to post an operation that the type of the queue pair does
+/// not support. Other devices accept the operation, and report an error in its completion.
+pub(crate) const ERROR_COMPLETIONS: &str = "error completions for unsupported operations";
 
 /// Posts every operation once, each on a new pair. Posts no atomics if a device does not support atomics. Logs the
 /// completion and the state of the requester, and the completion of the peer's receive.
 ///
-/// Some libraries refuse an operation that the type does not support when the operation is posted, for example the
-/// library of hns. The log then has the line of the standard. Returns `true` if a post was refused for this reason.
+/// Some libraries, for example the library of hns, refuse to post an operation that the type does not support. The log
+/// then has the line that the standard requires. Returns `true` if a post was refused for this reason.
 fn matrix<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome<bool> {
     let mut refuses_posts = false;
     let has_atomics = t.has(Capability::Atomic);
@@ -72,7 +72,7 @@ fn matrix<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome<bool> {
     Ok(refuses_posts)
 }
 
-/// Posts every operation on queue pairs of type `kind`, and compares the log with these lines, without the lines of
+/// Posts every operation on queue pairs of type `kind`, and compares the log with `lines`. Leaves out the lines about
 /// atomics if a device does not support atomics.
 fn expect<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType, lines: &str) -> Outcome {
     let refuses_posts = matrix(t, kind)?;
@@ -80,7 +80,7 @@ fn expect<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType, lines: &str) -> Outc
     let lines = lines.lines().filter(|line| has_atomics || !line.trim_start().starts_with("ATOMIC_"));
     t.expect(&lines.collect::<Vec<_>>().join("\n"))?;
     match refuses_posts {
-        true => Err(Stop::Skip(REFUSED_AT_POST.to_owned(), libc::EINVAL)),
+        true => Err(Stop::Skip(ERROR_COMPLETIONS.to_owned(), libc::EINVAL)),
         false => Ok(()),
     }
 }

@@ -151,7 +151,7 @@ fn selects<D: RawDevice>(t: &mut Trial<'_, D>, traffic: FlowTraffic, other: Vec<
     let raw = RawSpec { rules, ..RawSpec::default() };
     let checked = raw.check(&t.bed.b.raw_caps(), 1);
     if let Err(RawError::Flow(FlowError::UnsupportedField { .. } | FlowError::UnsupportedHeader { .. })) = checked {
-        return Err(Stop::Skip("flow rules with the headers of the case".to_owned(), libc::EOPNOTSUPP));
+        return Err(Stop::Skip("flow rules with the headers that the test case uses".to_owned(), libc::EOPNOTSUPP));
     }
     let bed = bed(t, Capability::FlowRules, RawSpec::default(), raw)?;
     let mut pair = pair(&bed)?;

@@ -205,7 +205,7 @@ pub(crate) fn send_queue_error<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let sges = [pair.a.buffer.sge(0..20)];
     match pair.a.post(1, SendOp::RdmaRead(far), &sges) {
         Err(refused) if refused.error.errno == libc::EINVAL => {
-            return Err(Stop::Skip(super::opcodes::REFUSED_AT_POST.to_owned(), refused.error.errno));
+            return Err(Stop::Skip(super::opcodes::ERROR_COMPLETIONS.to_owned(), refused.error.errno));
         }
         posted => posted?,
     }

@@ -155,7 +155,8 @@ fn check_remote_error<D: RawDevice>(
     Ok(())
 }
 
-/// The time in which a frame arrives, on devices without RC queue pairs.
+/// The time to wait until a frame has arrived, on devices without RC queue pairs. On other devices, round trips show
+/// that the frame has arrived.
 const ARRIVAL_TIME: Duration = Duration::from_millis(100);
 
 const ACCESS_REFUSED: &str = "a send 1 REM_ACCESS_ERR
@@ -486,8 +487,8 @@ pub(crate) fn ud_no_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// A frame that finds no receive is lost, and the queue pairs stay in RTS. The frames have an EtherType for experiments,
-/// because a port may drop frames with a wrong length field.
+/// A frame that finds no receive is lost, and the queue pairs stay in RTS. The frames have an EtherType for
+/// experiments, because a port may drop frames with a wrong length field.
 pub(crate) fn raw_no_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::RawPacket)?;
     t.require(Capability::FlowRules)?;

@@ -1,5 +1,5 @@
-//! Tests with texts of `/proc` that were recorded on several machines, and with a temporary folder in place of `/proc` and
-//! `/sys`.
+//! Tests with texts of `/proc` that were recorded on several machines, and with a temporary folder in place of `/proc`
+//! and `/sys`.
 
 use std::collections::BTreeMap;
 
@@ -73,7 +73,7 @@ fn offline_core_has_no_column_of_interrupts() {
 }
 
 #[test]
-fn steal_frequency_and_waits_are_read() {
+fn steal_time_and_clock_frequency_and_waits_are_read() {
     let total = 1_048_964 + 830_440 + 304_584 + 383_156 + 8929 + 23_570 + 2151;
     assert_eq!(parse::core_time(STAT, 1), Some(CoreTime { steal: 2151, total }));
     assert_eq!(parse::core_time(STAT, 2), None);
