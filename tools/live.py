@@ -23,6 +23,8 @@ KINDS = ["packet", "tap", "xdp"]
 TOOLS = ["ip", "ethtool", "bridge", "ping", "sysctl"]
 # The timeout of every wait, in seconds. A passing test waits much less.
 TIMEOUT = 60
+# The interfaces of the program, one for each host.
+INTERFACES = ("left", "right", "third")
 LOSSES = {"rx_missed", "rx_out_of_buffer", "rx_too_long", "tx_queue_full", "tx_refused"}
 A4, B4, A6, B6 = "10.77.0.1", "10.77.0.2", "fd77::1", "fd77::2"
 
@@ -109,7 +111,7 @@ class Process:
 
 
 class Network:
-    """Two hosts `a` and `b`, and a namespace `m` in the middle, where the program connects the hosts."""
+    """Two or three hosts, and a namespace `m` in the middle, where the program connects the hosts."""
 
     config = "wire.toml"
     ports = {"left": "left", "right": "right"}
@@ -117,7 +119,7 @@ class Network:
 
     def __init__(self, kind, folder, tag=""):
         self.kind, self.folder, self.workers = kind, folder, 1
-        self.names = {host: f"dp-live-{os.getpid()}-{host}{tag}" for host in ("a", "m", "b")}
+        self.names = {host: f"dp-live-{os.getpid()}-{host}{tag}" for host in ("m", *self.hosts)}
 
     def __enter__(self):
         try:
@@ -125,8 +127,8 @@ class Network:
                 command("ip", "netns", "add", name)
                 command("ip", "-n", name, "link", "set", "dev", "lo", "up")
             self.middle()
-            self.join("a", "left")
-            self.join("b", "right")
+            for host, port in zip(self.hosts, INTERFACES):
+                self.join(host, port)
         except BaseException:
             self.__exit__()
             raise
@@ -200,8 +202,9 @@ class Network:
         """For AF_XDP, sets the number of queues of all interfaces to the number of workers."""
         if self.kind == "xdp" and workers != self.workers:
             self.workers = workers
-            for host, interface in (("m", "left"), ("m", "right"), ("a", "eth0"), ("b", "eth0")):
-                self.channels(host, interface)
+            for host, port in zip(self.hosts, INTERFACES):
+                self.channels("m", port)
+                self.channels(host, "eth0")
 
     def tap(self, port):
         self.at("m", "ip", "tuntap", "add", "dev", port, "mode", "tap", "multi_queue")
