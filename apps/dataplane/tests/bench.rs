@@ -138,6 +138,20 @@ fn html_option_and_html_command_write_the_same_page() {
 }
 
 #[test]
+fn result_without_a_page_is_refused_with_its_method() {
+    let folder = cable();
+    for method in ["flows", "verbs"] {
+        folder.write("result.json", format!("{{\"method\": \"{method}\"}}"));
+        for command in ["html result.json", "compare result.json result.json"] {
+            let (status, _, err) = run(&mut bench(&folder, command));
+            let wanted =
+                format!("result.json is a result of `bench {method}`, which has no page and no comparison; help:");
+            assert!(status == 2 && err.contains(&wanted), "{err}");
+        }
+    }
+}
+
+#[test]
 fn page_that_cannot_be_written_is_an_error_after_the_result() {
     let folder = cable();
     let line = format!("rate lab.toml --rate 1kpps --for 10ms --html /dev/full {PATIENT}");

@@ -28,6 +28,14 @@ pub enum Stored {
     Soak(Box<SoakReport>),
 }
 
+/// The reason why a text is no [`Stored`].
+enum Unreadable {
+    /// The text is a result of this method, which has no page and no comparison.
+    Method(String),
+    /// The text is not a result.
+    NoResult(String),
+}
+
 impl Stored {
     /// Reads a result from a file.
     ///
@@ -37,19 +45,24 @@ impl Stored {
         let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
         Self::parse(&text).map_err(|why| {
             let path = path.display();
-            Error::Config(format!(
-                "{path} is not a result of `bench`: {why}; help: create a result with dataplane bench METHOD --json > {path}"
-            ))
+            Error::Config(match why {
+                Unreadable::Method(method) => format!(
+                    "{path} is a result of `bench {method}`, which has no page and no comparison; help: read the JSON"
+                ),
+                Unreadable::NoResult(why) => format!(
+                    "{path} is not a result of `bench`: {why}; help: create a result with dataplane bench METHOD --json > {path}"
+                ),
+            })
         })
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, Unreadable> {
         if text.starts_with("{\"line\":") {
-            return SoakReport::parse(text).map(Box::new).map(Self::Soak);
+            return SoakReport::parse(text).map(Box::new).map(Self::Soak).map_err(Unreadable::NoResult);
         }
-        let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        fn read<T: DeserializeOwned>(value: Value) -> Result<Box<T>, String> {
-            serde_json::from_value(value).map(Box::new).map_err(|error| error.to_string())
+        let value: Value = serde_json::from_str(text).map_err(|error| Unreadable::NoResult(error.to_string()))?;
+        fn read<T: DeserializeOwned>(value: Value) -> Result<Box<T>, Unreadable> {
+            serde_json::from_value(value).map(Box::new).map_err(|error| Unreadable::NoResult(error.to_string()))
         }
         match value.get("method").and_then(Value::as_str) {
             Some("rate") => read(value).map(Self::Rate),
@@ -57,8 +70,9 @@ impl Stored {
             Some("rfc2544") => read(value).map(Self::Rfc2544),
             Some("latency") => read(value).map(Self::Latency),
             None if value.get("calibration").is_some() => read(value).map(Self::Calibration),
-            None => Err("it has no key `method`".to_owned()),
-            Some(other) => Err(format!("the method `{other}` is unknown")),
+            None => Err(Unreadable::NoResult("it has no key `method`".to_owned())),
+            Some(method @ ("flows" | "verbs")) => Err(Unreadable::Method(method.to_owned())),
+            Some(other) => Err(Unreadable::NoResult(format!("the method `{other}` is unknown"))),
         }
     }
 

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
-use dataplane::soft::{FaultSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+use dataplane::soft::{FaultSpec, LinkSpec, LoopbackLink, SoftDevice, SoftLimits, SoftSpec};
 use dataplane_bench::verbs::{Exchange, Listener, Output, Plan, Session, SideReport, VerbsArgs, VerbsRow};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
@@ -115,6 +115,20 @@ fn peer_that_stops_before_the_test_is_reported() {
     let [server, client] = run_both(&plan("write_lat -n 1000000"), &plan("write_lat -n 1000000"), 0);
     assert!(failure(&server).contains("stopped before the end"), "{server:?}");
     assert!(failure(&client).contains("the peer closed the connection"), "{client:?}");
+}
+
+#[test]
+fn device_without_reads_and_atomics_is_refused() {
+    let (link, _) = LoopbackLink::pair();
+    let spec = SoftSpec::new("soft0", LinkSpec::Loopback(link));
+    let limits = SoftLimits { max_rd_atomic: 0, ..SoftLimits::default() };
+    let device = SoftDevice::new(SoftSpec { mac: [2, 0, 0, 0, 0, 1], limits, ..spec }).unwrap();
+    let plan = plan("read_bw");
+    let (listener, address) = Listener::local().unwrap();
+    let _peer = TcpStream::connect(address).unwrap();
+    let exchange = listener.accept(plan.timeout, &RUNNING).unwrap();
+    let (report, _) = Session::new(&device, &plan, exchange, &mut StopAfter(usize::MAX, &RUNNING)).run();
+    assert_eq!(failure(&report), "read_bw: soft0 permits no reads and atomics; help: use another device or test");
 }
 
 /// Runs a server with a peer that sends these bytes and then closes its side. Returns the failure of the server.

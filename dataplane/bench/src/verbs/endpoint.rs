@@ -93,10 +93,14 @@ impl LocalSide {
         }
         let most = caps.max_rd_atomic.min(caps.max_init_rd_atomic).min(255) as u8;
         let outstanding = if test.fetches() { plan.outstanding.unwrap_or(most) } else { 1 };
-        if test.fetches() && (most == 0 || outstanding > most) {
+        if test.fetches() && most == 0 {
             return Err(Error::Peer(format!(
-                "--outstanding {outstanding}: the maximum of {name} is {most}; help: {}",
-                if most == 0 { "use another device or test".to_owned() } else { format!("use 1 to {most}") }
+                "{test}: {name} permits no reads and atomics; help: use another device or test"
+            )));
+        }
+        if test.fetches() && outstanding > most {
+            return Err(Error::Peer(format!(
+                "--outstanding {outstanding}: the maximum of {name} is {most}; help: use 1 to {most}"
             )));
         }
         let gid_index = plan.parameters.gid_index.or_else(|| preferred_gid(device, &plan.parameters));
