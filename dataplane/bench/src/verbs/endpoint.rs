@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use std::ops::Range;
 use std::time::Duration;
 
-use dataplane::connect::{Connector, EndpointParameters, QpModification, QueuePairEndpoint, VERSION, mtu_bytes};
+use dataplane::connect::{Connector, EndpointParameters, QpModification, QueuePairEndpoint, mtu_bytes};
 use dataplane::error::VerbError;
 use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, poll, poll_or_sleep};
 use dataplane::units::{Gid, QpNum, Rkey};
@@ -39,7 +39,7 @@ pub(super) enum Queue {
 pub(super) struct LocalSide {
     connector: Connector,
     /// Whether this side sends its GID.
-    pub(super) has_gid: bool,
+    has_gid: bool,
     /// The number of reads and atomics that this side accepts at once.
     outstanding: u8,
 }
@@ -130,11 +130,6 @@ impl LocalSide {
             _ => self.connector.local().max_message,
         }
     }
-
-    /// Returns the link layer and the local GID.
-    pub(super) fn port(&self) -> (LinkLayer, Gid) {
-        (self.connector.local().link_layer, self.connector.local().gid)
-    }
 }
 
 impl<'p, D: Device> Endpoint<'p, D> {
@@ -192,20 +187,15 @@ impl<'p, D: Device> Endpoint<'p, D> {
     /// Connects the queue pair with the queue pair of the peer, and moves the queue pair to RTS.
     pub(super) fn connect(&mut self, peer: &Destination) -> Result<()> {
         let connector = &self.local.connector;
-        let local = connector.local();
         let own = connector.endpoint_for(self.qp.number(), 0);
-        let transport = self.qp.kind();
         // The exchange does not have the other values of an endpoint. This side assumes its own values.
         let remote = QueuePairEndpoint {
-            version: VERSION,
             lid: peer.lid,
             gid: peer.gid.unwrap_or_default(),
             qpn: QpNum(peer.qpn),
             psn: peer.psn,
             path_mtu: self.agreed.peer_mtu,
             max_dest_rd_atomic: peer.outstanding.min(255) as u8,
-            max_message: local.max_message,
-            qkey: if transport == QpType::Ud { connector.parameters().qkey } else { 0 },
             ..own
         };
         let agreed = connector.negotiate(&own, &remote).map_err(|error| Error::Peer(error.to_string()))?;
@@ -216,7 +206,7 @@ impl<'p, D: Device> Endpoint<'p, D> {
         }
         let qp = &mut self.qp;
         connector.establish(&agreed, |attributes, mask| qp.modify(attributes, mask))?;
-        let ah = (transport == QpType::Ud).then(|| self.domain.create_ah(&agreed.path)).transpose();
+        let ah = (self.qp.kind() == QpType::Ud).then(|| self.domain.create_ah(&agreed.path)).transpose();
         let ah = ah.map_err(|error| error.on(self.local.connector.device()))?;
         let remote = Remote { addr: peer.addr, rkey: Rkey(peer.rkey) };
         self.peer = Some(Peer { remote, qpn: QpNum(peer.qpn), ah });
@@ -230,7 +220,8 @@ impl<'p, D: Device> Endpoint<'p, D> {
 
     /// Returns the link layer and the local GID.
     pub(super) fn port(&self) -> (LinkLayer, Gid) {
-        self.local.port()
+        let local = self.local.connector.local();
+        (local.link_layer, local.gid)
     }
 
     fn modify(&mut self, verb: &'static str, change: QpModification) -> Result<()> {

@@ -31,9 +31,8 @@ mod watch;
 pub use args::VerbsArgs;
 pub(crate) use exchange::CLOSED;
 pub use exchange::{Exchange, Listener};
-pub use plan::{Atomic, Plan, Role, SOFT, Sizes, Test, Transport};
-pub(crate) use report::ending;
-pub use report::{
-    BandwidthReport, PeerReport, SideReport, VerbsLatencyReport, VerbsReport, VerbsRow, heading, row_text,
-};
+pub(crate) use plan::SOFT;
+pub use plan::{Atomic, Plan, Role, Sizes, Test, Transport};
+pub use report::{BandwidthReport, PeerReport, SideReport, VerbsLatencyReport, VerbsReport, VerbsRow};
+pub(crate) use report::{ending, heading, row_text};
 pub use session::{Output, Session};

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The name of the software device.
-pub const SOFT: &str = "soft";
+pub(crate) const SOFT: &str = "soft";
 
 /// A test, with the name of the tool of perftest that runs the same test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]

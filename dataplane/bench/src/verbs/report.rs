@@ -208,7 +208,7 @@ impl BandwidthReport {
 }
 
 /// Returns the text before the first result.
-pub fn heading(report: &SideReport) -> String {
+pub(crate) fn heading(report: &SideReport) -> String {
     let SideReport { test, transport, device, mtu, gid, addresses, .. } = report;
     let kind = if test.is_latency() { "Latency" } else { "BW" };
     let mut text = format!("{LINE}\n                    {} {kind} Test\n", test.title());
@@ -259,7 +259,7 @@ fn columns_text(report: &SideReport) -> &'static str {
 }
 
 /// Returns the line of one result.
-pub fn row_text(report: &SideReport, row: &VerbsRow) -> String {
+pub(crate) fn row_text(report: &SideReport, row: &VerbsRow) -> String {
     let VerbsRow { bytes, iterations, bandwidth, latency_ns, .. } = row;
     if let Some(bandwidth) = bandwidth {
         let [peak, average, rate] = bandwidth.columns(report.gbits);

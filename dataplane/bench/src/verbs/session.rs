@@ -115,16 +115,15 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         let most = local.largest_message(self.plan.transport, peer_mtu);
         let largest = self.largest(most)?;
         let agreed = Agreed { peer_mtu, cycle: cycle as usize, largest };
-        let has_gid = local.has_gid;
         let mut end = Endpoint::new(self.device, self.plan, local, agreed)?;
         let own = end.destination();
-        let mut first = self.destinations(&own, has_gid, "destinations", Limit::Step)?;
+        let mut first = self.destinations(&own, "destinations", Limit::Step)?;
         if matches!(self.plan.test, Test::WriteLat | Test::ReadLat | Test::AtomicLat) {
-            first = self.destinations(&own, has_gid, "destinations", Limit::Step)?;
+            first = self.destinations(&own, "destinations", Limit::Step)?;
         }
         end.connect(&first)?;
         for _ in 0..2 {
-            self.destinations(&own, has_gid, "connections", Limit::Step)?;
+            self.destinations(&own, "connections", Limit::Step)?;
         }
         let (link_layer, gid) = end.port();
         self.report.mtu = end.mtu_bytes();
@@ -184,8 +183,8 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
     }
 
     /// Exchanges the destinations. All steps after the connection use this message to synchronize.
-    fn destinations(&mut self, own: &Destination, has_gid: bool, step: &str, limit: Limit) -> Result<Destination> {
-        let bytes = own.encode();
+    fn destinations(&mut self, own: &Destination, step: &str, limit: Limit) -> Result<Destination> {
+        let (bytes, has_gid) = (own.encode(), own.gid.is_some());
         debug_assert_eq!(bytes.len(), Destination::bytes(has_gid));
         let received = self.exchange.swap(&bytes, step, limit)?;
         Destination::decode(&received, has_gid).map_err(|reason| Error::Peer(format!("{step}: {reason}")))
@@ -193,8 +192,7 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
 
     /// Waits until both sides have reached the same step.
     fn synchronize(&mut self, connected: &Connected<'_, D>, step: &str, limit: Limit) -> Result<()> {
-        let has_gid = connected.own.gid.is_some();
-        self.destinations(&connected.own, has_gid, step, limit).map(|_| ())
+        self.destinations(&connected.own, step, limit).map(|_| ())
     }
 
     /// Runs the tests of all sizes.
