@@ -2,13 +2,13 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use dataplane::connect::{Connector, EndpointParameters, QpModification, QueuePairEndpoint, VERSION};
+use dataplane::connect::{Connector, EndpointParameters, QpModification, QueuePairEndpoint};
 use dataplane::error::VerbError;
 use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, MessageSharedQueue};
 use dataplane::units::QpNum;
 use dataplane::verbs::{
-    Access, CqSpec, Destination, Device, PollFields, QpCaps, QpSpec, QpType, RecvRequest, SendFlags, SendOp,
-    SendRequest, SrqSpec,
+    Access, CqSpec, Destination, Device, PollFields, QpCaps, QpSpec, RecvRequest, SendFlags, SendOp, SendRequest,
+    SrqSpec,
 };
 
 use crate::Result;
@@ -227,26 +227,12 @@ impl<D: Device> ConnectedQueuePair<D> {
     /// Converts an address, of this side or of the peer, to an endpoint. An address lacks some values of an endpoint.
     /// The values of this side replace the missing values, so this side assumes that the peer has the same values.
     fn endpoint(&self, address: Address) -> QueuePairEndpoint {
-        let local = self.connector.local();
-        let parameters = self.connector.parameters();
-        let transport = self.qp.kind();
         QueuePairEndpoint {
-            version: VERSION,
-            transport,
-            link_layer: local.link_layer,
             lid: address.lid,
             gid: address.gid,
-            gid_kind: local.gid_kind,
             qpn: QpNum(address.qpn),
             psn: address.psn,
-            path_mtu: local.path_mtu,
-            max_dest_rd_atomic: parameters.max_dest_rd_atomic,
-            max_message: local.max_message,
-            qkey: if transport == QpType::Ud { parameters.qkey } else { 0 },
-            generation: 0,
-            queue: 0,
-            receive_depth: 0,
-            buffer: None,
+            ..self.connector.endpoint_for(self.qp.number(), 0)
         }
     }
 }
