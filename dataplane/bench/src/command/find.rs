@@ -18,6 +18,7 @@ use crate::search::{Goal, search};
 use crate::setup;
 use crate::stored::Stored;
 use crate::stream::Stream;
+use crate::tester::stopped;
 
 /// The default lowest rate of a search, as a share of the highest rate.
 const LOWEST: f64 = 0.001;
@@ -149,9 +150,7 @@ pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio
     write_page(traffic.html.as_deref(), || Stored::Search(Box::new(report.clone())))?;
     match ended {
         Some(Ended::Failed(error)) => return Err(error),
-        Some(Ended::Stopped) => {
-            return Err(Error::Topology("stopped before the end, so the result is incomplete".to_owned()));
-        }
+        Some(Ended::Stopped) => return Err(stopped()),
         None => {}
     }
     opened.tester.close()

@@ -19,6 +19,7 @@ use crate::report::{self, CapacityReport, FlowTrialReport, FlowsReport, Pps};
 use crate::search::{Goal, search};
 use crate::setup;
 use crate::stream::Stream;
+use crate::tester::stopped;
 
 /// The lowest rate of new flows, as a share of the highest rate.
 const LOWEST: f64 = 0.001;
@@ -130,7 +131,7 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<()> {
     output(&report, traffic.json)?;
     match ended {
         Some(Ended::Failed(error)) => Err(error),
-        Some(Ended::Stopped) => Err(Error::Topology("stopped before the end, so the result is incomplete".to_owned())),
+        Some(Ended::Stopped) => Err(stopped()),
         None => opened.tester.close(),
     }
 }

@@ -14,7 +14,7 @@ use dataplane::{Error, Result};
 use crate::report::{Calibration, CalibrationReport, RateReport, rate_report};
 use crate::setup::{self, Sources, StreamSet};
 use crate::stream::Stream;
-use crate::tester::{Outcome, Tester, TesterOptions};
+use crate::tester::{Outcome, Tester, TesterOptions, stopped};
 
 /// The default length of the intervals in which packets are counted.
 pub(super) const INTERVAL: Duration = Duration::from_millis(100);
@@ -175,7 +175,7 @@ pub(super) fn verdict(reports: &[&RateReport]) -> Result<()> {
             return Err(Error::Wire(format!("the counters do not balance: {unaccounted} packets are unaccounted")));
         }
         if report.stopped {
-            return Err(Error::Topology("stopped before the end, so the result is incomplete".to_owned()));
+            return Err(stopped());
         }
     }
     Ok(())

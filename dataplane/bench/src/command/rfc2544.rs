@@ -24,7 +24,7 @@ use crate::series::Point;
 use crate::setup;
 use crate::stored::Stored;
 use crate::stream::Stream;
-use crate::tester::{Outcome, TrialPlan};
+use crate::tester::{Outcome, TrialPlan, stopped};
 
 /// The lowest rate of the search for the throughput, as a share of the highest rate.
 const LOWEST: f64 = 0.001;
@@ -221,7 +221,7 @@ pub(super) fn rfc2544(args: &Rfc2544Args) -> Result<()> {
     write_page(traffic.html.as_deref(), || Stored::Rfc2544(Box::new(report.clone())))?;
     match ended {
         Some(Ended::Failed(error)) => Err(error),
-        Some(Ended::Stopped) => Err(Error::Topology("stopped before the end, so the result is incomplete".to_owned())),
+        Some(Ended::Stopped) => Err(stopped()),
         None => opened.tester.close(),
     }
 }

@@ -48,6 +48,11 @@ const MIN_WINDOW: f64 = (1 << 14) as f64;
 /// The window if the rate is not limited, in packets.
 const DEFAULT_WINDOW: usize = 1 << 20;
 
+/// Returns the error of a run that a signal has stopped.
+pub(crate) fn stopped() -> Error {
+    Error::Topology("stopped before the end, so the result is incomplete".to_owned())
+}
+
 /// The options of all trials.
 #[derive(Clone, Copy, Debug)]
 pub struct TesterOptions {

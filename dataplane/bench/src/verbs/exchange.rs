@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv, sockopt};
 
 use super::plan::Role;
+use crate::tester::stopped;
 
 /// The maximum time until a wait notices a signal.
 const TICK: Duration = Duration::from_millis(50);
@@ -21,11 +22,6 @@ const TICK: Duration = Duration::from_millis(50);
 const KEEP_ALIVE: (Duration, Duration, u32) = (Duration::from_secs(5), Duration::from_secs(5), 3);
 /// The maximum time that this side waits for the end of the peer.
 const LAST_WAIT: Duration = Duration::from_secs(2);
-
-/// Returns the error of a run that a signal has stopped.
-pub(super) fn stopped() -> Error {
-    Error::Topology("stopped before the end, so the result is incomplete".to_owned())
-}
 
 /// A listening TCP socket.
 #[derive(Debug)]

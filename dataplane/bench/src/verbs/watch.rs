@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use dataplane::units::Period;
 use dataplane::{Error, Result};
 
-use super::exchange::{Exchange, closed, stopped};
+use super::exchange::{Exchange, closed};
+use crate::tester::stopped;
 
 /// The number of empty polls between two looks at the clock.
 const POLLS: u32 = 1024;
