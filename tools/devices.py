@@ -6,7 +6,6 @@ The tester is in the namespace `a`, with the interfaces `to-left` and `to-right`
 """
 
 import contextlib
-import json
 import os
 import subprocess
 
@@ -116,10 +115,6 @@ class Lab(Network):
     def traffic(self):
         """Returns the options of the tester for its ports and its core."""
         return ["--ports", "to-left,to-right", "--link", self.kind, "--core", CORES[0], *IDLE]
-
-    def mac(self, host, interface):
-        [about] = json.loads(self.ip(host, "-json", "link", "show", "dev", interface).stdout)
-        return about["address"]
 
     def bridge(self):
         """Lets the kernel of the device bridge both ports."""

@@ -170,6 +170,15 @@ class Network:
     def ip(self, host, *words, **options):
         return command("ip", "-n", self.names[host], *words, **options)
 
+    def interface(self, host, name):
+        """Returns the properties and the counters of an interface."""
+        [about] = json.loads(self.ip(host, "-j", "-s", "link", "show", "dev", name).stdout)
+        return about
+
+    def mac(self, host, name):
+        """Returns the MAC address of an interface."""
+        return self.interface(host, name)["address"]
+
     def join(self, host, port):
         """Creates the link between a host and a port of the program."""
         v4, v6 = self.hosts[host]
@@ -307,7 +316,7 @@ class Program:
         if lost and not losses:
             raise Failed(f"packets were lost: {lost}")
         for port in ("left", "right"):
-            [link] = json.loads(self.network.ip("m", "-j", "link", "show", "dev", port).stdout)
+            link = self.network.interface("m", port)
             if "xdp" in link:
                 raise Failed(f"an XDP program is still attached: {link}")
         return report
@@ -395,9 +404,11 @@ def iperf(network, *words):
     return received
 
 
-def built():
-    command("cargo", "build", "--quiet", "--locked", "--bin", "dataplane", cwd=REPO, timeout=1800)
-    return pathlib.Path(os.environ.get("CARGO_TARGET_DIR", REPO / "target")) / "debug/dataplane"
+def built(profile="debug"):
+    """Builds the program with the profile `debug` or `release`, and returns its path."""
+    options, timeout = (["--release"], 3600) if profile == "release" else ([], 1800)
+    command("cargo", "build", "--quiet", "--locked", *options, "--bin", "dataplane", cwd=REPO, timeout=timeout)
+    return pathlib.Path(os.environ.get("CARGO_TARGET_DIR", REPO / "target")) / profile / "dataplane"
 
 
 def reason_to_skip(tools, groups="live"):
