@@ -162,6 +162,8 @@ fn peer_that_is_not_perftest_is_refused_with_the_reason() {
     let system: &[u8] = &[0, 0, 16, 0, 0, 0, 0, 64];
     for (sent, expected) in [
         (version("5.60"), "versions: the peer has version 5.60 of perftest, but this program (6.06) needs 5.70 or later; help: update"),
+        (version("6.28"), "versions: the peer has version 6.28 of perftest, whose exchange works only with its own version; help: update perftest on the other side to 6.29"),
+        (version("6.29"), "cycle buffer: the peer closed the connection; help:"),
         (b"GET / HTTP/1.1\r\n".to_vec(), "versions: the peer sent `GET / HTTP/1.1\\r\\n`, which is not a version of perftest; help: check HOST"),
         (version("6.06"), "cycle buffer: the peer closed the connection; help:"),
         (b"6.0".to_vec(), "versions: the peer closed the connection; help:"),

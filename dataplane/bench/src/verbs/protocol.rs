@@ -23,6 +23,9 @@ use super::plan::{Test, Transport};
 pub(super) const VERSION: &str = "6.06";
 /// The oldest version of perftest with this exchange.
 pub(super) const OLDEST: f64 = 5.7;
+/// The version of perftest with another message between the path MTU and the destinations. Later versions send this message
+/// only to peers that have the message too.
+pub(super) const INCOMPATIBLE: &str = "6.28";
 /// The number of bytes of the version message.
 pub(super) const VERSION_BYTES: usize = 16;
 /// The number of bytes of a destination with a GID, and without a GID.

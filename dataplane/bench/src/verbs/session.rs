@@ -23,7 +23,9 @@ use super::endpoint::{Agreed, Endpoint, LocalSide};
 use super::exchange::{Exchange, Limit};
 use super::latency::{fetch_in_turn, send_in_turn, write_in_turn};
 use super::plan::{Plan, Role, Sizes, Test, Transport};
-use super::protocol::{Destination, Identity, OLDEST, PeerVersion, VERSION, decode_version, encode_version};
+use super::protocol::{
+    Destination, INCOMPATIBLE, Identity, OLDEST, PeerVersion, VERSION, decode_version, encode_version,
+};
 use super::receives::Receives;
 use super::report::{BandwidthReport, PeerReport, SideReport, VerbsRow};
 use super::samples::{BandwidthTimes, LatencyTimes};
@@ -156,6 +158,13 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
             return Err(Error::Peer(format!(
                 "versions: the peer has version {} of perftest, but this program ({VERSION}) needs 5.70 or later; \
                  help: update perftest on the other side",
+                peer.text
+            )));
+        }
+        if peer.identity.is_none() && peer.text == INCOMPATIBLE {
+            return Err(Error::Peer(format!(
+                "versions: the peer has version {} of perftest, whose exchange works only with its own version; help: \
+                 update perftest on the other side to 6.29 or later",
                 peer.text
             )));
         }
