@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
-use dataplane::soft::{FaultSpec, LinkSpec, LoopbackLink, SoftDevice, SoftLimits, SoftSpec};
+use dataplane::soft::{LinkSpec, LoopbackLink, SoftDevice, SoftLimits, SoftQuirk, SoftSpec};
 use dataplane_bench::verbs::{Exchange, Listener, Output, Plan, Session, SideReport, VerbsArgs, VerbsRow};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
@@ -24,11 +24,14 @@ fn plan(line: &str) -> Plan {
     Plan { timeout: Duration::from_secs(60), ..plan }
 }
 
-fn devices(faults: &FaultSpec) -> [SoftDevice; 2] {
+/// Returns two connected devices, after `change` of their properties.
+fn devices(change: impl Fn(&mut SoftSpec)) -> [SoftDevice; 2] {
     let (near, far) = LoopbackLink::pair();
     [("soft0", 1, near), ("soft1", 2, far)].map(|(name, last, link)| {
         let spec = SoftSpec::new(name, LinkSpec::Loopback(link));
-        SoftDevice::new(SoftSpec { mac: [2, 0, 0, 0, 0, last], faults: *faults, ..spec }).unwrap()
+        let mut spec = SoftSpec { mac: [2, 0, 0, 0, 0, last], ..spec };
+        change(&mut spec);
+        SoftDevice::new(spec).unwrap()
     })
 }
 
@@ -56,12 +59,12 @@ impl StopAfter<'_> {
 /// Runs a server and a client. The flag of the server is set after `stop_after` results of the server. Returns the
 /// reports of the server and of the client.
 fn run_both(server_plan: &Plan, client_plan: &Plan, stop_after: usize) -> [SideReport; 2] {
-    run_with(&FaultSpec::default(), server_plan, client_plan, stop_after)
+    run_on(devices(|_| {}), server_plan, client_plan, stop_after)
 }
 
-/// Does the same as [`run_both`], on devices with these faults.
-fn run_with(faults: &FaultSpec, server_plan: &Plan, client_plan: &Plan, stop_after: usize) -> [SideReport; 2] {
-    let [server, client] = devices(faults);
+/// Does the same as [`run_both`], on these devices.
+fn run_on(devices: [SoftDevice; 2], server_plan: &Plan, client_plan: &Plan, stop_after: usize) -> [SideReport; 2] {
+    let [server, client] = devices;
     let (listener, address) = Listener::local().unwrap();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -133,7 +136,7 @@ fn device_without_reads_and_atomics_is_refused() {
 
 /// Runs a server with a peer that sends these bytes and then closes its side. Returns the failure of the server.
 fn serve(sent: &[u8]) -> String {
-    let [device, _] = devices(&FaultSpec::default());
+    let [device, _] = devices(|_| {});
     let plan = plan("send_bw -s 64");
     let (listener, address) = Listener::local().unwrap();
     let mut peer = TcpStream::connect(address).unwrap();
@@ -193,9 +196,19 @@ fn lost_datagrams_are_counted() {
 #[test]
 fn test_that_loses_all_messages_has_a_row() {
     let plan = plan("send_bw -t ud -s 64 -n 20");
-    let faults = FaultSpec { loss: 1.0, ..FaultSpec::default() };
-    let [server, client] = run_with(&faults, &plan, &plan, usize::MAX);
+    let lossy = devices(|spec| spec.faults.loss = 1.0);
+    let [server, client] = run_on(lossy, &plan, &plan, usize::MAX);
     assert!(server.complete && client.complete, "{server:?}{client:?}");
     let row = &server.results[0];
     assert_eq!((row.iterations, row.lost), (0, Some(20)), "{server:?}");
+}
+
+/// Some ports are neither Ethernet nor InfiniBand ports, and have no local identifier.
+#[test]
+fn port_without_local_identifier_is_reached_by_its_gid() {
+    let plan = plan("send_bw -t ud -s 64 -n 20");
+    let unspecified = devices(|spec| spec.quirks = vec![SoftQuirk::UnspecifiedLinkLayer]);
+    let [server, client] = run_on(unspecified, &plan, &plan, usize::MAX);
+    assert!(server.complete && client.complete, "{server:?}{client:?}");
+    assert!(!client.ethernet && client.gid.starts_with("fe80::"), "{client:?}");
 }

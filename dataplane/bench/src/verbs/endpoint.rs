@@ -112,8 +112,9 @@ impl LocalSide {
             ..plan.parameters.clone()
         };
         let connector = Connector::new(device, plan.transport.qp_type(), parameters)?;
-        let has_gid =
-            connector.local().link_layer == LinkLayer::Ethernet || gid_index.is_some() || plan.parameters.gid.is_some();
+        // Only InfiniBand reaches a peer without a GID.
+        let is_infiniband = connector.local().link_layer == LinkLayer::InfiniBand;
+        let has_gid = !is_infiniband || gid_index.is_some() || plan.parameters.gid.is_some();
         check_depths(device, plan)?;
         Ok(Self { connector, has_gid, outstanding })
     }
