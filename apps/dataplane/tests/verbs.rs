@@ -40,6 +40,10 @@ fn check_results(side: &Value, sizes: &[u64], messages: u64, is_sender: bool) {
             assert_eq!(row["latency_ns"]["samples"], messages - 1);
             continue;
         }
+        // A receiver that finds all messages with one poll, of at most 16 messages, knows no rate.
+        if !is_sender && messages <= 16 && row["bandwidth"].is_null() {
+            continue;
+        }
         let average = number(row, "/bandwidth/average_bytes_per_s");
         let rate = number(row, "/bandwidth/messages_per_s");
         assert!((rate * number(row, "/bytes") / average - 1.0).abs() < 1e-6, "{row}");

@@ -76,16 +76,18 @@ pub(super) fn receive_all<D: Device>(
         }
         watch.progress();
         watch.check_stop()?;
-        let now = clock.nanos().0;
-        if received == 0 {
-            times.post(now);
+        let is_first = received == 0;
+        let begin = clock.nanos().0;
+        if is_first {
+            times.post(begin);
         }
         check_length(end, size)?;
         for _ in 0..polled {
             received += 1;
             receives.replace(end, messages - received)?;
         }
-        times.complete(received, now);
+        // A rate needs the messages of at least two polls, because the first poll has no duration.
+        times.complete(received, if is_first { begin } else { clock.nanos().0 });
     }
     Ok(())
 }

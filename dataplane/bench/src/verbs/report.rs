@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Atomic, Plan, Role, Sizes, Test, Transport};
-use super::samples::LatencyStatistics;
+use super::samples::{LatencyStatistics, MessageRates};
 use crate::report::Environment;
 
 /// The line between the parts of the text, as in perftest.
@@ -96,7 +96,7 @@ pub struct VerbsRow {
     /// The number of messages that did not arrive, on the receiving side of `send_bw`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,
-    /// The result of a bandwidth test.
+    /// The result of a bandwidth test. Absent if all messages arrived at the same time, so that no rate is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<BandwidthReport>,
     /// The result of a latency test in nanoseconds. The latency of SEND and WRITE is half of the round-trip time.
@@ -166,14 +166,14 @@ impl SideReport {
 }
 
 impl VerbsRow {
-    pub(super) fn bandwidth(bytes: u32, iterations: usize, lost: Option<u64>, peak: Option<f64>, average: f64) -> Self {
+    pub(super) fn bandwidth(bytes: u32, iterations: usize, lost: Option<u64>, rates: Option<MessageRates>) -> Self {
         let size = f64::from(bytes);
-        let report = BandwidthReport {
+        let bandwidth = rates.map(|MessageRates { peak, average }| BandwidthReport {
             peak_bytes_per_s: peak.map(|peak| peak * size),
             average_bytes_per_s: average * size,
             messages_per_s: average,
-        };
-        Self { bytes, iterations: iterations as u64, lost, bandwidth: Some(report), latency_ns: None }
+        });
+        Self { bytes, iterations: iterations as u64, lost, bandwidth, latency_ns: None }
     }
 
     pub(super) fn latency(bytes: u32, iterations: usize, statistics: &LatencyStatistics) -> Self {
@@ -261,12 +261,14 @@ fn columns_text(report: &SideReport) -> &'static str {
 /// Returns the line of one result.
 pub(crate) fn row_text(report: &SideReport, row: &VerbsRow) -> String {
     let VerbsRow { bytes, iterations, bandwidth, latency_ns, .. } = row;
-    if let Some(bandwidth) = bandwidth {
-        let [peak, average, rate] = bandwidth.columns(report.gbits);
-        let digits = if report.gbits && average < 0.1 { 6 } else { 2 };
-        return format!(
-            " {bytes:<7}    {iterations:<10}     {peak:<15.digits$}    {average:<17.digits$}    {rate:.6}\n"
-        );
+    if !report.test.is_latency() {
+        let cells = bandwidth.map_or(["-"; 3].map(str::to_owned), |bandwidth| {
+            let [peak, average, rate] = bandwidth.columns(report.gbits);
+            let digits = if report.gbits && average < 0.1 { 6 } else { 2 };
+            [format!("{peak:.digits$}"), format!("{average:.digits$}"), format!("{rate:.6}")]
+        });
+        let [peak, average, rate] = cells;
+        return format!(" {bytes:<7}    {iterations:<10}     {peak:<15}    {average:<17}    {rate}\n");
     }
     let latency = latency_ns.map_or([0.0; 7], |times| {
         let VerbsLatencyReport { min, max, typical, average, deviation, p99, p99_9, .. } = times;
@@ -295,4 +297,27 @@ pub(crate) fn ending(report: &SideReport) -> String {
         let _ = writeln!(text, "INCOMPLETE: the run ended early{scope}. The last result can have fewer iterations.");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::VerbsArgs;
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: VerbsArgs,
+    }
+
+    #[test]
+    fn unknown_rate_is_a_dash() {
+        let plan = Program::parse_from(["verbs", "send_bw", "-d", "rxe0", "-s", "64"]).args.plan().unwrap();
+        let report = SideReport::new(&plan, "rxe0", Role::Server);
+        let row = VerbsRow::bandwidth(64, 5, Some(0), None);
+        assert_eq!(row_text(&report, &row).split_whitespace().collect::<Vec<_>>(), ["64", "5", "-", "-", "-"]);
+        assert_eq!(row.exchanged(false), [64, 5, 0, 0, 0]);
+    }
 }

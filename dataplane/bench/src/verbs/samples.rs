@@ -10,10 +10,10 @@ pub(super) struct BandwidthTimes {
 }
 
 /// The rates of a bandwidth test, in messages per second.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct MessageRates {
-    /// The highest rate between the posting of a message and the completion of the same or of a later message.
-    pub(super) peak: f64,
+    /// The highest rate between the posting of a message and the completion of the same or of a later message, if known.
+    pub(super) peak: Option<f64>,
     /// The rate from the first posting to the last completion.
     pub(super) average: f64,
 }
@@ -40,11 +40,14 @@ impl BandwidthTimes {
         self.completed.last().map_or(0, |(messages, _)| *messages)
     }
 
-    /// Returns the rates, or `None` if no message is complete.
+    /// Returns the rates. `None` if no message is complete, or if no time has passed.
     pub(super) fn rates(&self) -> Option<MessageRates> {
         let (first, (messages, last)) = (*self.posted.first()?, *self.completed.last()?);
+        if last <= first {
+            return None;
+        }
         let average = messages as f64 / duration(first, last);
-        Some(MessageRates { peak: self.peak(average), average })
+        Some(MessageRates { peak: Some(self.peak(average)), average })
     }
 
     /// Returns the highest rate of all pairs of a posting and a completion. The method of Dinkelbach finds the pair
@@ -165,7 +168,15 @@ mod tests {
         let rates = times.rates().unwrap();
         assert!((rates.average - 4.0 / 1e-6).abs() < 1.0, "{rates:?}");
         // The first two messages take 400 ns, and all four messages take 1000 ns.
-        assert!((rates.peak - 2.0 / 400e-9).abs() < 1.0, "{rates:?}");
+        assert!((rates.peak.unwrap() - 2.0 / 400e-9).abs() < 1.0, "{rates:?}");
+    }
+
+    #[test]
+    fn messages_without_a_duration_have_no_rate() {
+        let mut times = BandwidthTimes::default();
+        times.post(100);
+        times.complete(5, 100);
+        assert_eq!((times.messages(), times.rates()), (5, None));
     }
 
     #[test]
@@ -203,7 +214,7 @@ mod tests {
                 posted[..messages].iter().enumerate().map(move |(at, begin)| (messages - at) as f64 / duration(*begin, end))
             });
             let highest = pairs.fold(0.0, f64::max);
-            let found = times.rates().unwrap().peak;
+            let found = times.rates().unwrap().peak.unwrap();
             prop_assert!((found / highest - 1.0).abs() < 1e-6, "{} instead of {}", found, highest);
         }
     }

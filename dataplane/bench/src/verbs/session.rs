@@ -28,7 +28,7 @@ use super::protocol::{
 };
 use super::receives::Receives;
 use super::report::{BandwidthReport, PeerReport, SideReport, VerbsRow};
-use super::samples::{BandwidthTimes, LatencyTimes};
+use super::samples::{BandwidthTimes, LatencyTimes, MessageRates};
 use super::watch::Watch;
 
 /// The size of the area in which consecutive messages have different addresses, and the size of a cache line.
@@ -250,11 +250,10 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         let lost = (receives && outcome.is_ok()).then(|| (plan.iterations - messages) as u64);
         // Without any message, the row says that all messages are lost.
         if messages > 0 || lost.is_some() {
-            let rates = times.rates();
-            let average = rates.map_or(0.0, |rates| rates.average);
             // Only the side that posts the messages knows when each message was posted.
-            let peak = rates.filter(|_| !receives).map(|rates| rates.peak);
-            self.add(VerbsRow::bandwidth(size, messages, lost, peak, average));
+            let rates = times.rates().map(|rates| MessageRates { peak: rates.peak.filter(|_| !receives), ..rates });
+            let rates = rates.or((messages == 0).then(MessageRates::default));
+            self.add(VerbsRow::bandwidth(size, messages, lost, rates));
         }
         outcome
     }
