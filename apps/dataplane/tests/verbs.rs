@@ -118,6 +118,25 @@ fn options_of_the_queues_are_applied() {
     check_results(&report("write_bw -s 3 -n 7 --tx-depth 4 --cq-mod 4"), &[3], 7, true);
 }
 
+/// With a duration, the rate is of the half of the duration in which messages count.
+#[test]
+fn test_ends_after_its_duration() {
+    for line in ["send_bw", "send_bw -t ud", "send_bw --events", "write_bw --cq-mod 4", "read_bw", "atomic_bw"] {
+        let client = report(&format!("{line} -s 8 -D 400ms"));
+        for side in [&client, &client["server"]] {
+            assert_eq!((&side["complete"], number(side, "/duration_s")), (&true.into(), 0.4), "{line}: {client}");
+            let [row] = &side["results"].as_array().unwrap()[..] else { panic!("{line}: {client}") };
+            let messages = number(row, "/bandwidth/messages_per_s") * 0.2;
+            assert!((messages - number(row, "/iterations")).abs() < 1e-6, "{line}: {client}");
+            let unknown = [&row["lost"], &row["bandwidth"]["peak_bytes_per_s"]];
+            assert_eq!(unknown, [&Value::Null, &Value::Null], "{line}: {client}");
+        }
+    }
+    let (status, out, err) = run(&mut verbs("write_bw -s 8 -D 100ms --device soft"));
+    assert_eq!((status, err.as_str()), (0, ""), "{out}");
+    assert!(out.contains(" Duration        : 0.1[s]\n"), "{out}");
+}
+
 #[test]
 fn text_has_the_columns_of_perftest() {
     for (line, columns, cells) in [
@@ -155,6 +174,9 @@ fn wrong_combinations_are_errors_with_a_fix() {
         ("read_bw --inline 8", 2, "--inline: the test read_bw does not use this option; help: remove --inline"),
         ("send_lat --tx-depth 4", 2, "--tx-depth: the test send_lat does not use this option"),
         ("send_bw --tx-depth 8 --cq-mod 9", 2, "--cq-mod 9: a queue with 8 sends would never request a completion"),
+        ("send_lat -D 1s", 2, "--duration: the test send_lat does not use this option; help: remove --duration"),
+        ("send_bw -D 99ms", 2, "--duration 99ms: the range is 100ms to 4h; help: use a time in this range"),
+        ("send_bw -D 1s -n 5", 2, "cannot be used with"),
         ("send_bw --rx-depth 0", 2, "--rx-depth 0: the minimum is 1"),
         ("send_bw -n 4", 2, "--iterations 4: the range is 5 to 10000000"),
         ("send_bw -s 0", 2, "--size 0: the range is 1 to 1073741824"),

@@ -1,5 +1,8 @@
 //! The options of the command line.
 
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
 use clap::Args;
 use dataplane::connect::EndpointParameters;
 use dataplane::units::{Gid, Period};
@@ -17,6 +20,8 @@ const LOSSY_RX_DEPTH: u32 = 16_000;
 const MIN_ITERATIONS: u64 = 5;
 /// The times of all iterations are stored, with 8 bytes each.
 const MAX_ITERATIONS: u64 = 10_000_000;
+/// The shortest and the longest `--duration`.
+const DURATIONS: RangeInclusive<Period> = Period(Duration::from_millis(100))..=Period(Duration::from_secs(4 * 3600));
 const MAX_SIZE: u32 = 1 << 30;
 const ATOMIC_SIZE: u32 = 8;
 
@@ -24,7 +29,7 @@ const ATOMIC_SIZE: u32 = 8;
 #[derive(Clone, Debug, Args)]
 #[command(
     after_help = "The peer is this program or the tool of perftest with the name ib_TEST. Both sides need the same \
-                        TEST and the same options --type, --size or --all, and --iterations."
+                        TEST and the same options --type, --size or --all, and --iterations or --duration."
 )]
 pub struct VerbsArgs {
     /// The test
@@ -47,6 +52,9 @@ pub struct VerbsArgs {
     /// The number of messages of each size. Default: 5000 for `write_bw`, otherwise 1000
     #[arg(short = 'n', long, value_name = "N")]
     pub iterations: Option<u64>,
+    /// Run a bandwidth test for this time, instead of a number of messages. The first and the last quarter do not count
+    #[arg(short = 'D', long, value_name = "TIME", conflicts_with_all = ["iterations", "all"])]
+    pub duration: Option<Period>,
     /// The maximum number of outstanding sends of a bandwidth test. Default: 128
     #[arg(long, value_name = "N")]
     pub tx_depth: Option<u32>,
@@ -111,7 +119,7 @@ impl VerbsArgs {
         if !mistakes.is_empty() {
             return Err(Error::Config(mistakes.join("\n")));
         }
-        let iterations = self.iterations();
+        let iterations = if self.duration.is_some() { usize::MAX } else { self.iterations() as usize };
         let tx_depth = if self.test.is_latency() { 1 } else { self.tx_depth.unwrap_or(DEFAULT_TX_DEPTH) };
         let lossy = self.transport != Transport::Rc;
         let rx_depth = self.rx_depth.unwrap_or(if lossy { LOSSY_RX_DEPTH } else { DEFAULT_RX_DEPTH });
@@ -138,7 +146,8 @@ impl VerbsArgs {
             transport: self.transport,
             atomic: self.atomic,
             sizes,
-            iterations: iterations as usize,
+            iterations,
+            duration: self.duration.map(|duration| duration.0),
             tx_depth,
             rx_depth: rx_depth.min(most),
             cq_mod,
@@ -188,7 +197,7 @@ impl VerbsArgs {
     }
 
     /// The rules about options that the test does not use.
-    fn option_rules(&self) -> [Rule; 8] {
+    fn option_rules(&self) -> [Rule; 9] {
         let test = self.test;
         let unused = |given: bool, option: &str, users: &str| {
             (given, format!("{option}: the test {test} does not use this option; help: remove {option} ({users})"))
@@ -198,6 +207,7 @@ impl VerbsArgs {
                 self.device == SOFT && self.host.is_some(),
                 "HOST: with --device soft, both sides run in this process; help: remove HOST".to_owned(),
             ),
+            unused(self.duration.is_some() && test.is_latency(), "--duration", "for tests of bandwidth"),
             unused(self.tx_depth.is_some() && test.is_latency(), "--tx-depth", "for tests of bandwidth"),
             unused(self.cq_mod.is_some() && test.is_latency(), "--cq-mod", "for tests of bandwidth"),
             unused(self.rx_depth.is_some() && !test.is_send(), "--rx-depth", "for send_bw and send_lat"),
@@ -213,13 +223,14 @@ impl VerbsArgs {
         ]
     }
 
-    fn range_rules(&self) -> [Rule; 7] {
+    fn range_rules(&self) -> [Rule; 8] {
         let zero = |option: &str, value: Option<u32>| {
             (value == Some(0), format!("{option} 0: the minimum is 1; help: use 1 or more"))
         };
         let (size, iterations) = (self.size(), self.iterations());
         let tx_depth = self.tx_depth.unwrap_or(DEFAULT_TX_DEPTH);
         let cq_mod = self.cq_mod.unwrap_or(1);
+        let duration = self.duration.unwrap_or(*DURATIONS.start());
         [
             (
                 !(1..=MAX_SIZE).contains(&size),
@@ -230,6 +241,14 @@ impl VerbsArgs {
                 format!(
                     "--iterations {iterations}: the range is {MIN_ITERATIONS} to {MAX_ITERATIONS}; help: use a number \
                      in this range"
+                ),
+            ),
+            (
+                !DURATIONS.contains(&duration),
+                format!(
+                    "--duration {duration}: the range is {} to {}; help: use a time in this range",
+                    DURATIONS.start(),
+                    DURATIONS.end()
                 ),
             ),
             zero("--tx-depth", self.tx_depth),

@@ -16,8 +16,8 @@ use super::watch::Watch;
 /// messages.
 const LOST: Duration = Duration::from_secs(1);
 
-/// Posts all messages of one size, and waits for their completions. After an error, `times` has the messages that have
-/// completed.
+/// Posts all messages of one size, and waits for their completions. With a duration, returns after this time, also while
+/// messages are outstanding. After an error, `times` has the messages that have completed.
 pub(super) fn post_all<D: Device>(
     end: &mut Endpoint<'_, D>,
     plan: &Plan,
@@ -29,7 +29,7 @@ pub(super) fn post_all<D: Device>(
     let (messages, depth, every) = (plan.iterations, plan.tx_depth as usize, plan.cq_mod as usize);
     let places = end.places(size);
     let (mut posted, mut completed, mut place) = (0, 0, 0);
-    while completed < messages {
+    while completed < messages && !times.is_over(clock) {
         while posted < messages && posted - completed < depth {
             let is_signaled = posted % every == every - 1 || posted == messages - 1;
             times.post(clock.nanos().0);
@@ -53,7 +53,8 @@ pub(super) fn post_all<D: Device>(
 }
 
 /// Receives all messages of one size. If the transport can lose messages, returns also when the sender has finished and
-/// no more messages arrive. `times` has the time of the first message, and the number of received messages.
+/// no more messages arrive. With a duration, returns this time after the first message. `times` has the time of the first
+/// message, and the number of received messages.
 pub(super) fn receive_all<D: Device>(
     end: &mut Endpoint<'_, D>,
     plan: &Plan,
@@ -65,7 +66,7 @@ pub(super) fn receive_all<D: Device>(
 ) -> Result<()> {
     let messages = plan.iterations;
     let mut received = 0;
-    while received < messages {
+    while received < messages && !times.is_over(clock) {
         let polled = end.poll(Queue::Receive, POLL)?;
         if polled == 0 {
             watch.empty(end.sleeps())?;

@@ -212,8 +212,10 @@ pub struct Plan {
     pub atomic: Atomic,
     /// The sizes of the messages.
     pub sizes: Sizes,
-    /// The number of messages of each size.
+    /// The number of messages of each size. `usize::MAX` with a duration.
     pub iterations: usize,
+    /// The time after which a bandwidth test ends, instead of a number of messages.
+    pub duration: Option<Duration>,
     /// The maximum number of outstanding sends.
     pub tx_depth: u32,
     /// The maximum number of posted receives.

@@ -14,8 +14,9 @@
 //! different options.
 
 use std::fmt::Write;
+use std::time::Duration;
 
-use dataplane::units::Gid;
+use dataplane::units::{Gid, Period};
 
 use super::plan::{Test, Transport};
 
@@ -32,6 +33,8 @@ pub(super) const VERSION_BYTES: usize = 16;
 const DESTINATION_BYTES: [usize; 2] = [108, 59];
 /// The bytes after the version that mark this program.
 const MARK: [u8; 2] = *b"dp";
+/// The bit in the number of the transport that marks a test with a duration.
+const DURATION: u8 = 1 << 2;
 const MARK_AT: usize = VERSION.len() + 1;
 
 /// The options that both sides must share. Two of these programs compare their identities.
@@ -41,18 +44,25 @@ pub(super) struct Identity {
     pub(super) transport: Transport,
     /// The size of the messages, or 0 for all sizes.
     pub(super) size: u32,
-    /// The number of messages of each size, below 2^24.
+    /// The number of messages of each size, below 2^24. 0 with a duration.
     pub(super) iterations: u32,
+    /// The duration in milliseconds, below 2^24. 0 without a duration.
+    pub(super) duration: u32,
 }
 
 impl Identity {
     /// Returns the name and the two values of the first option that differs.
     pub(super) fn difference(&self, peer: &Self) -> Option<(&'static str, String, String)> {
         let size = |size: u32| if size == 0 { "all".to_owned() } else { size.to_string() };
+        let duration = |millis: u32| match millis {
+            0 => "none".to_owned(),
+            millis => Period(Duration::from_millis(millis.into())).to_string(),
+        };
         let options = [
             ("TEST", self.test.to_string(), peer.test.to_string()),
             ("--type", self.transport.to_string(), peer.transport.to_string()),
             ("--size", size(self.size), size(peer.size)),
+            ("--duration", duration(self.duration), duration(peer.duration)),
             ("--iterations", self.iterations.to_string(), peer.iterations.to_string()),
         ];
         options.into_iter().find(|(_, own, peer)| own != peer)
@@ -75,9 +85,9 @@ pub(super) fn encode_version(identity: &Identity) -> [u8; VERSION_BYTES] {
     let mark = &mut bytes[MARK_AT..];
     mark[..2].copy_from_slice(&MARK);
     mark[2] = identity.test.number();
-    mark[3] = identity.transport.number();
+    mark[3] = identity.transport.number() | if identity.duration > 0 { DURATION } else { 0 };
     mark[4..8].copy_from_slice(&identity.size.to_be_bytes());
-    mark[8..].copy_from_slice(&identity.iterations.to_be_bytes()[1..]);
+    mark[8..].copy_from_slice(&identity.iterations.max(identity.duration).to_be_bytes()[1..]);
     bytes
 }
 
@@ -90,11 +100,14 @@ pub(super) fn decode_version(bytes: &[u8]) -> Option<PeerVersion> {
     let number: f64 = if is_number { text.parse().ok()? } else { return None };
     let mark = bytes.get(end + 1..end + 12).filter(|mark| mark[..2] == MARK);
     let identity = mark.and_then(|mark| {
+        let length = u32::from_be_bytes([0, mark[8], mark[9], mark[10]]);
+        let (iterations, duration) = if mark[3] & DURATION == 0 { (length, 0) } else { (0, length) };
         Some(Identity {
             test: Test::from_number(mark[2])?,
-            transport: Transport::from_number(mark[3])?,
+            transport: Transport::from_number(mark[3] & !DURATION)?,
             size: u32::from_be_bytes(mark[4..8].try_into().ok()?),
-            iterations: u32::from_be_bytes([0, mark[8], mark[9], mark[10]]),
+            iterations,
+            duration,
         })
     });
     Some(PeerVersion { text: text.to_owned(), number, identity })
@@ -185,7 +198,8 @@ mod tests {
     use super::*;
 
     fn identity() -> Identity {
-        Identity { test: Test::ReadLat, transport: Transport::Uc, size: 4096, iterations: 10_000_000 }
+        let (transport, iterations) = (Transport::Uc, 10_000_000);
+        Identity { test: Test::ReadLat, transport, size: 4096, iterations, duration: 0 }
     }
 
     #[test]
@@ -206,7 +220,9 @@ mod tests {
             (Identity { transport: Transport::Rc, ..identity() }, "--type"),
             (Identity { size: 0, ..identity() }, "--size"),
             (Identity { iterations: 1, ..identity() }, "--iterations"),
+            (Identity { iterations: 0, duration: 14_400_000, ..identity() }, "--duration"),
         ] {
+            assert_eq!(decode_version(&encode_version(&peer)).unwrap().identity, Some(peer));
             assert_eq!(identity().difference(&peer).map(|(option, ..)| option), Some(option), "{peer:?}");
         }
         assert_eq!(identity().difference(&identity()), None);

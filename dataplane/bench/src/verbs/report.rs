@@ -47,6 +47,9 @@ pub struct SideReport {
     pub ethernet: bool,
     /// The path MTU in bytes; 0 before the connection.
     pub mtu: u32,
+    /// The duration of the test in seconds. The rate is of the time without the first and the last quarter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration_s: Option<f64>,
     /// The maximum number of outstanding sends.
     pub tx_depth: u32,
     /// The maximum number of posted receives, in tests of SEND.
@@ -108,7 +111,7 @@ pub struct VerbsRow {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BandwidthReport {
     /// The highest rate from the posting of a message to the completion of this or a later message, in bytes per second.
-    /// Only on the sending side.
+    /// Only on the sending side, and not with a duration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_bytes_per_s: Option<f64>,
     /// The rate from the first posting to the last completion, in bytes per second.
@@ -149,6 +152,7 @@ impl SideReport {
             gid: String::new(),
             ethernet: false,
             mtu: 0,
+            duration_s: plan.duration.map(|duration| duration.as_secs_f64()),
             tx_depth: plan.tx_depth,
             rx_depth: plan.test.is_send().then_some(plan.rx_depth),
             cq_mod: plan.cq_mod,
@@ -228,6 +232,7 @@ pub(crate) fn heading(report: &SideReport) -> String {
         fields.push(("TX depth", report.tx_depth.to_string()));
         fields.push(("CQ Moderation", report.cq_mod.to_string()));
     }
+    fields.extend(report.duration_s.map(|seconds| ("Duration", format!("{seconds}[s]"))));
     fields.extend(report.rx_depth.map(|depth| ("RX depth", depth.to_string())));
     for pair in fields.chunks(2) {
         let line: String = pair.iter().map(|(name, value)| format!(" {name:<15} : {value:<22}")).collect();

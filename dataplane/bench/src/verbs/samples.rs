@@ -1,5 +1,10 @@
 //! The statistics of the measured times.
 
+use std::ops::Range;
+use std::time::Duration;
+
+use dataplane::clock::HostClock;
+
 /// The times of a bandwidth test, in nanoseconds.
 #[derive(Debug, Default)]
 pub(super) struct BandwidthTimes {
@@ -7,6 +12,22 @@ pub(super) struct BandwidthTimes {
     posted: Vec<u64>,
     /// The number of completed messages after each completion, and the time of the completion.
     completed: Vec<(usize, u64)>,
+    /// With a duration, only the window counts messages, and the other fields stay empty.
+    window: Option<Window>,
+}
+
+/// The messages of a test with a duration. The first and the last quarter of the duration do not count, as in perftest.
+#[derive(Debug)]
+struct Window {
+    duration: u64,
+    /// The time before the first message was posted.
+    start: Option<u64>,
+    /// The last time that was compared with the end.
+    now: u64,
+    /// The number of completed messages.
+    completed: usize,
+    /// The number of messages that completed in the window.
+    counted: usize,
 }
 
 /// The rates of a bandwidth test, in messages per second.
@@ -20,28 +41,53 @@ pub(super) struct MessageRates {
 
 impl BandwidthTimes {
     pub(super) fn with_capacity(messages: usize, completions: usize) -> Self {
-        Self { posted: Vec::with_capacity(messages), completed: Vec::with_capacity(completions) }
+        let (posted, completed) = (Vec::with_capacity(messages), Vec::with_capacity(completions));
+        Self { posted, completed, window: None }
+    }
+
+    /// Counts the messages of a test with this duration.
+    pub(super) fn in_window(duration: Duration) -> Self {
+        let duration = duration.as_nanos() as u64;
+        Self { window: Some(Window { duration, start: None, now: 0, completed: 0, counted: 0 }), ..Self::default() }
     }
 
     /// Records the time before a message is posted.
     #[inline]
     pub(super) fn post(&mut self, now: u64) {
-        self.posted.push(now);
+        match &mut self.window {
+            None => self.posted.push(now),
+            Some(window) => window.start = window.start.or(Some(now)),
+        }
     }
 
     /// Records a completion after which `messages` messages are complete.
     #[inline]
     pub(super) fn complete(&mut self, messages: usize, now: u64) {
-        self.completed.push((messages, now));
+        match &mut self.window {
+            None => self.completed.push((messages, now)),
+            Some(window) => window.complete(messages, now),
+        }
     }
 
-    /// Returns the number of completed messages.
+    /// Whether the duration of the test is over. Always `false` without a duration.
+    #[inline]
+    pub(super) fn is_over(&mut self, clock: &HostClock) -> bool {
+        self.window.as_mut().is_some_and(|window| window.is_over(clock.nanos().0))
+    }
+
+    /// Returns the number of completed messages that count.
     pub(super) fn messages(&self) -> usize {
+        if let Some(window) = &self.window {
+            return window.counted;
+        }
         self.completed.last().map_or(0, |(messages, _)| *messages)
     }
 
     /// Returns the rates. `None` if no message is complete, or if no time has passed.
     pub(super) fn rates(&self) -> Option<MessageRates> {
+        if let Some(window) = &self.window {
+            return window.average().map(|average| MessageRates { peak: None, average });
+        }
         let (first, (messages, last)) = (*self.posted.first()?, *self.completed.last()?);
         if last <= first {
             return None;
@@ -79,6 +125,33 @@ impl BandwidthTimes {
                 _ => return best,
             }
         }
+    }
+}
+
+impl Window {
+    /// Returns the times between which messages count.
+    fn bounds(&self) -> Option<Range<u64>> {
+        let quarter = self.duration / 4;
+        self.start.map(|start| start + quarter..start + self.duration - quarter)
+    }
+
+    fn complete(&mut self, messages: usize, now: u64) {
+        if self.bounds().is_some_and(|bounds| bounds.contains(&now)) {
+            self.counted += messages - self.completed;
+        }
+        self.completed = messages;
+    }
+
+    fn is_over(&mut self, now: u64) -> bool {
+        self.now = now;
+        self.start.is_some_and(|start| now >= start + self.duration)
+    }
+
+    /// Returns the messages per second. If the test ended early, the rate is until the last look at the clock.
+    fn average(&self) -> Option<f64> {
+        let Range { start, end } = self.bounds()?;
+        let end = end.min(self.now);
+        (end > start).then(|| self.counted as f64 / seconds(start, end))
     }
 }
 
@@ -169,6 +242,27 @@ mod tests {
         assert!((rates.average - 4.0 / 1e-6).abs() < 1.0, "{rates:?}");
         // The first two messages take 400 ns, and all four messages take 1000 ns.
         assert!((rates.peak.unwrap() - 2.0 / 400e-9).abs() < 1.0, "{rates:?}");
+    }
+
+    #[test]
+    fn first_and_last_quarter_of_a_duration_do_not_count() {
+        let mut times = BandwidthTimes::in_window(Duration::from_nanos(1000));
+        let look = |times: &mut BandwidthTimes, now| times.window.as_mut().unwrap().is_over(now);
+        assert!(!look(&mut times, 5000));
+        times.complete(0, 5000);
+        assert_eq!((times.messages(), times.rates()), (0, None));
+        times.post(6000);
+        times.post(6100);
+        for (messages, now) in [(3, 6249), (5, 6250), (10, 6749), (20, 6750), (21, 6999)] {
+            times.complete(messages, now);
+        }
+        assert_eq!(times.messages(), 7);
+        // A test that is stopped after 500 ns has a window of 250 ns.
+        for (now, is_over, seconds) in [(6500, false, 250e-9), (6999, false, 500e-9), (7000, true, 500e-9)] {
+            assert_eq!(look(&mut times, now), is_over);
+            let MessageRates { peak, average } = times.rates().unwrap();
+            assert!((average * seconds - 7.0).abs() < 1e-6 && peak.is_none(), "{average}");
+        }
     }
 
     #[test]

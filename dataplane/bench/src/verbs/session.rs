@@ -145,8 +145,10 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
             Sizes::One(size) => size,
             Sizes::All => 0,
         };
-        let Plan { test, transport, iterations, .. } = *self.plan;
-        let own = Identity { test, transport, size, iterations: iterations as u32 };
+        let Plan { test, transport, iterations, duration, .. } = *self.plan;
+        let iterations = if duration.is_some() { 0 } else { iterations as u32 };
+        let duration = duration.map_or(0, |duration| duration.as_millis() as u32);
+        let own = Identity { test, transport, size, iterations, duration };
         let received = self.exchange.swap(&encode_version(&own), "versions", Limit::Step)?;
         let peer = decode_version(&received).ok_or_else(|| {
             Error::Peer(format!(
@@ -238,8 +240,11 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         let plan = self.plan;
         // A sender of an unreliable transport gets its completions from the local device, so no completion is lost.
         let mut watch = Watch::new(&self.exchange, None);
-        let completions = plan.iterations / if receives { 1 } else { plan.cq_mod as usize } + 1;
-        let mut times = BandwidthTimes::with_capacity(if receives { 1 } else { plan.iterations }, completions);
+        let mut times = match plan.duration {
+            Some(duration) => BandwidthTimes::in_window(duration),
+            None if receives => BandwidthTimes::with_capacity(1, plan.iterations),
+            None => BandwidthTimes::with_capacity(plan.iterations, plan.iterations / plan.cq_mod as usize + 1),
+        };
         let Connected { end, receives: posted, .. } = connected;
         let outcome = if receives {
             receive_all(end, plan, size, posted, &self.clock, &mut watch, &mut times)
@@ -247,9 +252,11 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
             post_all(end, plan, size, &self.clock, &mut watch, &mut times)
         };
         let messages = times.messages();
-        let lost = (receives && outcome.is_ok()).then(|| (plan.iterations - messages) as u64);
-        // Without any message, the row says that all messages are lost.
-        if messages > 0 || lost.is_some() {
+        // With a duration, the receiver does not know how many messages the sender has sent.
+        let lost =
+            (receives && outcome.is_ok() && plan.duration.is_none()).then(|| (plan.iterations - messages) as u64);
+        // A complete test without any message has a row too.
+        if messages > 0 || outcome.is_ok() {
             // Only the side that posts the messages knows when each message was posted.
             let rates = times.rates().map(|rates| MessageRates { peak: rates.peak.filter(|_| !receives), ..rates });
             let rates = rates.or((messages == 0).then(MessageRates::default));
