@@ -138,6 +138,36 @@ fn test_ends_after_its_duration() {
 }
 
 #[test]
+fn bidirectional_result_is_the_sum_of_both_sides() {
+    for (line, sizes, messages) in [
+        ("write_bw -s 64 -n 60", &[64][..], Some(60)),
+        ("write_bw -t uc -s 64 -n 60 --events", &[64], Some(60)),
+        ("read_bw -a -n 5", &(1..24).map(|power| 1 << power).collect::<Vec<_>>(), Some(5)),
+        ("atomic_bw -D 200ms", &[8], None),
+    ] {
+        let client = report(&format!("{line} --bidirectional"));
+        let server = &client["server"];
+        assert!([&client, server].iter().all(|side| side["complete"] == true && side["bidirectional"] == true));
+        let rows = [&client, server].map(|side| side["results"].as_array().unwrap());
+        assert_eq!(rows.map(Vec::len), [sizes.len(); 2], "{client}");
+        for ((own, other), size) in rows[0].iter().zip(rows[1]).zip(sizes) {
+            assert_eq!([&own["bytes"], &other["bytes"]], [*size; 2], "{client}");
+            if let Some(messages) = messages {
+                assert_eq!([&own["iterations"], &other["iterations"]], [messages; 2], "{client}");
+            }
+            let rate = |row: &Value, part: &str| number(row, &format!("/{part}/messages_per_s"));
+            let sum = rate(own, "outgoing") + rate(other, "outgoing");
+            for row in [own, other] {
+                assert!((rate(row, "bandwidth") - sum).abs() <= sum * 1e-6, "{client}");
+            }
+        }
+    }
+    let (status, out, err) = run(&mut verbs("write_bw -b -s 8 -n 50 --device soft"));
+    assert_eq!((status, err.as_str()), (0, ""), "{out}");
+    assert!(out.contains(" RDMA WRITE Bidirectional BW Test\n"), "{out}");
+}
+
+#[test]
 fn text_has_the_columns_of_perftest() {
     for (line, columns, cells) in [
         ("send_bw -s 256", " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]", 5),
@@ -175,6 +205,11 @@ fn wrong_combinations_are_errors_with_a_fix() {
         ("send_lat --tx-depth 4", 2, "--tx-depth: the test send_lat does not use this option"),
         ("send_bw --tx-depth 8 --cq-mod 9", 2, "--cq-mod 9: a queue with 8 sends would never request a completion"),
         ("send_lat -D 1s", 2, "--duration: the test send_lat does not use this option; help: remove --duration"),
+        (
+            "send_bw -b",
+            2,
+            "--bidirectional: the test send_bw does not use this option; help: remove --bidirectional (for write_bw",
+        ),
         ("send_bw -D 99ms", 2, "--duration 99ms: the range is 100ms to 4h; help: use a time in this range"),
         ("send_bw -D 1s -n 5", 2, "cannot be used with"),
         ("send_bw --rx-depth 0", 2, "--rx-depth 0: the minimum is 1"),

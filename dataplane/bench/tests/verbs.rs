@@ -95,6 +95,7 @@ fn different_options_of_two_programs_are_reported_by_both() {
         ("send_bw", "send_bw -s 1", "--size: this side has 65536, and the peer has 1"),
         ("send_bw -a", "send_bw", "--size: this side has all, and the peer has 65536"),
         ("send_bw -D 1s", "send_bw", "--duration: this side has 1s, and the peer has none"),
+        ("write_bw -b", "write_bw", "--bidirectional: this side has yes, and the peer has no"),
         ("send_bw", "send_bw -n 5", "--iterations: this side has 1000, and the peer has 5"),
     ] {
         let [server, client] = run_both(&plan(server), &plan(client), usize::MAX);

@@ -29,7 +29,8 @@ const ATOMIC_SIZE: u32 = 8;
 #[derive(Clone, Debug, Args)]
 #[command(
     after_help = "The peer is this program or the tool of perftest with the name ib_TEST. Both sides need the same \
-                        TEST and the same options --type, --size or --all, and --iterations or --duration."
+                        TEST and the same options --type, --size or --all, and --iterations or --duration, and \
+                        --bidirectional."
 )]
 pub struct VerbsArgs {
     /// The test
@@ -55,6 +56,9 @@ pub struct VerbsArgs {
     /// Run a bandwidth test for this time, instead of a number of messages. The first and the last quarter do not count
     #[arg(short = 'D', long, value_name = "TIME", conflicts_with_all = ["iterations", "all"])]
     pub duration: Option<Period>,
+    /// Let both sides send requests at once. The result is the sum of both sides
+    #[arg(short, long)]
+    pub bidirectional: bool,
     /// The maximum number of outstanding sends of a bandwidth test. Default: 128
     #[arg(long, value_name = "N")]
     pub tx_depth: Option<u32>,
@@ -147,6 +151,7 @@ impl VerbsArgs {
             atomic: self.atomic,
             sizes,
             iterations,
+            bidirectional: self.bidirectional,
             duration: self.duration.map(|duration| duration.0),
             tx_depth,
             rx_depth: rx_depth.min(most),
@@ -197,7 +202,7 @@ impl VerbsArgs {
     }
 
     /// The rules about options that the test does not use.
-    fn option_rules(&self) -> [Rule; 9] {
+    fn option_rules(&self) -> [Rule; 10] {
         let test = self.test;
         let unused = |given: bool, option: &str, users: &str| {
             (given, format!("{option}: the test {test} does not use this option; help: remove {option} ({users})"))
@@ -208,6 +213,11 @@ impl VerbsArgs {
                 "HOST: with --device soft, both sides run in this process; help: remove HOST".to_owned(),
             ),
             unused(self.duration.is_some() && test.is_latency(), "--duration", "for tests of bandwidth"),
+            unused(
+                self.bidirectional && !test.is_one_sided_bandwidth(),
+                "--bidirectional",
+                "for write_bw, read_bw and atomic_bw",
+            ),
             unused(self.tx_depth.is_some() && test.is_latency(), "--tx-depth", "for tests of bandwidth"),
             unused(self.cq_mod.is_some() && test.is_latency(), "--cq-mod", "for tests of bandwidth"),
             unused(self.rx_depth.is_some() && !test.is_send(), "--rx-depth", "for send_bw and send_lat"),

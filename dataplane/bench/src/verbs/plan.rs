@@ -71,6 +71,11 @@ impl Test {
         matches!(self, Self::ReadBw | Self::ReadLat) || self.is_atomic()
     }
 
+    /// Whether the test measures the bandwidth of requests that cause no completion at the peer.
+    pub(super) fn is_one_sided_bandwidth(self) -> bool {
+        matches!(self, Self::WriteBw | Self::ReadBw | Self::AtomicBw)
+    }
+
     /// Returns the access that the peer needs to the memory of this side.
     pub(super) fn access(self) -> Access {
         match self {
@@ -216,6 +221,8 @@ pub struct Plan {
     pub iterations: usize,
     /// The time after which a bandwidth test ends, instead of a number of messages.
     pub duration: Option<Duration>,
+    /// Whether both sides send requests at once.
+    pub bidirectional: bool,
     /// The maximum number of outstanding sends.
     pub tx_depth: u32,
     /// The maximum number of posted receives.

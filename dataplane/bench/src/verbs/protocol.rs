@@ -33,8 +33,9 @@ pub(super) const VERSION_BYTES: usize = 16;
 const DESTINATION_BYTES: [usize; 2] = [108, 59];
 /// The bytes after the version that mark this program.
 const MARK: [u8; 2] = *b"dp";
-/// The bit in the number of the transport that marks a test with a duration.
+/// The bits in the number of the transport that mark a test with a duration, and a test in both directions.
 const DURATION: u8 = 1 << 2;
+const BIDIRECTIONAL: u8 = 1 << 3;
 const MARK_AT: usize = VERSION.len() + 1;
 
 /// The options that both sides must share. Two of these programs compare their identities.
@@ -42,6 +43,7 @@ const MARK_AT: usize = VERSION.len() + 1;
 pub(super) struct Identity {
     pub(super) test: Test,
     pub(super) transport: Transport,
+    pub(super) bidirectional: bool,
     /// The size of the messages, or 0 for all sizes.
     pub(super) size: u32,
     /// The number of messages of each size, below 2^24. 0 with a duration.
@@ -54,6 +56,7 @@ impl Identity {
     /// Returns the name and the two values of the first option that differs.
     pub(super) fn difference(&self, peer: &Self) -> Option<(&'static str, String, String)> {
         let size = |size: u32| if size == 0 { "all".to_owned() } else { size.to_string() };
+        let yes_or_no = |is_set: bool| if is_set { "yes" } else { "no" }.to_owned();
         let duration = |millis: u32| match millis {
             0 => "none".to_owned(),
             millis => Period(Duration::from_millis(millis.into())).to_string(),
@@ -61,6 +64,7 @@ impl Identity {
         let options = [
             ("TEST", self.test.to_string(), peer.test.to_string()),
             ("--type", self.transport.to_string(), peer.transport.to_string()),
+            ("--bidirectional", yes_or_no(self.bidirectional), yes_or_no(peer.bidirectional)),
             ("--size", size(self.size), size(peer.size)),
             ("--duration", duration(self.duration), duration(peer.duration)),
             ("--iterations", self.iterations.to_string(), peer.iterations.to_string()),
@@ -85,7 +89,9 @@ pub(super) fn encode_version(identity: &Identity) -> [u8; VERSION_BYTES] {
     let mark = &mut bytes[MARK_AT..];
     mark[..2].copy_from_slice(&MARK);
     mark[2] = identity.test.number();
-    mark[3] = identity.transport.number() | if identity.duration > 0 { DURATION } else { 0 };
+    mark[3] = identity.transport.number();
+    mark[3] |= if identity.duration > 0 { DURATION } else { 0 };
+    mark[3] |= if identity.bidirectional { BIDIRECTIONAL } else { 0 };
     mark[4..8].copy_from_slice(&identity.size.to_be_bytes());
     mark[8..].copy_from_slice(&identity.iterations.max(identity.duration).to_be_bytes()[1..]);
     bytes
@@ -104,7 +110,8 @@ pub(super) fn decode_version(bytes: &[u8]) -> Option<PeerVersion> {
         let (iterations, duration) = if mark[3] & DURATION == 0 { (length, 0) } else { (0, length) };
         Some(Identity {
             test: Test::from_number(mark[2])?,
-            transport: Transport::from_number(mark[3] & !DURATION)?,
+            transport: Transport::from_number(mark[3] & !(DURATION | BIDIRECTIONAL))?,
+            bidirectional: mark[3] & BIDIRECTIONAL != 0,
             size: u32::from_be_bytes(mark[4..8].try_into().ok()?),
             iterations,
             duration,
@@ -199,7 +206,7 @@ mod tests {
 
     fn identity() -> Identity {
         let (transport, iterations) = (Transport::Uc, 10_000_000);
-        Identity { test: Test::ReadLat, transport, size: 4096, iterations, duration: 0 }
+        Identity { test: Test::ReadLat, transport, bidirectional: false, size: 4096, iterations, duration: 0 }
     }
 
     #[test]
@@ -218,6 +225,7 @@ mod tests {
         for (peer, option) in [
             (Identity { test: Test::ReadBw, ..identity() }, "TEST"),
             (Identity { transport: Transport::Rc, ..identity() }, "--type"),
+            (Identity { bidirectional: true, ..identity() }, "--bidirectional"),
             (Identity { size: 0, ..identity() }, "--size"),
             (Identity { iterations: 1, ..identity() }, "--iterations"),
             (Identity { iterations: 0, duration: 14_400_000, ..identity() }, "--duration"),

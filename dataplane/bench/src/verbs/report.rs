@@ -47,6 +47,9 @@ pub struct SideReport {
     pub ethernet: bool,
     /// The path MTU in bytes; 0 before the connection.
     pub mtu: u32,
+    /// Whether both sides send requests at once.
+    #[serde(default)]
+    pub bidirectional: bool,
     /// The duration of the test in seconds. The rate is of the time without the first and the last quarter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_s: Option<f64>,
@@ -94,7 +97,7 @@ pub struct PeerReport {
 pub struct VerbsRow {
     /// The size of the messages in bytes.
     pub bytes: u32,
-    /// The number of messages.
+    /// The number of messages of one side.
     pub iterations: u64,
     /// The number of messages that did not arrive, on the receiving side of `send_bw`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -102,6 +105,9 @@ pub struct VerbsRow {
     /// The result of a bandwidth test. Absent if all messages arrived at the same time, so that no rate is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<BandwidthReport>,
+    /// The result of the requests of this side, in a bidirectional test. `bandwidth` is the sum of both sides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outgoing: Option<BandwidthReport>,
     /// The result of a latency test in nanoseconds. The latency of SEND and WRITE is half of the round-trip time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_ns: Option<VerbsLatencyReport>,
@@ -152,6 +158,7 @@ impl SideReport {
             gid: String::new(),
             ethernet: false,
             mtu: 0,
+            bidirectional: plan.bidirectional,
             duration_s: plan.duration.map(|duration| duration.as_secs_f64()),
             tx_depth: plan.tx_depth,
             rx_depth: plan.test.is_send().then_some(plan.rx_depth),
@@ -177,13 +184,30 @@ impl VerbsRow {
             average_bytes_per_s: average * size,
             messages_per_s: average,
         });
-        Self { bytes, iterations: iterations as u64, lost, bandwidth, latency_ns: None }
+        Self { bytes, iterations: iterations as u64, lost, bandwidth, outgoing: None, latency_ns: None }
     }
 
     pub(super) fn latency(bytes: u32, iterations: usize, statistics: &LatencyStatistics) -> Self {
         let LatencyStatistics { samples, min, max, typical, mean, deviation, p99, p99_9 } = *statistics;
         let report = VerbsLatencyReport { samples, min, max, typical, average: mean, deviation, p99, p99_9 };
-        Self { bytes, iterations: iterations as u64, lost: None, bandwidth: None, latency_ns: Some(report) }
+        let latency_ns = Some(report);
+        Self { bytes, iterations: iterations as u64, lost: None, bandwidth: None, outgoing: None, latency_ns }
+    }
+
+    /// Returns the result of a peer, from the numbers of [`VerbsRow::exchanged`].
+    pub(super) fn from_peer(numbers: [u64; 5]) -> Self {
+        let [size, iterations, rates @ ..] = numbers;
+        let [peak, average, rate] = rates.map(f64::from_bits);
+        // The units of the bandwidth depend on the options of the peer. The unit of the message rate is fixed.
+        let bandwidth = Some(BandwidthReport::from_peer(size, peak, average, rate));
+        let bytes = u32::try_from(size).unwrap_or(u32::MAX);
+        Self { bytes, iterations, lost: None, bandwidth, outgoing: None, latency_ns: None }
+    }
+
+    /// Adds the result of the other direction of a bidirectional test.
+    pub(super) fn add_direction(&mut self, other: &Self) {
+        self.outgoing = self.bandwidth;
+        self.bandwidth = self.bandwidth.zip(other.bandwidth).map(|(own, other)| own.sum(&other));
     }
 
     /// Returns the numbers that the client sends to the server: size, iterations, peak, average and message rate. The
@@ -204,6 +228,14 @@ impl BandwidthReport {
         Self { peak_bytes_per_s: peak, average_bytes_per_s: bytes, messages_per_s: messages }
     }
 
+    fn sum(&self, other: &Self) -> Self {
+        Self {
+            peak_bytes_per_s: self.peak_bytes_per_s.zip(other.peak_bytes_per_s).map(|(own, other)| own + other),
+            average_bytes_per_s: self.average_bytes_per_s + other.average_bytes_per_s,
+            messages_per_s: self.messages_per_s + other.messages_per_s,
+        }
+    }
+
     /// Returns peak and average in Gb/s or MB/s, and the message rate in million messages per second.
     fn columns(&self, gbits: bool) -> [f64; 3] {
         let unit = if gbits { 125e6 } else { f64::from(1 << 20) };
@@ -214,7 +246,11 @@ impl BandwidthReport {
 /// Returns the text before the first result.
 pub(crate) fn heading(report: &SideReport) -> String {
     let SideReport { test, transport, device, mtu, gid, addresses, .. } = report;
-    let kind = if test.is_latency() { "Latency" } else { "BW" };
+    let kind = match (test.is_latency(), report.bidirectional) {
+        (true, _) => "Latency",
+        (false, true) => "Bidirectional BW",
+        (false, false) => "BW",
+    };
     let mut text = format!("{LINE}\n                    {} {kind} Test\n", test.title());
     let mut fields = vec![
         ("Device", device.clone()),

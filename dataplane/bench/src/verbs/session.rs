@@ -9,6 +9,8 @@
 //! other tests            the tests of all sizes
 //! destinations           only write_bw, read_bw, atomic_bw
 //! results                only write_bw, read_bw, atomic_bw: size, iterations, peak, average, message rate
+//!   with --bidirectional, instead of the last two steps, for each size:
+//!   destinations, then the test; of all sizes: destinations; results
 //! destinations, "done"   not for write_lat
 //! ```
 
@@ -27,7 +29,7 @@ use super::protocol::{
     Destination, INCOMPATIBLE, Identity, OLDEST, PeerVersion, VERSION, decode_version, encode_version,
 };
 use super::receives::Receives;
-use super::report::{BandwidthReport, PeerReport, SideReport, VerbsRow};
+use super::report::{PeerReport, SideReport, VerbsRow};
 use super::samples::{BandwidthTimes, LatencyTimes, MessageRates};
 use super::watch::Watch;
 
@@ -145,10 +147,10 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
             Sizes::One(size) => size,
             Sizes::All => 0,
         };
-        let Plan { test, transport, iterations, duration, .. } = *self.plan;
+        let Plan { test, transport, bidirectional, iterations, duration, .. } = *self.plan;
         let iterations = if duration.is_some() { 0 } else { iterations as u32 };
         let duration = duration.map_or(0, |duration| duration.as_millis() as u32);
-        let own = Identity { test, transport, size, iterations, duration };
+        let own = Identity { test, transport, bidirectional, size, iterations, duration };
         let received = self.exchange.swap(&encode_version(&own), "versions", Limit::Step)?;
         let peer = decode_version(&received).ok_or_else(|| {
             Error::Peer(format!(
@@ -209,8 +211,9 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
     /// Runs the tests of all sizes.
     fn tests(&mut self, connected: &mut Connected<'_, D>) -> Result<()> {
         let test = self.plan.test;
-        let acts =
-            self.exchange.role() == Role::Client || matches!(test, Test::SendBw | Test::SendLat | Test::WriteLat);
+        let acts = self.exchange.role() == Role::Client
+            || self.plan.bidirectional
+            || matches!(test, Test::SendBw | Test::SendLat | Test::WriteLat);
         if !acts {
             return Ok(());
         }
@@ -219,7 +222,7 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
             if receives {
                 connected.receives.fill(&mut connected.end, self.plan.iterations, self.plan.rx_depth)?;
             }
-            if test.is_send() {
+            if test.is_send() || self.plan.bidirectional {
                 self.synchronize(connected, "start of the test", Limit::Step)?;
             }
             let outcome = if test.is_latency() {
@@ -260,7 +263,15 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
             // Only the side that posts the messages knows when each message was posted.
             let rates = times.rates().map(|rates| MessageRates { peak: rates.peak.filter(|_| !receives), ..rates });
             let rates = rates.or((messages == 0).then(MessageRates::default));
-            self.add(VerbsRow::bandwidth(size, messages, lost, rates));
+            let mut row = VerbsRow::bandwidth(size, messages, lost, rates);
+            if plan.bidirectional && outcome.is_ok() {
+                if plan.sizes == Sizes::All {
+                    self.synchronize(connected, "end of the test", Limit::Test)?;
+                }
+                let peer = self.swap_results(Some(&row), Limit::Test)?;
+                row.add_direction(&peer);
+            }
+            self.add(row);
         }
         outcome
     }
@@ -297,31 +308,27 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         if test == Test::WriteLat {
             return Ok(());
         }
-        if matches!(test, Test::WriteBw | Test::ReadBw | Test::AtomicBw) {
+        if test.is_one_sided_bandwidth() && !self.plan.bidirectional {
             self.synchronize(connected, "end of the test", Limit::Test)?;
-            self.results()?;
+            let own = self.report.results.last().cloned();
+            let row = self.swap_results(own.as_ref(), Limit::Step)?;
+            if self.exchange.role() == Role::Server {
+                self.add(row);
+            }
         }
         self.synchronize(connected, "end of the run", Limit::Test)?;
         self.exchange.send_last(b"done\0");
         Ok(())
     }
 
-    /// Sends the result of the client to the server.
-    fn results(&mut self) -> Result<()> {
-        let own = self.report.results.last().map(|row| row.exchanged(self.plan.gbits)).unwrap_or_default();
+    /// Exchanges the results of both sides. Returns the result of the peer.
+    fn swap_results(&mut self, own: Option<&VerbsRow>, limit: Limit) -> Result<VerbsRow> {
+        let own = own.map(|row| row.exchanged(self.plan.gbits)).unwrap_or_default();
         let mut received = [0; 5];
         for (own, received) in own.into_iter().zip(&mut received) {
-            let bytes = self.exchange.swap(&own.to_be_bytes(), "results", Limit::Step)?;
+            let bytes = self.exchange.swap(&own.to_be_bytes(), "results", limit)?;
             *received = u64::from_be_bytes(bytes.try_into().unwrap_or_default());
         }
-        if self.exchange.role() == Role::Server {
-            let [size, iterations, ..] = received;
-            let [peak, average, rate] = [received[2], received[3], received[4]].map(f64::from_bits);
-            // The units of the bandwidth depend on the options of the client. The unit of the message rate is fixed.
-            let report = BandwidthReport::from_peer(size, peak, average, rate);
-            let bytes = u32::try_from(size).unwrap_or(u32::MAX);
-            self.add(VerbsRow { bytes, iterations, lost: None, bandwidth: Some(report), latency_ns: None });
-        }
-        Ok(())
+        Ok(VerbsRow::from_peer(received))
     }
 }
