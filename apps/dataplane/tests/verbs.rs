@@ -168,6 +168,34 @@ fn bidirectional_result_is_the_sum_of_both_sides() {
 }
 
 #[test]
+fn every_queue_pair_has_all_messages() {
+    for line in [
+        "send_bw -s 64",
+        "send_bw -s 1000 --rx-depth 4 --events",
+        "send_bw -t ud -s 64",
+        "write_bw -t uc -s 64 --tx-depth 7 --cq-mod 3",
+        "write_bw -s 8 --bidirectional",
+        "read_bw -s 5000",
+        "atomic_bw",
+    ] {
+        let client = report(&format!("{line} -n 50 --queue-pairs 3"));
+        for side in [&client, &client["server"]] {
+            assert_eq!((&side["complete"], &side["queue_pairs"]), (&true.into(), &3.into()), "{line}: {client}");
+            assert_eq!(side["results"][0]["iterations"], 150, "{line}: {client}");
+        }
+    }
+    let client = report("send_bw -a -t ud -n 5 -q 2");
+    check_results(&client["server"], &(1..13).map(|power| 1 << power).collect::<Vec<_>>(), 10, false);
+    let (status, out, err) = run(&mut verbs("write_bw -q 2 -s 8 -n 50 --device soft"));
+    assert_eq!((status, err.as_str()), (0, ""), "{out}");
+    for (text, count) in [(" local address: ", 2), (" remote address: ", 2), (" Number of qps   : 2", 1)] {
+        assert_eq!(out.matches(text).count(), count, "{out}");
+    }
+    let line = out.lines().rev().nth(1).unwrap();
+    assert!(line.starts_with(" 8          100 "), "{out}");
+}
+
+#[test]
 fn text_has_the_columns_of_perftest() {
     for (line, columns, cells) in [
         ("send_bw -s 256", " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]", 5),
@@ -210,6 +238,15 @@ fn wrong_combinations_are_errors_with_a_fix() {
             2,
             "--bidirectional: the test send_bw does not use this option; help: remove --bidirectional (for write_bw",
         ),
+        ("send_lat -q 2", 2, "--queue-pairs: the test send_lat does not use this option; help: remove --queue-pairs"),
+        ("send_bw -q 513", 2, "--queue-pairs 513: the range is 1 to 512; help: use a number in this range"),
+        ("send_bw -q 0", 2, "--queue-pairs 0: the range is 1 to 512"),
+        (
+            "send_bw -q 3 -n 4000000",
+            2,
+            "--iterations 4000000: all queue pairs together have at most 10000000 messages; help: use at most --iterations 3333333",
+        ),
+        ("send_bw -q 512 --tx-depth 3000 -n 3000", 1, "--tx-depth 3000: a queue of soft1 has at most 2048 requests"),
         ("send_bw -D 99ms", 2, "--duration 99ms: the range is 100ms to 4h; help: use a time in this range"),
         ("send_bw -D 1s -n 5", 2, "cannot be used with"),
         ("send_bw --rx-depth 0", 2, "--rx-depth 0: the minimum is 1"),

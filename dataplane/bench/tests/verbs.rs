@@ -96,6 +96,7 @@ fn different_options_of_two_programs_are_reported_by_both() {
         ("send_bw -a", "send_bw", "--size: this side has all, and the peer has 65536"),
         ("send_bw -D 1s", "send_bw", "--duration: this side has 1s, and the peer has none"),
         ("write_bw -b", "write_bw", "--bidirectional: this side has yes, and the peer has no"),
+        ("send_bw -q 4", "send_bw", "--queue-pairs: this side has 4, and the peer has 1"),
         ("send_bw", "send_bw -n 5", "--iterations: this side has 1000, and the peer has 5"),
     ] {
         let [server, client] = run_both(&plan(server), &plan(client), usize::MAX);
@@ -193,6 +194,11 @@ fn lost_datagrams_are_counted() {
     assert!(server.complete && client.complete, "{server:?}{client:?}");
     let (received, lost) = (server.results[0].iterations, server.results[0].lost.unwrap());
     assert_eq!((received + lost, client.results[0].iterations, client.results[0].lost), (400, 400, None));
+    // With 2 queue pairs, twice as many messages are lost.
+    let plan = Plan { queue_pairs: 2, ..plan };
+    let lossy = devices(|spec| spec.faults.loss = 1.0);
+    let [server, client] = run_on(lossy, &plan, &plan, usize::MAX);
+    assert_eq!((server.results[0].lost, client.results[0].iterations), (Some(800), 800), "{server:?}");
 }
 
 #[test]

@@ -18,8 +18,10 @@ const DEFAULT_RX_DEPTH: u32 = 512;
 /// The default number of posted receives if the transport can lose messages.
 const LOSSY_RX_DEPTH: u32 = 16_000;
 const MIN_ITERATIONS: u64 = 5;
-/// The times of all iterations are stored, with 8 bytes each.
+/// The times of all messages are stored, with 8 bytes each.
 const MAX_ITERATIONS: u64 = 10_000_000;
+/// The highest number of queue pairs fits in the identity that this program sends to its peer.
+const MAX_QUEUE_PAIRS: u16 = 512;
 /// The shortest and the longest `--duration`.
 const DURATIONS: RangeInclusive<Period> = Period(Duration::from_millis(100))..=Period(Duration::from_secs(4 * 3600));
 const MAX_SIZE: u32 = 1 << 30;
@@ -29,8 +31,8 @@ const ATOMIC_SIZE: u32 = 8;
 #[derive(Clone, Debug, Args)]
 #[command(
     after_help = "The peer is this program or the tool of perftest with the name ib_TEST. Both sides need the same \
-                        TEST and the same options --type, --size or --all, and --iterations or --duration, and \
-                        --bidirectional."
+                        TEST and the same options --type, --size or --all, and --iterations or --duration, \
+                        --queue-pairs, and --bidirectional."
 )]
 pub struct VerbsArgs {
     /// The test
@@ -56,6 +58,9 @@ pub struct VerbsArgs {
     /// Run a bandwidth test for this time, instead of a number of messages. The first and the last quarter do not count
     #[arg(short = 'D', long, value_name = "TIME", conflicts_with_all = ["iterations", "all"])]
     pub duration: Option<Period>,
+    /// The number of queue pairs of a bandwidth test. --iterations, --tx-depth and --rx-depth are per queue pair. Default: 1
+    #[arg(short, long, value_name = "N")]
+    pub queue_pairs: Option<u16>,
     /// Let both sides send requests at once. The result is the sum of both sides
     #[arg(short, long)]
     pub bidirectional: bool,
@@ -151,6 +156,7 @@ impl VerbsArgs {
             atomic: self.atomic,
             sizes,
             iterations,
+            queue_pairs: self.queue_pairs.unwrap_or(1).into(),
             bidirectional: self.bidirectional,
             duration: self.duration.map(|duration| duration.0),
             tx_depth,
@@ -202,7 +208,7 @@ impl VerbsArgs {
     }
 
     /// The rules about options that the test does not use.
-    fn option_rules(&self) -> [Rule; 10] {
+    fn option_rules(&self) -> [Rule; 11] {
         let test = self.test;
         let unused = |given: bool, option: &str, users: &str| {
             (given, format!("{option}: the test {test} does not use this option; help: remove {option} ({users})"))
@@ -218,6 +224,7 @@ impl VerbsArgs {
                 "--bidirectional",
                 "for write_bw, read_bw and atomic_bw",
             ),
+            unused(self.queue_pairs.is_some() && test.is_latency(), "--queue-pairs", "for tests of bandwidth"),
             unused(self.tx_depth.is_some() && test.is_latency(), "--tx-depth", "for tests of bandwidth"),
             unused(self.cq_mod.is_some() && test.is_latency(), "--cq-mod", "for tests of bandwidth"),
             unused(self.rx_depth.is_some() && !test.is_send(), "--rx-depth", "for send_bw and send_lat"),
@@ -233,7 +240,7 @@ impl VerbsArgs {
         ]
     }
 
-    fn range_rules(&self) -> [Rule; 8] {
+    fn range_rules(&self) -> [Rule; 10] {
         let zero = |option: &str, value: Option<u32>| {
             (value == Some(0), format!("{option} 0: the minimum is 1; help: use 1 or more"))
         };
@@ -241,6 +248,8 @@ impl VerbsArgs {
         let tx_depth = self.tx_depth.unwrap_or(DEFAULT_TX_DEPTH);
         let cq_mod = self.cq_mod.unwrap_or(1);
         let duration = self.duration.unwrap_or(*DURATIONS.start());
+        let queue_pairs = self.queue_pairs.unwrap_or(1);
+        let most = MAX_ITERATIONS / u64::from(queue_pairs.max(1));
         [
             (
                 !(1..=MAX_SIZE).contains(&size),
@@ -259,6 +268,19 @@ impl VerbsArgs {
                     "--duration {duration}: the range is {} to {}; help: use a time in this range",
                     DURATIONS.start(),
                     DURATIONS.end()
+                ),
+            ),
+            (
+                !(1..=MAX_QUEUE_PAIRS).contains(&queue_pairs),
+                format!(
+                    "--queue-pairs {queue_pairs}: the range is 1 to {MAX_QUEUE_PAIRS}; help: use a number in this range"
+                ),
+            ),
+            (
+                (most + 1..=MAX_ITERATIONS).contains(&iterations) && self.duration.is_none(),
+                format!(
+                    "--iterations {iterations}: all queue pairs together have at most {MAX_ITERATIONS} messages; help: \
+                     use at most --iterations {most}, or use --duration"
                 ),
             ),
             zero("--tx-depth", self.tx_depth),

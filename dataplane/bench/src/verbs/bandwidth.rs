@@ -6,7 +6,7 @@ use dataplane::Result;
 use dataplane::clock::HostClock;
 use dataplane::verbs::Device;
 
-use super::endpoint::{Endpoint, POLL, Queue};
+use super::endpoint::{Endpoint, POLL, Queue, sent_message};
 use super::plan::Plan;
 use super::receives::{Receives, check_length};
 use super::samples::BandwidthTimes;
@@ -15,6 +15,14 @@ use super::watch::Watch;
 /// The time without a message after which a receiver ends the test, if the sender has finished and the transport can lose
 /// messages.
 const LOST: Duration = Duration::from_secs(1);
+
+/// The sends of a queue pair.
+#[derive(Clone, Default)]
+struct Sends {
+    posted: usize,
+    completed: usize,
+    place: usize,
+}
 
 /// Posts all messages of one size, and waits for their completions. With a duration, returns after this time, also while
 /// messages are outstanding. After an error, `times` has the messages that have completed.
@@ -28,14 +36,17 @@ pub(super) fn post_all<D: Device>(
 ) -> Result<()> {
     let (messages, depth, every) = (plan.iterations, plan.tx_depth as usize, plan.cq_mod as usize);
     let places = end.places(size);
-    let (mut posted, mut completed, mut place) = (0, 0, 0);
-    while completed < messages && !times.is_over(clock) {
-        while posted < messages && posted - completed < depth {
-            let is_signaled = posted % every == every - 1 || posted == messages - 1;
-            times.post(clock.nanos().0);
-            end.post_send(posted as u64, size, place, is_signaled)?;
-            posted += 1;
-            place = if place + 1 == places { 0 } else { place + 1 };
+    let mut sends = vec![Sends::default(); plan.queue_pairs];
+    let mut all_completed = 0;
+    while all_completed < plan.messages() && !times.is_over(clock) {
+        for (queue_pair, Sends { posted, completed, place }) in sends.iter_mut().enumerate() {
+            while *posted < messages && *posted - *completed < depth {
+                let is_signaled = *posted % every == every - 1 || *posted == messages - 1;
+                times.post(clock.nanos().0);
+                end.post_send(queue_pair, *posted as u64, size, *place, is_signaled)?;
+                *posted += 1;
+                *place = if *place + 1 == places { 0 } else { *place + 1 };
+            }
         }
         if end.poll(Queue::Send, POLL)? == 0 {
             watch.empty(end.sleeps())?;
@@ -45,8 +56,11 @@ pub(super) fn post_all<D: Device>(
         watch.check_stop()?;
         let now = clock.nanos().0;
         for completion in end.completions() {
-            completed = completion.wr_id as usize + 1;
-            times.complete(completed, now);
+            let (queue_pair, number) = sent_message(completion);
+            let completed = &mut sends[queue_pair].completed;
+            all_completed += number + 1 - *completed;
+            *completed = number + 1;
+            times.complete(all_completed, now);
         }
     }
     Ok(())
@@ -64,9 +78,9 @@ pub(super) fn receive_all<D: Device>(
     watch: &mut Watch<'_>,
     times: &mut BandwidthTimes,
 ) -> Result<()> {
-    let messages = plan.iterations;
-    let mut received = 0;
-    while received < messages && !times.is_over(clock) {
+    let mut received = vec![0; plan.queue_pairs];
+    let mut all_received = 0;
+    while all_received < plan.messages() && !times.is_over(clock) {
         let polled = end.poll(Queue::Receive, POLL)?;
         if polled == 0 {
             watch.empty(end.sleeps())?;
@@ -77,18 +91,21 @@ pub(super) fn receive_all<D: Device>(
         }
         watch.progress();
         watch.check_stop()?;
-        let is_first = received == 0;
+        let is_first = all_received == 0;
         let begin = clock.nanos().0;
         if is_first {
             times.post(begin);
         }
         check_length(end, size)?;
-        for _ in 0..polled {
-            received += 1;
-            receives.replace(end, messages - received)?;
+        for at in 0..polled {
+            let queue_pair = end.completions()[at].wr_id as usize;
+            received[queue_pair] += 1;
+            // A peer with other options can send too many messages on one queue pair.
+            receives.replace(end, queue_pair, plan.iterations.saturating_sub(received[queue_pair]))?;
         }
+        all_received += polled;
         // A rate needs the messages of at least two polls, because the first poll has no duration.
-        times.complete(received, if is_first { begin } else { clock.nanos().0 });
+        times.complete(all_received, if is_first { begin } else { clock.nanos().0 });
     }
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! The queue pair of one side, its completion queues and its memory.
+//! The queue pairs of one side, their completion queues and their memory.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::Ipv6Addr;
 use std::ops::Range;
 use std::time::Duration;
 
-use dataplane::connect::{Connector, EndpointParameters, QpModification, QueuePairEndpoint, mtu_bytes};
+use dataplane::connect::{Connector, EndpointParameters, QueuePairEndpoint, mtu_bytes};
 use dataplane::error::VerbError;
 use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, poll, poll_or_sleep};
 use dataplane::units::{Gid, QpNum, Rkey};
@@ -24,6 +24,8 @@ const GRH: u32 = 40;
 const LINE: usize = 64;
 /// The maximum number of completions of one poll, as in perftest.
 pub(super) const POLL: usize = 16;
+/// The number of bits of the index of a queue pair in the `wr_id` of a send.
+const QUEUE_PAIR_BITS: u32 = 16;
 /// The maximum duration of a sleep on a completion channel.
 const SLEEP: Duration = Duration::from_millis(50);
 
@@ -55,7 +57,7 @@ pub(super) struct Agreed {
     pub(super) largest: u32,
 }
 
-/// A connected peer.
+/// The peer of a connected queue pair.
 struct Peer<D: Device> {
     remote: Remote,
     qpn: QpNum,
@@ -63,19 +65,21 @@ struct Peer<D: Device> {
     ah: Option<Ah<D>>,
 }
 
-/// The queue pair of one side, its completion queues and its memory.
+/// The queue pairs of one side, their completion queues and their memory.
 pub(super) struct Endpoint<'p, D: Device> {
-    // The queue pair is destroyed before its completion queues and its memory.
-    qp: MessageQueuePair<D>,
+    // The queue pairs are destroyed before their completion queues and their memory.
+    qps: Vec<MessageQueuePair<D>>,
     queues: [D::Cq; 2],
     channels: Option<[D::Channel; 2]>,
     memory: Buffer<D>,
     domain: MessageDomain<D>,
-    peer: Option<Peer<D>>,
+    /// The peers in the order of the queue pairs. Empty before the connection.
+    peers: Vec<Peer<D>>,
     local: LocalSide,
     plan: &'p Plan,
     agreed: Agreed,
-    /// The length of the part of the memory that this side sends from. The rest is for the messages of the peer.
+    /// The length of the part of the memory that a queue pair sends from. After the parts of all queue pairs, each queue
+    /// pair has a part of the same length for the messages of the peer.
     part: usize,
     completions: Vec<Completion>,
 }
@@ -134,7 +138,7 @@ impl LocalSide {
 }
 
 impl<'p, D: Device> Endpoint<'p, D> {
-    /// Creates the objects, and moves the queue pair to INIT.
+    /// Creates the objects, and moves the queue pairs to INIT.
     pub(super) fn new(device: &D, plan: &'p Plan, local: LocalSide, agreed: Agreed) -> Result<Self> {
         let failed = |error: VerbError| error.on(device.name());
         let domain = MessageDomain::new(device).map_err(failed)?;
@@ -145,50 +149,73 @@ impl<'p, D: Device> Endpoint<'p, D> {
             device.create_cq(&spec, channels.as_ref().map(|both| &both[queue])).map(|(cq, _)| cq)
         };
         let rx_depth = if plan.test.is_send() { plan.rx_depth } else { 1 };
-        let queues = [cq(plan.tx_depth, 0).map_err(failed)?, cq(rx_depth, 1).map_err(failed)?];
+        let count = plan.queue_pairs;
+        let [tx_entries, rx_entries] = [plan.tx_depth, rx_depth].map(|depth| depth.saturating_mul(count as u32));
+        let queues = [cq(tx_entries, 0).map_err(failed)?, cq(rx_entries, 1).map_err(failed)?];
         let create = |inline| {
             let caps = QpCaps { send_depth: plan.tx_depth, recv_depth: rx_depth, send_sges: 1, recv_sges: 1, inline };
             domain.create_qp(&QpSpec::new(plan.transport.qp_type(), caps), &queues[0], &queues[1], None)
         };
-        let qp = match create(plan.inline) {
-            Ok(qp) => qp,
-            Err(error) if plan.inline > 0 && create(0).is_ok() => {
-                let granted = largest_inline(plan.inline, |inline| create(inline).is_ok());
-                return Err(inline_error(device.name(), plan.inline, granted, &error));
-            }
-            Err(error) => return Err(failed(error)),
-        };
+        let mut qps = Vec::with_capacity(count);
+        for _ in 0..count {
+            qps.push(match create(plan.inline) {
+                Ok(qp) => qp,
+                Err(error) if plan.inline > 0 && create(0).is_ok() => {
+                    let granted = largest_inline(plan.inline, |inline| create(inline).is_ok());
+                    return Err(inline_error(device.name(), plan.inline, granted, &error));
+                }
+                Err(error) => return Err(failed(error)),
+            });
+        }
         let part = (agreed.largest as usize).max(agreed.cycle).next_multiple_of(LINE);
         // A received datagram starts at a cache line, and the GRH is before this line.
-        let bytes = 2 * part + if plan.transport == Transport::Ud { LINE } else { 0 };
+        let bytes = 2 * count * part + if plan.transport == Transport::Ud { LINE } else { 0 };
         // A test of latency polls the last byte of a write, so the bytes must become visible in order.
         let order = if plan.test.is_latency() { Access::empty() } else { Access::RELAXED_ORDERING };
         let memory = domain.buffer(bytes, Access::LOCAL_WRITE | plan.test.access() | order)?;
         let completions = Vec::with_capacity(POLL);
-        let mut end = Self { qp, queues, channels, memory, domain, peer: None, local, plan, agreed, part, completions };
-        let change = end.local.connector.init();
-        end.modify("ibv_modify_qp (RESET to INIT)", change)?;
+        let mut end =
+            Self { qps, queues, channels, memory, domain, peers: Vec::new(), local, plan, agreed, part, completions };
+        let (attributes, mask) = end.local.connector.init();
+        for qp in &mut end.qps {
+            let done = qp.modify(&attributes, mask);
+            done.map_err(|error| failed(VerbError { verb: "ibv_modify_qp (RESET to INIT)", ..error }))?;
+        }
         Ok(end)
     }
 
-    /// Returns the address of the queue pair and of the memory that the peer writes or reads.
-    pub(super) fn destination(&self) -> Destination {
+    /// Returns the offset of the memory for the messages of the peer of a queue pair.
+    fn incoming(&self, queue_pair: usize) -> usize {
+        (self.qps.len() + queue_pair) * self.part
+    }
+
+    /// Returns the address of a queue pair and of the memory that the peer writes or reads.
+    pub(super) fn destination(&self, queue_pair: usize) -> Destination {
         let local = self.local.connector.local();
         Destination {
             lid: local.lid,
             outstanding: self.local.outstanding.into(),
-            qpn: self.qp.number().0,
+            qpn: self.qps[queue_pair].number().0,
             psn: self.local.connector.parameters().sq_psn,
             rkey: self.memory.rkey().0,
-            addr: self.memory.remote(self.part).addr,
+            addr: self.memory.remote(self.incoming(queue_pair)).addr,
             gid: self.local.has_gid.then_some(local.gid),
         }
     }
 
-    /// Connects the queue pair with the queue pair of the peer, and moves the queue pair to RTS.
-    pub(super) fn connect(&mut self, peer: &Destination) -> Result<()> {
+    /// Connects the queue pairs with the queue pairs of the peer, and moves the queue pairs to RTS.
+    pub(super) fn connect(&mut self, peers: &[Destination]) -> Result<()> {
+        for (queue_pair, peer) in peers.iter().enumerate() {
+            let peer = self.connect_one(queue_pair, peer)?;
+            self.peers.push(peer);
+        }
+        Ok(())
+    }
+
+    fn connect_one(&mut self, queue_pair: usize, peer: &Destination) -> Result<Peer<D>> {
         let connector = &self.local.connector;
-        let own = connector.endpoint_for(self.qp.number(), 0);
+        let qp = &mut self.qps[queue_pair];
+        let own = connector.endpoint_for(qp.number(), 0);
         // The exchange does not have the other values of an endpoint. This side assumes its own values.
         let remote = QueuePairEndpoint {
             lid: peer.lid,
@@ -205,13 +232,11 @@ impl<'p, D: Device> Endpoint<'p, D> {
                 "the peer accepts no reads and atomics; help: use the same test on both sides".to_owned(),
             ));
         }
-        let qp = &mut self.qp;
         connector.establish(&agreed, |attributes, mask| qp.modify(attributes, mask))?;
-        let ah = (self.qp.kind() == QpType::Ud).then(|| self.domain.create_ah(&agreed.path)).transpose();
+        let ah = (qp.kind() == QpType::Ud).then(|| self.domain.create_ah(&agreed.path)).transpose();
         let ah = ah.map_err(|error| error.on(self.local.connector.device()))?;
         let remote = Remote { addr: peer.addr, rkey: Rkey(peer.rkey) };
-        self.peer = Some(Peer { remote, qpn: QpNum(peer.qpn), ah });
-        Ok(())
+        Ok(Peer { remote, qpn: QpNum(peer.qpn), ah })
     }
 
     /// Returns the path MTU of the connection in bytes.
@@ -225,24 +250,27 @@ impl<'p, D: Device> Endpoint<'p, D> {
         (local.link_layer, local.gid)
     }
 
-    fn modify(&mut self, verb: &'static str, change: QpModification) -> Result<()> {
-        let done = self.qp.modify(&change.0, change.1);
-        done.map_err(|error| VerbError { verb, ..error }.on(self.local.connector.device()))
-    }
-
     /// Returns the number of messages of this size in the area in which consecutive messages have different addresses.
     pub(super) fn places(&self, size: u32) -> usize {
         let size = size as usize;
         if size > self.agreed.cycle / 2 { 1 } else { self.agreed.cycle / size.next_multiple_of(LINE) }
     }
 
-    /// Posts message number `number` of `size` bytes. The completion has this number. `place` is below
-    /// [`Endpoint::places`].
+    /// Posts message number `number` of `size` bytes. [`sent_message`] returns the queue pair and the number from the
+    /// completion. `place` is below [`Endpoint::places`].
     #[inline]
-    pub(super) fn post_send(&mut self, number: u64, size: u32, place: usize, is_signaled: bool) -> Result<()> {
-        let Some(peer) = &self.peer else { return Err(Error::Peer("the queue pair has no peer".to_owned())) };
+    pub(super) fn post_send(
+        &mut self,
+        queue_pair: usize,
+        number: u64,
+        size: u32,
+        place: usize,
+        is_signaled: bool,
+    ) -> Result<()> {
+        let peer = &self.peers[queue_pair];
         let offset = place * (size as usize).next_multiple_of(LINE);
-        let sges = [self.memory.sge(offset..offset + size as usize)];
+        let begin = queue_pair * self.part + offset;
+        let sges = [self.memory.sge(begin..begin + size as usize)];
         let remote = Remote { addr: peer.remote.addr.wrapping_add(offset as u64), ..peer.remote };
         let op = match self.plan.test {
             Test::SendBw | Test::SendLat => SendOp::Send,
@@ -258,19 +286,22 @@ impl<'p, D: Device> Endpoint<'p, D> {
         flags.set(SendFlags::INLINE, size <= self.plan.inline);
         let qkey = self.plan.parameters.qkey;
         let to = peer.ah.as_ref().map(|ah| To { ah, qp: peer.qpn, qkey });
-        let posted = self.qp.post_send(&[SendRequest { wr_id: number, op, flags, sges: &sges, to }]);
+        let wr_id = number << QUEUE_PAIR_BITS | queue_pair as u64;
+        let posted = self.qps[queue_pair].post_send(&[SendRequest { wr_id, op, flags, sges: &sges, to }]);
         posted.map_err(|refused| refused.error.on(self.local.connector.device()))
     }
 
-    /// Posts a receive for a message of any size of the run. All receives use the same memory.
+    /// Posts a receive for a message of any size of the run. The completion has the index of the queue pair. All receives of
+    /// a queue pair use the same memory.
     #[inline]
-    pub(super) fn post_receive(&mut self) -> Result<()> {
+    pub(super) fn post_receive(&mut self, queue_pair: usize) -> Result<()> {
+        let incoming = self.incoming(queue_pair);
         let (begin, extra) = match self.plan.transport {
-            Transport::Ud => (self.part + LINE - GRH as usize, GRH as usize),
-            _ => (self.part, 0),
+            Transport::Ud => (incoming + LINE - GRH as usize, GRH as usize),
+            _ => (incoming, 0),
         };
         let sges = [self.memory.sge(begin..begin + extra + self.agreed.largest as usize)];
-        let posted = self.qp.post_recv(&[RecvRequest { wr_id: 0, sges: &sges }]);
+        let posted = self.qps[queue_pair].post_recv(&[RecvRequest { wr_id: queue_pair as u64, sges: &sges }]);
         posted.map_err(|refused| refused.error.on(self.local.connector.device()))
     }
 
@@ -318,19 +349,26 @@ impl<'p, D: Device> Endpoint<'p, D> {
         completion.byte_len()?.checked_sub(header)
     }
 
-    /// Writes a byte to the end of the next message of `size` bytes at place 0.
+    /// Writes a byte to the end of the next message of `size` bytes at place 0 of the first queue pair.
     #[inline]
     pub(super) fn write_last_byte(&self, size: u32, value: u8) {
         self.memory.write(size as usize - 1, &[value]);
     }
 
-    /// Reads the last byte of the memory that a message of `size` bytes of the peer writes.
+    /// Reads the last byte of the memory that a message of `size` bytes to the first queue pair writes.
     #[inline]
     pub(super) fn read_last_byte(&self, size: u32) -> u8 {
         let mut byte = [0];
-        self.memory.read(self.part + size as usize - 1, &mut byte);
+        self.memory.read(self.incoming(0) + size as usize - 1, &mut byte);
         byte[0]
     }
+}
+
+/// Returns the queue pair and the number of the message of a completed send.
+#[inline]
+pub(super) fn sent_message(completion: &Completion) -> (usize, usize) {
+    let wr_id = completion.wr_id;
+    ((wr_id & ((1 << QUEUE_PAIR_BITS) - 1)) as usize, (wr_id >> QUEUE_PAIR_BITS) as usize)
 }
 
 /// Returns the index of the first GID of RoCE v2 with an IPv4 address, which the tools of perftest prefer. `None` if a
@@ -347,7 +385,8 @@ fn preferred_gid<D: Device>(device: &D, parameters: &EndpointParameters) -> Opti
 
 fn check_depths<D: Device>(device: &D, plan: &Plan) -> Result<()> {
     let caps = device.capabilities();
-    let most = caps.max_qp_wr.min(caps.max_cqe);
+    // All queue pairs share the completion queues.
+    let most = caps.max_qp_wr.min(caps.max_cqe / plan.queue_pairs as u32);
     let depths = [("--tx-depth", plan.tx_depth), ("--rx-depth", if plan.test.is_send() { plan.rx_depth } else { 0 })];
     match depths.into_iter().find(|(_, depth)| *depth > most) {
         None => Ok(()),

@@ -37,11 +37,11 @@ pub(super) fn send_in_turn<D: Device>(
             wait(end, Queue::Receive, watch)?;
             check_length(end, size)?;
             received += 1;
-            receives.replace(end, messages - received)?;
+            receives.replace(end, 0, messages - received)?;
         }
         if sent < messages {
             times.post(clock.nanos().0);
-            end.post_send(sent as u64, size, 0, true)?;
+            end.post_send(0, sent as u64, size, 0, true)?;
             sent += 1;
             wait(end, Queue::Send, watch)?;
         }
@@ -77,7 +77,7 @@ pub(super) fn write_in_turn<D: Device>(
             times.post(clock.nanos().0);
             sent += 1;
             end.write_last_byte(size, sent as u8);
-            end.post_send(sent as u64, size, 0, true)?;
+            end.post_send(0, sent as u64, size, 0, true)?;
             wait(end, Queue::Send, watch)?;
         }
     }
@@ -95,7 +95,7 @@ pub(super) fn fetch_in_turn<D: Device>(
     for number in 0..plan.iterations {
         watch.check_stop()?;
         times.post(clock.nanos().0);
-        end.post_send(number as u64, size, 0, true)?;
+        end.post_send(0, number as u64, size, 0, true)?;
         wait(end, Queue::Send, watch)?;
     }
     Ok(())

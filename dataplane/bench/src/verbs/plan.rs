@@ -217,15 +217,17 @@ pub struct Plan {
     pub atomic: Atomic,
     /// The sizes of the messages.
     pub sizes: Sizes,
-    /// The number of messages of each size. `usize::MAX` with a duration.
+    /// The number of messages of each size and queue pair. `usize::MAX` with a duration.
     pub iterations: usize,
     /// The time after which a bandwidth test ends, instead of a number of messages.
     pub duration: Option<Duration>,
+    /// The number of queue pairs of each side.
+    pub queue_pairs: usize,
     /// Whether both sides send requests at once.
     pub bidirectional: bool,
-    /// The maximum number of outstanding sends.
+    /// The maximum number of outstanding sends of each queue pair.
     pub tx_depth: u32,
-    /// The maximum number of posted receives.
+    /// The maximum number of posted receives of each queue pair.
     pub rx_depth: u32,
     /// The number of sends for each completion.
     pub cq_mod: u32,
@@ -246,6 +248,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Returns the number of messages of each size on all queue pairs.
+    pub(super) fn messages(&self) -> usize {
+        self.iterations.saturating_mul(self.queue_pairs)
+    }
+
     /// Whether the transport can lose messages.
     pub(super) fn loses_messages(&self) -> bool {
         self.transport != Transport::Rc

@@ -33,9 +33,11 @@ pub(super) const VERSION_BYTES: usize = 16;
 const DESTINATION_BYTES: [usize; 2] = [108, 59];
 /// The bytes after the version that mark this program.
 const MARK: [u8; 2] = *b"dp";
-/// The bits in the number of the transport that mark a test with a duration, and a test in both directions.
-const DURATION: u8 = 1 << 2;
-const BIDIRECTIONAL: u8 = 1 << 3;
+/// The first bits of the parts of the number after the mark. The lowest bits are the number of the test.
+const TRANSPORT_AT: u32 = 3;
+const DURATION_AT: u32 = 5;
+const BIDIRECTIONAL_AT: u32 = 6;
+const QUEUE_PAIRS_AT: u32 = 7;
 const MARK_AT: usize = VERSION.len() + 1;
 
 /// The options that both sides must share. Two of these programs compare their identities.
@@ -44,6 +46,8 @@ pub(super) struct Identity {
     pub(super) test: Test,
     pub(super) transport: Transport,
     pub(super) bidirectional: bool,
+    /// The number of queue pairs, 1 to 512.
+    pub(super) queue_pairs: u16,
     /// The size of the messages, or 0 for all sizes.
     pub(super) size: u32,
     /// The number of messages of each size, below 2^24. 0 with a duration.
@@ -65,6 +69,7 @@ impl Identity {
             ("TEST", self.test.to_string(), peer.test.to_string()),
             ("--type", self.transport.to_string(), peer.transport.to_string()),
             ("--bidirectional", yes_or_no(self.bidirectional), yes_or_no(peer.bidirectional)),
+            ("--queue-pairs", self.queue_pairs.to_string(), peer.queue_pairs.to_string()),
             ("--size", size(self.size), size(peer.size)),
             ("--duration", duration(self.duration), duration(peer.duration)),
             ("--iterations", self.iterations.to_string(), peer.iterations.to_string()),
@@ -88,10 +93,12 @@ pub(super) fn encode_version(identity: &Identity) -> [u8; VERSION_BYTES] {
     bytes[..VERSION.len()].copy_from_slice(VERSION.as_bytes());
     let mark = &mut bytes[MARK_AT..];
     mark[..2].copy_from_slice(&MARK);
-    mark[2] = identity.test.number();
-    mark[3] = identity.transport.number();
-    mark[3] |= if identity.duration > 0 { DURATION } else { 0 };
-    mark[3] |= if identity.bidirectional { BIDIRECTIONAL } else { 0 };
+    let parts = u16::from(identity.test.number())
+        | u16::from(identity.transport.number()) << TRANSPORT_AT
+        | u16::from(identity.duration > 0) << DURATION_AT
+        | u16::from(identity.bidirectional) << BIDIRECTIONAL_AT
+        | (identity.queue_pairs - 1) << QUEUE_PAIRS_AT;
+    mark[2..4].copy_from_slice(&parts.to_be_bytes());
     mark[4..8].copy_from_slice(&identity.size.to_be_bytes());
     mark[8..].copy_from_slice(&identity.iterations.max(identity.duration).to_be_bytes()[1..]);
     bytes
@@ -106,12 +113,15 @@ pub(super) fn decode_version(bytes: &[u8]) -> Option<PeerVersion> {
     let number: f64 = if is_number { text.parse().ok()? } else { return None };
     let mark = bytes.get(end + 1..end + 12).filter(|mark| mark[..2] == MARK);
     let identity = mark.and_then(|mark| {
+        let parts = u16::from_be_bytes([mark[2], mark[3]]);
+        let part = |at: u32, bits: u32| parts >> at & ((1 << bits) - 1);
         let length = u32::from_be_bytes([0, mark[8], mark[9], mark[10]]);
-        let (iterations, duration) = if mark[3] & DURATION == 0 { (length, 0) } else { (0, length) };
+        let (iterations, duration) = if part(DURATION_AT, 1) == 0 { (length, 0) } else { (0, length) };
         Some(Identity {
-            test: Test::from_number(mark[2])?,
-            transport: Transport::from_number(mark[3] & !(DURATION | BIDIRECTIONAL))?,
-            bidirectional: mark[3] & BIDIRECTIONAL != 0,
+            test: Test::from_number(part(0, TRANSPORT_AT) as u8)?,
+            transport: Transport::from_number(part(TRANSPORT_AT, DURATION_AT - TRANSPORT_AT) as u8)?,
+            bidirectional: part(BIDIRECTIONAL_AT, 1) == 1,
+            queue_pairs: part(QUEUE_PAIRS_AT, u16::BITS - QUEUE_PAIRS_AT) + 1,
             size: u32::from_be_bytes(mark[4..8].try_into().ok()?),
             iterations,
             duration,
@@ -205,8 +215,8 @@ mod tests {
     use super::*;
 
     fn identity() -> Identity {
-        let (transport, iterations) = (Transport::Uc, 10_000_000);
-        Identity { test: Test::ReadLat, transport, bidirectional: false, size: 4096, iterations, duration: 0 }
+        let (test, transport, iterations) = (Test::AtomicLat, Transport::Uc, 10_000_000);
+        Identity { test, transport, bidirectional: false, queue_pairs: 1, size: 4096, iterations, duration: 0 }
     }
 
     #[test]
@@ -226,6 +236,7 @@ mod tests {
             (Identity { test: Test::ReadBw, ..identity() }, "TEST"),
             (Identity { transport: Transport::Rc, ..identity() }, "--type"),
             (Identity { bidirectional: true, ..identity() }, "--bidirectional"),
+            (Identity { queue_pairs: 512, ..identity() }, "--queue-pairs"),
             (Identity { size: 0, ..identity() }, "--size"),
             (Identity { iterations: 1, ..identity() }, "--iterations"),
             (Identity { iterations: 0, duration: 14_400_000, ..identity() }, "--duration"),

@@ -5,29 +5,39 @@ use dataplane::{Error, Result};
 
 use super::endpoint::Endpoint;
 
-/// The receives of a side, which stay posted between the sizes.
-#[derive(Debug, Default)]
-pub(super) struct Receives {
-    outstanding: usize,
-}
+/// The number of posted receives of each queue pair. The receives stay posted between the sizes.
+#[derive(Debug)]
+pub(super) struct Receives(Vec<usize>);
 
 impl Receives {
-    /// Posts receives for `messages` messages, at most `depth` at once.
+    pub(super) fn new(queue_pairs: usize) -> Self {
+        Self(vec![0; queue_pairs])
+    }
+
+    /// Posts receives for `messages` messages of each queue pair, at most `depth` at once.
     pub(super) fn fill<D: Device>(&mut self, end: &mut Endpoint<'_, D>, messages: usize, depth: u32) -> Result<()> {
-        while self.outstanding < messages.min(depth as usize) {
-            end.post_receive()?;
-            self.outstanding += 1;
+        for (queue_pair, outstanding) in self.0.iter_mut().enumerate() {
+            while *outstanding < messages.min(depth as usize) {
+                end.post_receive(queue_pair)?;
+                *outstanding += 1;
+            }
         }
         Ok(())
     }
 
-    /// Notes that a message has arrived while `missing` messages are still missing. Posts another receive if there are
-    /// fewer receives than missing messages.
-    pub(super) fn replace<D: Device>(&mut self, end: &mut Endpoint<'_, D>, missing: usize) -> Result<()> {
-        self.outstanding -= 1;
-        if self.outstanding < missing {
-            end.post_receive()?;
-            self.outstanding += 1;
+    /// Notes that a message has arrived at a queue pair while `missing` messages of this queue pair are still missing.
+    /// Posts another receive if there are fewer receives than missing messages.
+    pub(super) fn replace<D: Device>(
+        &mut self,
+        end: &mut Endpoint<'_, D>,
+        queue_pair: usize,
+        missing: usize,
+    ) -> Result<()> {
+        let outstanding = &mut self.0[queue_pair];
+        *outstanding -= 1;
+        if *outstanding < missing {
+            end.post_receive(queue_pair)?;
+            *outstanding += 1;
         }
         Ok(())
     }

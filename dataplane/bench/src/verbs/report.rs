@@ -47,15 +47,17 @@ pub struct SideReport {
     pub ethernet: bool,
     /// The path MTU in bytes; 0 before the connection.
     pub mtu: u32,
+    /// The number of queue pairs of each side.
+    pub queue_pairs: usize,
     /// Whether both sides send requests at once.
     #[serde(default)]
     pub bidirectional: bool,
     /// The duration of the test in seconds. The rate is of the time without the first and the last quarter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_s: Option<f64>,
-    /// The maximum number of outstanding sends.
+    /// The maximum number of outstanding sends of each queue pair.
     pub tx_depth: u32,
-    /// The maximum number of posted receives, in tests of SEND.
+    /// The maximum number of posted receives of each queue pair, in tests of SEND.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rx_depth: Option<u32>,
     /// The number of sends for each completion.
@@ -66,9 +68,9 @@ pub struct SideReport {
     pub events: bool,
     /// The program of the peer.
     pub peer: Option<PeerReport>,
-    /// The local and the remote address of the queue pair, for people.
+    /// The local and the remote address of each queue pair, for people.
     #[serde(skip)]
-    pub addresses: [String; 2],
+    pub addresses: Vec<[String; 2]>,
     /// Whether the run has ended as planned.
     pub complete: bool,
     /// The reason why the run is not complete.
@@ -97,7 +99,7 @@ pub struct PeerReport {
 pub struct VerbsRow {
     /// The size of the messages in bytes.
     pub bytes: u32,
-    /// The number of messages of one side.
+    /// The number of messages of one side, on all queue pairs.
     pub iterations: u64,
     /// The number of messages that did not arrive, on the receiving side of `send_bw`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -158,6 +160,7 @@ impl SideReport {
             gid: String::new(),
             ethernet: false,
             mtu: 0,
+            queue_pairs: plan.queue_pairs,
             bidirectional: plan.bidirectional,
             duration_s: plan.duration.map(|duration| duration.as_secs_f64()),
             tx_depth: plan.tx_depth,
@@ -166,7 +169,7 @@ impl SideReport {
             inline: plan.inline,
             events: plan.events,
             peer: None,
-            addresses: Default::default(),
+            addresses: Vec::new(),
             complete: false,
             failure: None,
             results: Vec::new(),
@@ -268,14 +271,20 @@ pub(crate) fn heading(report: &SideReport) -> String {
         fields.push(("TX depth", report.tx_depth.to_string()));
         fields.push(("CQ Moderation", report.cq_mod.to_string()));
     }
+    if report.queue_pairs > 1 {
+        fields.push(("Number of qps", report.queue_pairs.to_string()));
+    }
     fields.extend(report.duration_s.map(|seconds| ("Duration", format!("{seconds}[s]"))));
     fields.extend(report.rx_depth.map(|depth| ("RX depth", depth.to_string())));
     for pair in fields.chunks(2) {
         let line: String = pair.iter().map(|(name, value)| format!(" {name:<15} : {value:<22}")).collect();
         let _ = writeln!(text, "{}", line.trim_end());
     }
-    let _ = writeln!(text, "{LINE}\n local address: {}\n GID: {gid}", addresses[0]);
-    let _ = writeln!(text, " remote address: {}\n{LINE}", addresses[1]);
+    let _ = writeln!(text, "{LINE}");
+    addresses.iter().for_each(|[local, _]| text += &format!(" local address: {local}\n"));
+    let _ = writeln!(text, " GID: {gid}");
+    addresses.iter().for_each(|[_, remote]| text += &format!(" remote address: {remote}\n"));
+    let _ = writeln!(text, "{LINE}");
     text += columns_text(report);
     text
 }

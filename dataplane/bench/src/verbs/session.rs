@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! versions, cycle buffers, cache lines, path MTUs
-//! destinations           twice for write_lat, read_lat and atomic_lat
+//! destinations           of all queue pairs; twice for write_lat, read_lat and atomic_lat
 //!   (both sides connect their queue pairs)
-//! destinations, destinations
+//! destinations           of all queue pairs; before these, also of the first queue pair in tests of SEND, and after these in
+//!                        the other tests. All later destinations are of the first queue pair
 //! send_bw, send_lat      for each size: destinations, then the test; send_bw of all sizes: destinations after each test
 //! other tests            the tests of all sizes
 //! destinations           only write_bw, read_bw, atomic_bw
@@ -56,9 +57,10 @@ pub struct Session<'a, 'x, D: Device> {
     output: &'a mut dyn Output,
 }
 
-/// The queue pair of a connected side, and the state of the exchange.
+/// The queue pairs of a connected side, and the state of the exchange.
 struct Connected<'p, D: Device> {
     end: Endpoint<'p, D>,
+    /// The destination of the first queue pair.
     own: Destination,
     largest: u32,
     receives: Receives,
@@ -95,7 +97,7 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         (self.report, error)
     }
 
-    /// Exchanges versions and addresses, and connects the queue pair.
+    /// Exchanges versions and addresses, and connects the queue pairs.
     fn connect(&mut self) -> Result<Connected<'a, D>> {
         let local = LocalSide::new(self.device, self.plan)?;
         let peer = self.versions()?;
@@ -120,25 +122,31 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         let largest = self.largest(most)?;
         let agreed = Agreed { peer_mtu, cycle: cycle as usize, largest };
         let mut end = Endpoint::new(self.device, self.plan, local, agreed)?;
-        let own = end.destination();
-        let mut first = self.destinations(&own, "destinations", Limit::Step)?;
+        let own: Vec<Destination> = (0..self.plan.queue_pairs).map(|queue_pair| end.destination(queue_pair)).collect();
+        let mut peers = self.all_destinations(&own, "destinations")?;
         if matches!(self.plan.test, Test::WriteLat | Test::ReadLat | Test::AtomicLat) {
-            first = self.destinations(&own, "destinations", Limit::Step)?;
+            peers = self.all_destinations(&own, "destinations")?;
         }
-        end.connect(&first)?;
-        for _ in 0..2 {
-            self.destinations(&own, "connections", Limit::Step)?;
+        end.connect(&peers)?;
+        if self.plan.test.is_send() {
+            self.destinations(&own[0], "connections", Limit::Step)?;
+        }
+        self.all_destinations(&own, "connections")?;
+        if !self.plan.test.is_send() {
+            self.destinations(&own[0], "connections", Limit::Step)?;
         }
         let (link_layer, gid) = end.port();
         self.report.mtu = end.mtu_bytes();
         self.report.ethernet = link_layer == LinkLayer::Ethernet;
         self.report.gid = gid.to_string();
-        self.report.addresses = [own, first].map(|side| {
+        let address = |side: &Destination| {
             let Destination { lid, qpn, psn, rkey, addr, .. } = side;
             format!("LID {lid:#06x} QPN {qpn:#08x} PSN {psn:#08x} RKey {rkey:#010x} VAddr {addr:#018x}")
-        });
+        };
+        self.report.addresses = own.iter().zip(&peers).map(|(own, peer)| [own, peer].map(address)).collect();
         self.output.connected(&self.report);
-        Ok(Connected { end, own, largest, receives: Receives::default() })
+        let receives = Receives::new(self.plan.queue_pairs);
+        Ok(Connected { end, own: own[0], largest, receives })
     }
 
     /// Exchanges the versions, and compares the options if the peer is this program.
@@ -147,10 +155,11 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
             Sizes::One(size) => size,
             Sizes::All => 0,
         };
-        let Plan { test, transport, bidirectional, iterations, duration, .. } = *self.plan;
+        let Plan { test, transport, bidirectional, queue_pairs, iterations, duration, .. } = *self.plan;
+        let queue_pairs = queue_pairs as u16;
         let iterations = if duration.is_some() { 0 } else { iterations as u32 };
         let duration = duration.map_or(0, |duration| duration.as_millis() as u32);
-        let own = Identity { test, transport, bidirectional, size, iterations, duration };
+        let own = Identity { test, transport, bidirectional, queue_pairs, size, iterations, duration };
         let received = self.exchange.swap(&encode_version(&own), "versions", Limit::Step)?;
         let peer = decode_version(&received).ok_or_else(|| {
             Error::Peer(format!(
@@ -203,6 +212,11 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         Destination::decode(&received, has_gid).map_err(|reason| Error::Peer(format!("{step}: {reason}")))
     }
 
+    /// Exchanges the destinations of all queue pairs.
+    fn all_destinations(&mut self, own: &[Destination], step: &str) -> Result<Vec<Destination>> {
+        own.iter().map(|own| self.destinations(own, step, Limit::Step)).collect()
+    }
+
     /// Waits until both sides have reached the same step.
     fn synchronize(&mut self, connected: &Connected<'_, D>, step: &str, limit: Limit) -> Result<()> {
         self.destinations(&connected.own, step, limit).map(|_| ())
@@ -245,8 +259,11 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         let mut watch = Watch::new(&self.exchange, None);
         let mut times = match plan.duration {
             Some(duration) => BandwidthTimes::in_window(duration),
-            None if receives => BandwidthTimes::with_capacity(1, plan.iterations),
-            None => BandwidthTimes::with_capacity(plan.iterations, plan.iterations / plan.cq_mod as usize + 1),
+            None if receives => BandwidthTimes::with_capacity(1, plan.messages()),
+            None => {
+                let completions = plan.messages() / plan.cq_mod as usize + plan.queue_pairs;
+                BandwidthTimes::with_capacity(plan.messages(), completions)
+            }
         };
         let Connected { end, receives: posted, .. } = connected;
         let outcome = if receives {
@@ -257,7 +274,7 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         let messages = times.messages();
         // With a duration, the receiver does not know how many messages the sender has sent.
         let lost =
-            (receives && outcome.is_ok() && plan.duration.is_none()).then(|| (plan.iterations - messages) as u64);
+            (receives && outcome.is_ok() && plan.duration.is_none()).then(|| (plan.messages() - messages) as u64);
         // A complete test without any message has a row too.
         if messages > 0 || outcome.is_ok() {
             // Only the side that posts the messages knows when each message was posted.
