@@ -5,7 +5,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::port::Port;
+use super::port::{Port, Qp};
+use super::raw::FlowRuleConfig;
 use super::runtime::Runtime;
 use super::source::Span;
 use dataplane_core::pipeline::OnPanic;
@@ -101,6 +102,17 @@ impl PortPlan {
     /// although it only sends.
     pub(crate) fn posts_receives(&self) -> bool {
         self.input || self.config.link.as_ref().is_some_and(|link| link.always_posts_receives())
+    }
+
+    /// Returns whether the network interface of the RDMA device is in promiscuous mode while the port is open.
+    pub fn is_promiscuous(&self) -> bool {
+        let port = &self.config;
+        let by_rules = || match &port.flow {
+            Some(rules) => rules.iter().any(FlowRuleConfig::receives_other_addresses),
+            None => true,
+        };
+        let is_promiscuous = || port.promiscuous.unwrap_or_else(|| self.input && by_rules());
+        port.is_rdma() && port.qp == Qp::RawPacket && is_promiscuous()
     }
 }
 

@@ -84,6 +84,7 @@ impl Qp {
 /// device_port = 2
 /// numa_node   = 1
 /// qp          = "raw_packet"
+/// promiscuous = false
 /// offload     = ["checksum", "delay_drop"]
 /// rss         = { key = "symmetric" }
 /// rate_limit  = { rate = "1Gbps" }
@@ -163,6 +164,14 @@ pub struct Port {
     /// tested on hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<Vec<FlowRuleConfig>>,
+    /// Whether the network interface of the RDMA device is in promiscuous mode while the port is open. Without this mode,
+    /// the NIC delivers to a virtual function or subfunction only frames to the MAC address of the interface, broadcast
+    /// frames, and multicast frames of joined groups. A virtual function also needs `trust on` on its host. Only with
+    /// `qp = "raw_packet"` on an RDMA device. Default: `true` for a port in `input`, unless each `flow` rule that
+    /// receives frames matches a destination MAC address or has `frames = "multicast_default"`. Otherwise `false`. Not
+    /// tested on hardware.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promiscuous: Option<bool>,
     /// Raw-packet offloads of the device. Not for `xdp` links. With `"auto"`, the program requests the offloads that
     /// the stages can use and that the device supports. `dataplane check` prints these offloads. With `"checksum"`, the
     /// device computes the IPv4, TCP and UDP checksums of sent packets. With `"vlan_strip"`, the device removes the

@@ -388,6 +388,15 @@ fn subnet6<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ipv6Net>
     })
 }
 
+impl FlowRuleConfig {
+    /// Returns whether the port can receive frames to several unicast MAC addresses by this rule.
+    pub(super) fn receives_other_addresses(&self) -> bool {
+        let ethernet = self.headers.as_ref().and_then(|headers| headers.ethernet.as_ref());
+        let has_destination = ethernet.is_some_and(|ethernet| ethernet.dst.is_some());
+        self.action == Action::Receive && self.frames != Frames::MulticastDefault && !has_destination
+    }
+}
+
 impl Match {
     /// Returns the headers outside the tunnel.
     pub fn outer(&self) -> Headers {

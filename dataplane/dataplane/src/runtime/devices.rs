@@ -20,7 +20,7 @@ use dataplane_core::lane::{self, Lane, LaneSpec, RawWiring, Stamping, Wiring};
 use dataplane_core::mem::Pool;
 use dataplane_core::pipeline::{PortChange, PortInfo, RunStop};
 use dataplane_core::verbs::{Device, EventKind, QpType};
-use dataplane_soft::{HandOver, LoopbackLink, SoftDevice};
+use dataplane_soft::{HandOver, LoopbackLink, PromiscuousMode, SoftDevice};
 
 /// An open device behind a port, independent of the provider.
 pub(crate) trait PortDevice: Send + Sync {
@@ -145,6 +145,7 @@ pub(crate) fn open(
                 check_queues: SoftDevice::check_queues,
                 distribute: SoftDevice::distribute,
                 hand_over: SoftDevice::hand_over,
+                _promiscuous: None,
             };
             let watch = Arc::new(Watch::start(device.clone(), clock, stamps, stop)?);
             Arc::new(OpenPort::open(device, watch, provider, port, start_exchange)?)
@@ -233,6 +234,8 @@ struct ProviderParts<D> {
     distribute: fn(&D, u16) -> Result<()>,
     /// Returns the functions that hand the queues over to another program, if the device can do this.
     hand_over: fn(&D) -> Option<&dyn HandOver>,
+    /// Promiscuous mode of the interface of an RDMA device. The mode ends when the port is closed.
+    _promiscuous: Option<PromiscuousMode>,
 }
 
 /// A port that is open on a device of one provider.
@@ -412,7 +415,7 @@ impl<D: Device> PortDevice for OpenPort<D> {
 mod verbs {
     use super::{Arc, BTreeMap, Duration, HostClock, Path, PortPlan, ProviderParts, Result, RunStop, Stamping, Watch};
     use crate::runtime::hw_counters::OutOfBuffer;
-    use crate::runtime::raw;
+    use crate::runtime::{promiscuous, raw};
     use dataplane_core::verbs::Provider as _;
     use dataplane_ibverbs::{VerbsDevice, VerbsProvider};
 
@@ -453,6 +456,8 @@ mod verbs {
     ) -> Result<(VerbsDevice, ProviderParts<VerbsDevice>)> {
         let port = &plan.config;
         let (device, raw) = raw::prepare_rdma(device, plan, workers)?;
+        // Before the flow rules exist, so that the port gets all frames from the start.
+        let promiscuous = promiscuous::start(sysfs, plan)?;
         let computes_checksums = raw.computes_checksums;
         let what = format!("{} port {}", port.device, port.device_port);
         let lost = OutOfBuffer::open(sysfs, &port.device, port.device_port).map(Arc::new);
@@ -482,6 +487,7 @@ mod verbs {
                 distribute: |_, _| Ok(()),
                 // The queue pairs of the hardware belong to the process.
                 hand_over: |_| None,
+                _promiscuous: promiscuous,
             },
         ))
     }

@@ -23,6 +23,8 @@ mod offload;
 mod packet_observer;
 mod peer;
 mod ports;
+#[cfg(feature = "ibverbs")]
+mod promiscuous;
 mod raw;
 mod removed_workers;
 mod report;

@@ -1,4 +1,5 @@
-//! Tests of the keys `flow`, `offload` and `rate_limit` of a port: their values, and the messages about mistakes.
+//! Tests of the keys `flow`, `offload`, `rate_limit` and `promiscuous` of a port: their values, and the messages about
+//! mistakes.
 
 use dataplane::config::{Action, Frames, Offload, Plan};
 use dataplane::verbs::RateLimit;
@@ -108,6 +109,29 @@ fn raw_packet_keys_are_refused_on_xdp_links_and_ud_queue_pairs() {
     let (_, _, message, help) = records(&text).remove(0);
     assert_eq!(message, "`rate_limit` needs raw-packet queue pairs, and `wan` has ud queue pairs");
     assert_eq!(help, "remove the key, or write qp = \"raw_packet\"");
+}
+
+/// `packet` and `xdp` links have a key `promiscuous` of their own.
+#[test]
+fn promiscuous_mode_is_for_raw_packet_ports_of_rdma_devices() {
+    let refused = |device: &str| {
+        let (_, _, message, help) = records(&config(device, 1, "promiscuous = false")).remove(0);
+        (message, help)
+    };
+    for (link, expected) in [
+        ("kind = 'packet', interface = 'lo'", "write the key in `link`"),
+        ("kind = 'tap', name = 't'", "remove the key"),
+    ] {
+        let (message, help) = refused(&format!("device = 'host'\nlink = {{ {link} }}"));
+        assert_eq!(message, "`promiscuous` of a port is only for RDMA devices, and `wan` has a link");
+        assert_eq!(help, expected);
+    }
+    let (message, _) = refused("device = 'rxe0'\nqp = 'ud'\nconnection = { to = '192.0.2.1:5' }");
+    assert_eq!(message, "`promiscuous` needs raw-packet queue pairs, and `wan` has ud queue pairs");
+    let is_promiscuous = |keys: &str| planned(1, keys).ports[0].is_promiscuous();
+    assert!(is_promiscuous("") && is_promiscuous("flow = [{}]") && !is_promiscuous("promiscuous = false"));
+    let own = "flow = [{ match = { ethernet = { dst = '02:00:00:00:00:01' } } }, { action = 'drop' }]";
+    assert!(!is_promiscuous(own) && is_promiscuous(&format!("{own}\npromiscuous = true")));
 }
 
 #[test]

@@ -53,57 +53,40 @@ pub(super) fn unlisted(_: &str) -> Option<(String, String)> {
     ))
 }
 
-/// Returns a finding if the switch in the NIC may filter the frames for a raw-packet port. This is the case if the
-/// device is a virtual function or a subfunction, and its interface is not promiscuous. DPDK's mlx5 driver therefore
-/// sets such interfaces to promiscuous mode. A physical function that is not promiscuous gets no frames to unknown
-/// addresses if one of its virtual functions is promiscuous and trusted (`esw_fdb_set_vport_promisc_rule` in the
-/// kernel's mlx5 driver).
+/// Returns a finding if the switch in the NIC may filter the frames for a raw-packet port. This is the case if the device
+/// is a virtual function without trust, or a virtual function or subfunction whose interface the run does not
+/// set to promiscuous mode. The kernel's mlx5 driver ignores the promiscuous mode of a virtual function without trust
+/// (`esw_update_vport_rx_mode`), and only the host of the virtual function can read this setting.
 fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
-    /// `IFF_PROMISC` of `netdevice(7)`.
-    const PROMISCUOUS: u32 = 0x100;
     let device = &port.config.device;
-    let folder = format!("class/infiniband/{device}/device");
-    let files = roots.sys_names(&folder);
+    let files = roots.sys_names(&format!("class/infiniband/{device}/device"));
     let has = |name: &str| files.iter().any(|file| file == name);
-    let has_functions = roots.sys(&format!("{folder}/sriov_numvfs")).is_some_and(|number| number != "0");
-    let unknown = "the NIC delivers only frames to the MAC address of the interface, broadcast frames and joined multicast \
-                   groups";
-    let taken = "if a virtual function is promiscuous and trusted, the NIC delivers frames to unknown addresses only to this \
-                 virtual function";
-    let (kind, effect, trust) = match (has("physfn"), has("sfnum")) {
-        (true, _) => ("a virtual function", unknown, " and, on its host, `ip link set dev PF vf N trust on`"),
-        (_, true) => ("a subfunction", unknown, ""),
-        _ if has_functions => ("a physical function with virtual functions", taken, ""),
+    let effect = "the NIC delivers only frames to the MAC address of the interface, broadcast frames and joined multicast \
+                  groups";
+    let trust = "on the host of the virtual function, `ip link set dev PF vf N trust on`";
+    let (kind, and_trust) = match (has("physfn"), has("sfnum")) {
+        (true, _) => ("a virtual function", format!(", and {trust}")),
+        (_, true) => ("a subfunction", String::new()),
         _ => return None,
     };
-    if !port.input || port.config.qp != Qp::RawPacket {
+    let (what, fix) = if port.is_promiscuous() {
+        if !has("physfn") {
+            return None;
+        }
+        (
+            format!("`{device}` is {kind}, and only its host can read whether the function is trusted"),
+            format!("if the port needs other frames: {trust}"),
+        )
+    } else if port.input && port.config.qp == Qp::RawPacket && port.config.promiscuous.is_none() {
+        let name = &port.config.name;
+        (
+            format!("`{device}` is {kind}, and the flow rules of `{name}` match destination MAC addresses"),
+            format!("if these are not the address of the interface: promiscuous = true for the port{and_trust}"),
+        )
+    } else {
         return None;
-    }
-    let is_promiscuous = |interface: &String| {
-        let flags = roots.sys(&format!("class/net/{interface}/flags")).unwrap_or_default();
-        flags
-            .strip_prefix("0x")
-            .and_then(|flags| u32::from_str_radix(flags, 16).ok())
-            .is_some_and(|flags| flags & PROMISCUOUS != 0)
     };
-    let interfaces = roots.sys_names(&format!("{folder}/net"));
-    // In switchdev mode, the flow rules of the host decide which function gets a frame. The interfaces of the physical
-    // function then include the representors of its virtual functions. The port name of a representor is for example
-    // `pf0vf0`.
-    let is_representor = |interface: &String| {
-        let name = roots.sys(&format!("class/net/{interface}/phys_port_name"));
-        name.is_some_and(|name| name.contains("vf") || name.contains("sf"))
-    };
-    if has_functions && !has("physfn") && interfaces.iter().any(is_representor) {
-        return None;
-    }
-    let interface = interfaces.iter().find(|interface| !is_promiscuous(interface))?;
-    Some(Finding::new(
-        Severity::Unseen,
-        format!("`{device}` is {kind}, and its interface `{interface}` is not promiscuous"),
-        effect,
-        format!("if the port needs other frames: `ip link set dev {interface} promisc on`{trust}"),
-    ))
+    Some(Finding::new(Severity::Unseen, what, effect, fix))
 }
 
 /// Returns a fact if no known counter has the packets that are lost because no receive buffer is posted. A reliable

@@ -278,49 +278,37 @@ fn missing_rdma_device_is_found() {
     );
 }
 
-/// A virtual function or subfunction gets only the frames that its network interface has requested from the switch in
-/// the NIC. A promiscuous virtual function may take frames from the physical function.
+/// A virtual function without trust, or a function without promiscuous mode, does not get frames to other MAC addresses.
 #[test]
-fn virtual_function_without_promiscuous_mode_is_found() {
+fn function_that_may_not_get_all_frames_is_found() {
     const CONFIG: &str = "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\n\
                           input = [\"a\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n";
-    let found = |host: &Host, text: &str| device::of_plan(&host.0, &plan(text), |_| None).remove(0).findings;
-    for (file, commands) in [
-        ("physfn/vendor", ["ip link set dev eth9 promisc on", "ip link set dev PF vf N trust on"]),
-        ("sfnum", ["ip link set dev eth9 promisc on", ""]),
-        ("sriov_numvfs", ["ip link set dev eth9 promisc on", ""]),
+    const TRUST: &str = "`ip link set dev PF vf N trust on`";
+    let with = |keys: &str| CONFIG.replace("rdma7\"", &format!("rdma7\"\n{keys}"));
+    let own = with("flow = [{ match = { ethernet = { dst = \"02:00:00:00:00:01\" } } }]");
+    // A UD port needs no promiscuous mode, because its datagrams are sent to the address of the device.
+    let datagrams = with("qp = \"ud\"\nconnection = { to = \"127.0.0.1:18515\" }");
+    let off = with("promiscuous = false");
+    for (file, by_config) in [
+        ("physfn/vendor", [(CONFIG, &[TRUST][..]), (&own, &["promiscuous = true", TRUST])]),
+        ("sfnum", [(CONFIG, &[]), (&own, &["promiscuous = true"])]),
+        // The run sets the interface of a physical function to promiscuous mode.
+        ("sriov_numvfs", [(CONFIG, &[]), (&own, &[])]),
     ] {
-        let of_device = |file: &str| format!("sys/class/infiniband/rdma7/device/{file}");
-        let host = || Host::new().with_file(&of_device(file), "7").with_file(&of_device("net/eth9/mtu"), "1500");
-        // 0x1003 is IFF_UP, IFF_BROADCAST and IFF_MULTICAST. 0x1103 below adds IFF_PROMISC.
-        let usual = host().with_file("sys/class/net/eth9/flags", "0x1003");
-        let [one] = &found(&usual, CONFIG)[..] else { panic!("{file}") };
-        assert_eq!(one.severity, Severity::Unseen);
-        assert!(commands.iter().all(|command| one.fix.contains(command)), "{one:?}");
-        assert_eq!(found(&host().with_file("sys/class/net/eth9/flags", "0x1103"), CONFIG), []);
-        // A UD port needs no promiscuous mode, because its datagrams are sent to the address of the device.
-        let datagrams = CONFIG.replace("rdma7\"", "rdma7\"\nqp = \"ud\"\nconnection = { to = \"127.0.0.1:18515\" }");
-        assert_eq!(found(&usual, &datagrams), []);
+        let host = Host::new().with_file(&format!("sys/class/infiniband/rdma7/device/{file}"), "7");
+        let found = |text: &str| device::of_plan(&host.0, &plan(text), |_| None).remove(0).findings;
+        for (text, fixes) in by_config {
+            match &found(text)[..] {
+                [] => assert!(fixes.is_empty(), "{file} {text}"),
+                [one] => {
+                    assert_eq!(one.severity, Severity::Unseen);
+                    assert!(!fixes.is_empty() && fixes.iter().all(|fix| one.fix.contains(fix)), "{one:?}");
+                }
+                more => panic!("{more:?}"),
+            }
+        }
+        assert_eq!([found(&datagrams), found(&off)], [vec![], vec![]]);
     }
-    // In switchdev mode, a virtual function takes no frames from the physical function.
-    let functions = Host::new()
-        .with_file("sys/class/infiniband/rdma7/device/sriov_numvfs", "2")
-        .with_file("sys/class/infiniband/rdma7/device/net/eth9/mtu", "1500")
-        .with_file("sys/class/infiniband/rdma7/device/net/eth9_0/mtu", "1500")
-        .with_file("sys/class/net/eth9/flags", "0x1103")
-        .with_file("sys/class/net/eth9_0/flags", "0x1003");
-    assert_eq!(found(&functions, CONFIG).len(), 1);
-    // mlx5 has a switch id in both modes.
-    let legacy = functions
-        .with_file("sys/class/net/eth9/phys_switch_id", "a1b2")
-        .with_file("sys/class/net/eth9/phys_port_name", "p0");
-    assert_eq!(found(&legacy, CONFIG).len(), 1);
-    assert_eq!(found(&legacy.with_file("sys/class/net/eth9_0/phys_port_name", "pf0vf0"), CONFIG), []);
-    let unused = Host::new()
-        .with_file("sys/class/infiniband/rdma7/device/sriov_numvfs", "0")
-        .with_file("sys/class/infiniband/rdma7/device/net/eth9/mtu", "1500")
-        .with_file("sys/class/net/eth9/flags", "0x1003");
-    assert_eq!(found(&unused, CONFIG), []);
 }
 
 /// Without a counter of the driver, a report with `lost 0` does not mean that no packet was lost.

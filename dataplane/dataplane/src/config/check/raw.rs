@@ -4,8 +4,9 @@ use crate::config::diagnostics::{Diagnostics, Mistake};
 use crate::config::load::Loaded;
 use crate::config::port::{Port, Qp};
 use crate::config::raw::{Action, FlowRuleConfig, Frames, Headers};
+use dataplane_soft::config::HOST;
 
-/// Checks the raw-packet features of a port: `flow`, `offload` and `rate_limit`.
+/// Checks the raw-packet features of a port: `flow`, `offload`, `rate_limit` and `promiscuous`.
 pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &mut Diagnostics) {
     let mut checker = RawChecker { loaded, path: format!("port[{index}]"), diagnostics };
     let given = [
@@ -27,9 +28,19 @@ pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &
             );
             checker.error(key, message, help);
         } else if port.qp != Qp::RawPacket {
-            let message =
-                format!("`{key}` needs raw-packet queue pairs, and `{}` has {} queue pairs", port.name, port.qp.name());
-            checker.error(key, message, "remove the key, or write qp = \"raw_packet\"");
+            checker.needs_raw_packets(key, port);
+        }
+    }
+    if port.promiscuous.is_some() {
+        if port.device == HOST {
+            let help = match port.link.as_ref().map(|link| link.kind()) {
+                Some("packet" | "xdp") => "write the key in `link`",
+                _ => "remove the key",
+            };
+            let message = format!("`promiscuous` of a port is only for RDMA devices, and `{}` has a link", port.name);
+            checker.error("promiscuous", message, help);
+        } else if port.qp != Qp::RawPacket {
+            checker.needs_raw_packets("promiscuous", port);
         }
     }
     for (at, offload) in port.offloads().iter().enumerate() {
@@ -60,6 +71,12 @@ impl RawChecker<'_, '_> {
     fn error(&mut self, key: &str, message: String, help: &str) {
         let span = self.loaded.locate(&format!("{}.{key}", self.path));
         self.diagnostics.push(Mistake::error(span, message).help(help));
+    }
+
+    fn needs_raw_packets(&mut self, key: &str, port: &Port) {
+        let message =
+            format!("`{key}` needs raw-packet queue pairs, and `{}` has {} queue pairs", port.name, port.qp.name());
+        self.error(key, message, "remove the key, or write qp = \"raw_packet\"");
     }
 
     fn flow(&mut self, path: &str, flow: &FlowRuleConfig) {

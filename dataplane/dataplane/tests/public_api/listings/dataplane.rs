@@ -169,6 +169,9 @@ pub mod config {
             pub requests: Vec<OffloadRequest>,
             pub verifiers: Vec<String>,
         }
+        impl PortPlan {
+            pub fn is_promiscuous(&self) -> bool {}
+        }
         #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
         pub struct OffloadRequest {
             pub offload: StageOffload,
@@ -247,6 +250,7 @@ pub mod config {
             pub connection: Option<Connection>,
             pub rss: RssSpec,
             pub flow: Option<Vec<FlowRuleConfig>>,
+            pub promiscuous: Option<bool>,
             pub offload: Option<Vec<Offload>>,
             pub rate_limit: Option<RateLimit>,
             pub link: Option<LinkConfig>,

@@ -311,7 +311,17 @@ mod link {
                 destination: IpAddr,
             ) -> Option<[u8; 6]> {}
         }
+        mod packet_socket {
+            #[derive(Debug)]
+            pub struct PromiscuousMode {
+                private: _,
+            }
+            impl PromiscuousMode {
+                pub fn start(name: &str) -> Result<Self> {}
+            }
+        }
         pub use netlink::next_hop;
+        pub use packet_socket::PromiscuousMode;
         pub fn mac_of(name: &str) -> Option<[u8; 6]> {}
     }
     mod loopback {
@@ -669,7 +679,7 @@ mod link {
     }
     pub use facts::InterfaceFacts;
     pub use generator::{FrameKind, GeneratorSpec};
-    pub use interface::{mac_of, next_hop};
+    pub use interface::{PromiscuousMode, mac_of, next_hop};
     pub use loopback::LoopbackLink;
     pub use packet::PacketSpec;
     pub use pcap::{Capture, Pace, PcapSpec};

@@ -6,6 +6,7 @@
 pub(super) mod ethtool;
 pub(super) mod netlink;
 mod option;
+mod packet_socket;
 mod request;
 pub(super) mod stamps;
 
@@ -24,6 +25,8 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv,
 
 pub use netlink::next_hop;
 pub(crate) use option::set_option;
+pub use packet_socket::PromiscuousMode;
+pub(crate) use packet_socket::{packet_socket, set_promiscuous};
 pub(crate) use request::{LONGEST_NAME, Request, is_name};
 
 use crate::status::Status;

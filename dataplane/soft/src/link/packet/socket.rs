@@ -9,7 +9,7 @@
 //! The next frame in the entry could then overwrite the unread frame.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::fanout;
 use super::offload::{HEADER, PendingOffload};
 use super::spec::PacketSpec;
-use crate::link::interface::set_option;
+use crate::link::interface::{packet_socket, set_option, set_promiscuous};
 use dataplane_core::units::Nanos;
 
 /// Minimum size of a ring block, in bytes. A block holds several frames. The kernel allocates each block separately, so
@@ -151,14 +151,7 @@ impl PacketSocket {
             .map_raw(&receiver)
             .map_err(|error| ("creating the ring of the AF_PACKET socket", error))?;
         if spec.promiscuous {
-            let member = libc::packet_mreq {
-                mr_ifindex: index as libc::c_int,
-                mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
-                mr_alen: 0,
-                mr_address: [0; 8],
-            };
-            let member = set_option(&receiver, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member);
-            member.map_err(|error| ("setting promiscuous mode", error))?;
+            set_promiscuous(&receiver, index).map_err(|error| ("setting promiscuous mode", error))?;
         }
         bind(&receiver, index, libc::ETH_P_ALL as u16).map_err(|error| ("bind", error))?;
         if let Some(group) = group {
@@ -353,17 +346,6 @@ pub(super) fn sender(spec: &PacketSpec, index: u32) -> Result<OwnedFd, (&'static
     // Protocol 0 means that the socket receives no frames.
     bind(&sender, index, 0).map_err(|error| ("bind", error))?;
     Ok(sender)
-}
-
-fn packet_socket() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: the call passes no memory.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-    if fd == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just created, and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Enlarges a socket buffer. `force` is the socket option that may exceed the limit of the host, if the process has

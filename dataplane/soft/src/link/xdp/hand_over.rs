@@ -11,9 +11,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use super::handed::{DetachedSocket, Detaching, HandedSocket};
-use super::socket::{self, XdpSocket};
+use super::socket::XdpSocket;
 use super::{Attachment, Xdp, bpf, lock};
 use crate::hand_over::{HandOver, HandedQueue, deleted, misfit, recreated, wrong_count};
+use crate::link::interface::PromiscuousMode;
 
 impl Xdp {
     /// Keeps a socket for another program, with the values that `detach` adds. Returns the socket if no other program
@@ -133,7 +134,7 @@ impl HandOver for Xdp {
                 posted: posted.len(),
             });
         }
-        let promiscuous = self.spec.promiscuous.then(|| socket::promiscuous(index)).transpose()?;
+        let promiscuous = self.spec.promiscuous.then(|| PromiscuousMode::of(index)).transpose()?;
         let (native, by_nic) = mode;
         *lock(&self.attachment) = Attachment { attached, _promiscuous: promiscuous, native, by_nic, is_foreign: true };
         self.update_clock_offset();

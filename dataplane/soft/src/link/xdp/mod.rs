@@ -27,7 +27,7 @@ mod spec;
 mod tests;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -40,7 +40,7 @@ pub use spec::{BusyPoll, Copying, Filter, Mode, Selector, XdpSpec};
 
 use crate::SoftCounters;
 use crate::link::interface::ethtool::receive_queues;
-use crate::link::interface::{Interface, stamps};
+use crate::link::interface::{Interface, PromiscuousMode, stamps};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::mem::Notice;
 
@@ -99,7 +99,7 @@ impl InterfaceEpoch {
 struct Attachment {
     /// Dropping `attached` detaches the program. Dropping `_promiscuous` ends promiscuous mode.
     attached: Option<bpf::Attached>,
-    _promiscuous: Option<OwnedFd>,
+    _promiscuous: Option<PromiscuousMode>,
     /// Whether the program runs in the driver.
     native: bool,
     /// Whether the stamps come from the NIC's clock.
@@ -183,7 +183,7 @@ impl Xdp {
         let mut attachment = lock(&self.attachment);
         // Detach from an interface that is gone.
         *attachment = Attachment::default();
-        let promiscuous = self.spec.promiscuous.then(|| socket::promiscuous(index)).transpose();
+        let promiscuous = self.spec.promiscuous.then(|| PromiscuousMode::of(index)).transpose();
         let promiscuous = promiscuous.map_err(|error| Error::Wire(explain(name, "promiscuous mode", &error)))?;
         // Only native mode can run a program that is bound to an interface.
         let with_nic = bound.iter().filter(|_| modes.contains(&bpf::Attach::Native));

@@ -242,26 +242,6 @@ impl AsFd for XdpSocket {
     }
 }
 
-/// Sets an interface to promiscuous mode until the result is dropped or the process ends (`packet(7)`).
-pub(super) fn promiscuous(interface: u32) -> io::Result<OwnedFd> {
-    // SAFETY: a plain system call. Nothing else owns the new descriptor. Protocol 0 receives nothing.
-    let socket = unsafe {
-        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        OwnedFd::from_raw_fd(fd)
-    };
-    let member = libc::packet_mreq {
-        mr_ifindex: interface as libc::c_int,
-        mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
-        mr_alen: 0,
-        mr_address: [0; 8],
-    };
-    set_option(&socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)?;
-    Ok(socket)
-}
-
 /// Returns the kernel's counters of an open socket.
 pub(super) fn statistics(fd: RawFd) -> io::Result<libc::xdp_statistics> {
     get(fd, libc::XDP_STATISTICS)
