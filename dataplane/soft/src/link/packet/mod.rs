@@ -99,8 +99,10 @@ impl QueueShare {
     /// Takes the sockets that the queue has replaced. Returns the number of frames that are lost.
     #[cold]
     fn retire(&self, mut socket: PacketSocket) -> u64 {
-        if self.is_detaching.swap(false, Ordering::AcqRel) {
+        if self.is_detaching.load(Ordering::Acquire) {
             *lock(&self.detached) = Some(socket);
+            // Clear the flag last, because a thread that sees neither the flag nor the sockets skips the queue.
+            self.is_detaching.store(false, Ordering::Release);
             return 0;
         }
         socket.discard()
