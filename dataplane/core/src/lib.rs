@@ -27,6 +27,7 @@
 //! | [`harness`] | runs one stage on packets without a device | units, error, pipeline, mem, header, clock |
 //! | [`telemetry`] | the ledger, histograms, snapshots, the report | clock |
 //! | [`prelude`] | re-exports for stages | mem, pipeline |
+//! | [`upgrade`] | the packet memory that another program takes over | error, mem |
 
 pub mod clock;
 pub mod connect;
@@ -46,6 +47,7 @@ pub mod sync;
 pub mod telemetry;
 pub mod topology;
 pub mod units;
+pub mod upgrade;
 pub mod verbs;
 
 pub use error::{Error, Result};

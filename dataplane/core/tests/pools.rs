@@ -7,6 +7,7 @@ use dataplane_core::lane::{self, Lane, LaneSpec, NoSink, RawWiring, Stamping};
 use dataplane_core::mem::{Batch, PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
 use dataplane_core::pipeline::{Ctx, Graph, NoObserver, NodeSpec, OnPanic, Program, Stage, StageInfo, Target};
 use dataplane_core::units::Nanos;
+use dataplane_core::upgrade;
 use dataplane_core::verbs::{Device, QpType};
 use dataplane_soft::{GeneratorSpec, LinkSpec, SoftDevice, SoftSpec};
 
@@ -159,10 +160,14 @@ fn lane_moves_between_threads_with_a_detached_pool() {
 fn slots_of_another_program_are_taken_over_once() {
     let layout = SlotLayout::new(64, 1024, 8).unwrap();
     let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
-    let (region, _) = Region::allocate_shared(spec).unwrap();
-    let mut pool = Pool::continued(region, layout).unwrap();
+    let other = Pool::new(Region::allocate_shared(spec).unwrap().0, layout).unwrap();
+    let memory = other.batch_memory();
+    let descriptor = || upgrade::region_descriptor(&memory).unwrap().try_clone_to_owned().unwrap();
+    let kept = descriptor();
+    assert!(upgrade::continue_pool(descriptor(), layout, PageKind::Normal).is_err(), "two pools have the same memory");
+    drop((other, memory));
+    let mut pool = upgrade::continue_pool(kept, layout, PageKind::Normal).unwrap();
     assert_eq!(pool.available(), 0);
-    assert!(pool.batch_memory().descriptor().is_some());
     assert!(pool.take_over(&[5, 2]));
     assert_eq!(pool.available(), 2);
     // A slot that is twice in the list, and a slot that does not exist.

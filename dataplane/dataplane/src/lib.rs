@@ -51,9 +51,29 @@ pub use dataplane_core::{Error, Result};
 pub use dataplane_core::{clock, connect, error, header, lane, mem, pipeline, telemetry, topology, units, verbs};
 #[cfg(feature = "ibverbs")]
 pub use dataplane_ibverbs as ibverbs;
-pub use dataplane_soft as soft;
 pub use dataplane_stages as stages;
 pub use dataplane_tables as tables;
+
+/// The software device.
+pub mod soft {
+    pub use dataplane_soft::*;
+
+    /// Hides the functions of an upgrade from apps, because wrong calls break the memory safety of the program.
+    #[expect(hidden_glob_reexports, reason = "only the runtime uses these functions")]
+    mod upgrade {}
+}
+
+/// The functions of an upgrade are not for apps:
+///
+/// ```compile_fail,E0603
+/// use dataplane::soft::upgrade::HandOver;
+/// ```
+///
+/// ```compile_fail,E0432
+/// use dataplane::upgrade::region_descriptor;
+/// ```
+#[cfg(doctest)]
+mod hidden {}
 
 /// The examples in the documentation pages, compiled and run as tests.
 #[cfg(doctest)]

@@ -249,7 +249,7 @@ impl SoftDevice {
 
     /// Returns the functions that hand the queues of the link over to another program, or `None` if the link cannot do
     /// this.
-    pub fn hand_over(&self) -> Option<&dyn HandOver> {
+    pub(crate) fn hand_over(&self) -> Option<&dyn HandOver> {
         self.0.link.hand_over()
     }
 

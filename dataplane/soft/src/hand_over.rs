@@ -11,7 +11,7 @@ pub struct HandedQueue {
     /// The descriptors of the queue. The first descriptor is the descriptor from which the queue receives.
     pub descriptors: Vec<OwnedFd>,
     /// The position in the ring of the queue, and other numbers that the link in the other program needs to continue the
-    /// queue.
+    /// queue. The kernel does not report these numbers, so the link in the other program can only check their bounds.
     pub position: Vec<u64>,
     /// The packet buffers (slots) into which the kernel writes received frames. Empty unless the link
     /// [shares the packet memory](HandOver::shares_memory).
@@ -23,18 +23,21 @@ pub struct HandedQueue {
 pub trait HandOver: Send + Sync {
     /// Returns whether the kernel uses the packet memory of the workers. The new program must then take over the packet
     /// memory too. The old program must stop the stages of all workers before it calls [`HandOver::detach`]. After
-    /// [`HandOver::detach`], the old program must move each queue pair to state ERR, poll its receive queue once, and not
-    /// use the packet memory.
+    /// [`HandOver::detach`], the old program must move each queue pair to state ERR, and poll its receive queue once. Its
+    /// posted receives do not complete, because the kernel still writes to the slots of these receives. The receives
+    /// complete after [`HandOver::resume`], when no program has the socket of the queue any more.
     fn shares_memory(&self) -> bool {
         false
     }
 
     /// Requests that all queues stop receiving. Frames that arrive from now on wait in the kernel. If the link does not
-    /// share the packet memory, the queues can still send. `is_input` is whether workers poll the queues.
+    /// share the packet memory, the queues can still send. `queues` is the number of queue pairs, and `is_input` is whether
+    /// workers poll the queues.
     ///
     /// # Errors
-    /// Fails if the interface does not exist any more, or if the kernel refuses a descriptor. No queue stops.
-    fn detach(&self, is_input: bool) -> io::Result<()>;
+    /// Fails if the interface does not exist any more, if a queue waits for its interface, or if the kernel refuses a
+    /// descriptor. No queue stops.
+    fn detach(&self, queues: u16, is_input: bool) -> io::Result<()>;
 
     /// Returns the queues, or `None` while a queue has not stopped yet.
     ///
@@ -49,7 +52,7 @@ pub trait HandOver: Send + Sync {
     fn resume(&self, is_touched: bool) -> io::Result<()>;
 
     /// Makes the queues of this link continue the queues of another program. The link must have been opened with
-    /// [`LinkSpec::take_over`](crate::LinkSpec::take_over).
+    /// [`LinkSpec::take_over`](crate::LinkSpec::take_over). The queues must come from [`HandOver::detached`] of that program.
     ///
     /// # Errors
     /// Fails if the queues do not fit this link.

@@ -73,6 +73,7 @@ mod spec;
 mod status;
 mod switch;
 mod thread_cell;
+pub mod upgrade;
 mod window;
 mod zero_copy;
 
@@ -84,7 +85,6 @@ pub use dataplane_core::verbs::{RssFields, RssKey, RssSpec};
 pub use device::{SoftDevice, SoftProvider};
 pub use fabric::SoftSrq;
 pub use fault::FaultSpec;
-pub use hand_over::{HandOver, HandedQueue};
 pub use handle::SoftAh;
 pub use link::*;
 pub use memory::SoftMr;

@@ -1,6 +1,5 @@
 //! The slots (packet buffers) of one region, and the list of free slots.
 
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -125,11 +124,6 @@ impl BatchMemory {
         &self.0.region
     }
 
-    /// Returns the descriptor with which another program can map the region, or `None` if the region is not shared.
-    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.0.region.descriptor()
-    }
-
     /// Returns the layout of the slots.
     pub fn layout(&self) -> SlotLayout {
         self.0.layout
@@ -222,12 +216,12 @@ impl Pool {
         }
     }
 
-    /// Creates a pool that continues the pool of another program in a shared region. The pool has no free slots until
-    /// [`Pool::take_over`] and [`Pool::take_over_rest`].
+    /// Creates a pool that continues the pool of another program in a shared region
+    /// ([`continue_pool`](crate::upgrade::continue_pool)).
     ///
     /// # Errors
     /// Fails if the region is smaller than the layout.
-    pub fn continued(region: Region, layout: SlotLayout) -> Result<Self> {
+    pub(crate) fn continued(region: Region, layout: SlotLayout) -> Result<Self> {
         let mut pool = Self::new(region, layout)?;
         pool.available = 0;
         pool.foreign = vec![true; layout.count as usize].into();
@@ -238,8 +232,9 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Takes over slots from the other program ([`Pool::continued`]). The slots are then free. Returns `false`, and
-    /// takes no further slots, at a slot that does not exist or that the pool has taken over before.
+    /// Takes over slots from the other program ([`continue_pool`](crate::upgrade::continue_pool)). The slots are then
+    /// free. Returns `false`, and takes no further slots, at a slot that does not exist or that the pool has taken over
+    /// before.
     ///
     /// The caller must give slots that a queue of the other program has posted to the lane that continues this queue,
     /// before any other code uses the pool.
@@ -254,7 +249,7 @@ impl Pool {
         })
     }
 
-    /// Takes over all other slots from the other program ([`Pool::continued`]).
+    /// Takes over all other slots from the other program.
     pub fn take_over_rest(&mut self) {
         for slot in (0..self.layout().count()).rev() {
             // The pool has taken over some slots before.

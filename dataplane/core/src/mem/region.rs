@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
 use memmap2::{Advice, MmapMut, MmapOptions};
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -142,6 +142,10 @@ pub struct Region {
     file: Option<SharedFile>,
 }
 
+/// The seals of the file of a shared region: no program can change the size of the file, or remove a seal. An access behind
+/// the end of the file would end the program with SIGBUS.
+const FIXED_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
 /// The files of the shared regions of this program, by device and inode.
 static MAPPED: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 
@@ -189,7 +193,7 @@ impl Region {
         Self::allocate_as(spec, false)
     }
 
-    /// Allocates a region like [`Region::allocate`]. Another program can map the region too ([`Region::descriptor`]).
+    /// Allocates a region like [`Region::allocate`]. Another program can map the region too, for an upgrade.
     ///
     /// # Errors
     /// Returns the errors of [`Region::allocate`].
@@ -231,17 +235,20 @@ impl Region {
     /// only as the other program allows.
     ///
     /// # Errors
-    /// Fails if the region has fewer than `bytes` bytes, if this program has mapped the region already, or if the kernel
-    /// refuses the mapping.
-    pub fn of_descriptor(descriptor: OwnedFd, bytes: usize, pages: PageKind) -> Result<Self> {
+    /// Fails if the size of the region can change, if the region has fewer than `bytes` bytes, if this program has mapped
+    /// the region already, or if the kernel refuses the mapping.
+    pub(crate) fn of_descriptor(descriptor: OwnedFd, bytes: usize, pages: PageKind) -> Result<Self> {
         let failed = |error: io::Error| Error::Memory(format!("cannot map the memory of the other program: {error}"));
         let shared = SharedFile::new(File::from(descriptor)).map_err(failed)?;
+        if !fcntl_get_seals(&shared.file).map_err(|error| failed(error.into()))?.contains(FIXED_SIZE) {
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "its size is not fixed (F_SEAL_SHRINK)")));
+        }
         let len = shared.file.metadata().map_err(failed)?.len() as usize;
         if len < bytes {
             return Err(failed(io::ErrorKind::UnexpectedEof.into()));
         }
         // SAFETY: the mapping is accessed only through raw pointers, and no other mapping of this program has the same
-        // memory. The other program also maps all bytes of the file, so it does not truncate the file.
+        // memory. The seals fix the size of the file.
         let map = unsafe { MmapOptions::new().len(len).populate().map_mut(&shared.file) }.map_err(failed)?;
         Ok(Self::of_map(map, pages, Some(shared)))
     }
@@ -259,9 +266,11 @@ impl Region {
             PageKind::Huge2M => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
             PageKind::Transparent | PageKind::Normal => MemfdFlags::empty(),
         };
-        let shared = SharedFile::new(File::from(memfd_create("dataplane", MemfdFlags::CLOEXEC | huge)?))?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
+        let shared = SharedFile::new(File::from(memfd_create("dataplane", flags)?))?;
         shared.file.set_len(len as u64)?;
-        // SAFETY: the mapping is accessed only through raw pointers, and nobody truncates the file.
+        fcntl_add_seals(&shared.file, FIXED_SIZE)?;
+        // SAFETY: the mapping is accessed only through raw pointers, and the seals fix the size of the file.
         let map = unsafe { MmapOptions::new().len(len).map_mut(&shared.file)? };
         Ok((map, shared))
     }
@@ -306,7 +315,7 @@ impl Region {
     }
 
     /// Returns the descriptor with which another program can map the region, or `None` if the region is not shared.
-    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(|shared| shared.file.as_fd())
     }
 
@@ -353,11 +362,30 @@ mod tests {
         unsafe { region.base().add(9_999).write(7) };
         drop(region);
         assert!(Region::of_descriptor(kept.try_clone().unwrap(), 12_289, pages).is_err());
+        // No program can change the size, because an access behind the end would end the program.
+        let file = File::from(kept.try_clone().unwrap());
+        for size in [0, 4096, 1 << 20] {
+            assert_eq!(file.set_len(size).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        }
         let other = Region::of_descriptor(kept, 10_000, pages).unwrap();
         assert_eq!(other.len(), 12_288);
         // SAFETY: as above.
         assert_eq!(unsafe { other.base().add(9_999).read() }, 7);
         assert!(Region::allocate(spec).unwrap().0.descriptor().is_none());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri cannot create the file of a shared region")]
+    fn memory_whose_size_can_change_is_refused() {
+        let memory = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let file = File::from(memory);
+        file.set_len(4096).unwrap();
+        fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SEAL).unwrap();
+        let refused = |file: File| Region::of_descriptor(file.into(), 4096, PageKind::Normal).unwrap_err().to_string();
+        let error = refused(file);
+        assert!(error.contains("its size is not fixed"), "{error}");
+        // Only files in memory have seals.
+        refused(File::open("/dev/zero").unwrap());
     }
 
     /// No machine has this much memory, so every kind of pages fails, and the error names the last kind.

@@ -22,7 +22,7 @@ use crate::runtime::{Gate, HandedWorker, Run, SavedStates, SharedMemory};
 use dataplane_control::upgrade::{self, DONE, HAND_OVER_VERSION, HandedOver, READY, RUNNING, TakenConfig, WITHDRAWN};
 use dataplane_control::{Call, Client, Error as ClientError};
 use dataplane_core::error::{Error, Result};
-use dataplane_soft::HandedQueue;
+use dataplane_soft::upgrade::HandedQueue;
 
 /// The name of the running program in error messages.
 const RUNNING_PROGRAM: &str = "running program";

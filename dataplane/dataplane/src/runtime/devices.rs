@@ -20,7 +20,8 @@ use dataplane_core::lane::{self, Lane, LaneSpec, RawWiring, Stamping, Wiring};
 use dataplane_core::mem::Pool;
 use dataplane_core::pipeline::{PortChange, PortInfo, RunStop};
 use dataplane_core::verbs::{Device, EventKind, QpType};
-use dataplane_soft::{HandOver, LoopbackLink, PromiscuousMode, SoftDevice};
+use dataplane_soft::upgrade::{self, HandOver};
+use dataplane_soft::{LoopbackLink, PromiscuousMode, SoftDevice};
 
 /// An open device behind a port, independent of the provider.
 pub(crate) trait PortDevice: Send + Sync {
@@ -77,7 +78,7 @@ pub(crate) trait PortDevice: Send + Sync {
 }
 
 /// Returns a number of workers as the number of queues of a device.
-fn queues(workers: usize) -> u16 {
+pub(crate) fn queues(workers: usize) -> u16 {
     u16::try_from(workers).unwrap_or(u16::MAX)
 }
 
@@ -144,7 +145,7 @@ pub(crate) fn open(
                 finish: soft::finish,
                 check_queues: SoftDevice::check_queues,
                 distribute: SoftDevice::distribute,
-                hand_over: SoftDevice::hand_over,
+                hand_over: upgrade::hand_over,
                 _promiscuous: None,
             };
             let watch = Arc::new(Watch::start(device.clone(), clock, stamps, stop)?);

@@ -8,14 +8,16 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::config::PortPlan;
+use crate::config::Plan;
 use crate::runtime::change::lock;
+use crate::runtime::devices;
 use crate::runtime::lanes::SharedMemory;
 use crate::runtime::ports::LivePort;
 use crate::runtime::run::Run;
 use crate::runtime::sample::SavedStates;
 use dataplane_core::mem::BatchMemory;
-use dataplane_soft::{HandOver, HandedQueue};
+use dataplane_core::upgrade::region_descriptor;
+use dataplane_soft::upgrade::{HandOver, HandedQueue};
 
 /// The maximum time until all workers have stopped receiving and have saved the states of their stages.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -38,14 +40,14 @@ impl Run {
     /// receives again.
     pub(crate) fn detach(&self) -> Result<HandedRun, String> {
         let (current, ports) = self.state.current_ports();
-        let detached = self.try_detach(&current.plan.ports, &ports);
+        let detached = self.try_detach(&current.plan, &ports);
         if detached.is_err() {
             self.resume(false);
         }
         detached
     }
 
-    fn try_detach(&self, plans: &[PortPlan], ports: &[LivePort]) -> Result<HandedRun, String> {
+    fn try_detach(&self, plan: &Plan, ports: &[LivePort]) -> Result<HandedRun, String> {
         let deadline = Instant::now() + DETACH_TIMEOUT;
         let wait = || {
             if Instant::now() >= deadline {
@@ -57,20 +59,22 @@ impl Run {
         let failed = |port: &LivePort, error| format!("port `{}`: {error}", port.name);
         // The ports that share the packet memory with the kernel, the numbers of these ports, and the other ports.
         let (mut sharing, mut shared, mut own) = (Vec::new(), Vec::new(), Vec::new());
-        for (at, (plan, port)) in plans.iter().zip(ports).enumerate() {
+        for (at, (planned, port)) in plan.ports.iter().zip(ports).enumerate() {
             let device = port.device.hand_over();
             let device = device.ok_or_else(|| format!("port `{}` cannot be handed over", port.name))?;
             if device.shares_memory() {
-                sharing.push((port, device, plan.input));
+                sharing.push((port, device, planned.input));
                 shared.push(at);
             } else {
-                own.push((port, device, plan.input));
+                own.push((port, device, planned.input));
             }
         }
+        let queues = devices::queues(plan.cores.len());
         let detach = |devices: &[(&LivePort, &dyn HandOver, bool)]| {
-            devices
-                .iter()
-                .try_for_each(|(port, device, is_input)| device.detach(*is_input).map_err(|error| failed(port, error)))
+            let detach = |(port, device, is_input): &(&LivePort, &dyn HandOver, bool)| {
+                device.detach(queues, *is_input).map_err(|error| failed(port, error))
+            };
+            devices.iter().try_for_each(detach)
         };
         let collect = |devices: &[(&LivePort, &dyn HandOver, bool)]| {
             let mut queues = Vec::new();
@@ -130,7 +134,7 @@ impl Run {
             return Ok(Vec::new());
         }
         let share = |memory: &BatchMemory| {
-            let descriptor = memory.descriptor().ok_or(io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
+            let descriptor = region_descriptor(memory).ok_or(io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
             let (layout, pages) = (SharedMemory::numbers(memory.layout()), memory.pages());
             Ok(SharedMemory { descriptor, pages, layout })
         };

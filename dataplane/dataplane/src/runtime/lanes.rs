@@ -17,7 +17,8 @@ use dataplane_core::mem::{BatchMemory, PageKind, Pool, Region, RegionSpec, SlotL
 use dataplane_core::pipeline::PortInfo;
 use dataplane_core::topology::pin_current_thread;
 use dataplane_core::units::{NumaNode, Period};
-use dataplane_soft::HandOver;
+use dataplane_core::upgrade;
+use dataplane_soft::upgrade::HandOver;
 
 /// The lanes of one worker, and the pool of their packet buffers.
 pub(super) struct OpenLanes {
@@ -54,7 +55,7 @@ impl SharedMemory {
             );
             return Err(Error::Worker { worker, message });
         }
-        Pool::continued(Region::of_descriptor(descriptor, layout.bytes(), pages)?, layout)
+        upgrade::continue_pool(descriptor, layout, pages)
     }
 }
 

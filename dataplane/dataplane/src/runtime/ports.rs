@@ -14,7 +14,7 @@ use dataplane_core::lane::Lane;
 use dataplane_core::mem::BatchMemory;
 use dataplane_core::pipeline::{PortChange, PortInfo, RunStop};
 use dataplane_core::topology::Topology;
-use dataplane_soft::HandedQueue;
+use dataplane_soft::upgrade::HandedQueue;
 
 /// The number of a port that the pipeline does not use: a new port before the switch, or a removed port.
 const NO_NUMBER: usize = usize::MAX;

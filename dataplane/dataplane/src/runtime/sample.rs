@@ -416,7 +416,7 @@ pub(crate) enum Message {
     /// A request to pause and to save the states of the stages. After the answer, the worker processes no packets.
     Pause(PausedWorker),
     /// A request to a paused worker to stop the queues of the ports with these indices, so that another program can
-    /// take over the queues ([`dataplane_soft::HandOver::detach`]).
+    /// take over the queues ([`dataplane_soft::upgrade::HandOver::detach`]).
     Release(Vec<usize>),
     /// A request to a paused worker to continue. The value is whether another program may have changed the packet
     /// memory.

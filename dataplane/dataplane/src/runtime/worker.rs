@@ -533,7 +533,7 @@ impl Worker {
                 std::hint::spin_loop();
             }
         };
-        let Self { lanes, retiring, closing, reply, pool, .. } = self;
+        let Self { lanes, retiring, closing, reply, pool, is_paused, .. } = self;
         let mut lanes: Vec<&mut Box<dyn Lane>> =
             lanes.iter_mut().chain(retiring.iter_mut().map(|retiring| &mut retiring.lane)).collect();
         // Move the queue pairs to the error state, so that the devices flush all posted buffers.
@@ -541,9 +541,10 @@ impl Worker {
             // `stop` fails only if the queue pair is already stopped.
             let _ = lane.stop();
         }
-        // Reclaim the flushed buffers.
+        // Reclaim the flushed buffers. The devices of a paused worker may keep buffers for another program.
         before_deadline(&mut || {
             lanes.iter_mut().fold(true, |done, lane| done & lane.drain(pool).map_or(true, |left| left == 0))
+                || *is_paused
         });
         // Destroy the queues, and reclaim the buffers that the devices did not return before the deadline.
         lanes.iter_mut().for_each(|lane| lane.reset_and_reclaim(pool));

@@ -254,7 +254,9 @@ fn collect_outcome(mut worker: Worker, info: &WorkerInfo, panic: Option<String>)
             outcome.errors.push(Error::Worker { worker: worker.number, message });
         }
     }
-    outcome.report.slots_missing = sample.counters.out as u64;
+    // Another program has taken over the posted buffers of a paused worker.
+    let handed = if worker.is_paused { sample.counters.posted } else { 0 };
+    outcome.report.slots_missing = sample.counters.out.saturating_sub(handed) as u64;
     // A queue that was created again may have other properties than the first queue.
     outcome.report.granted = sample::granted(&info.ports, &worker.lanes);
     outcome.report.error = worker.counts.fault.map(|(lane, error)| {

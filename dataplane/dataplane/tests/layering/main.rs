@@ -303,6 +303,23 @@ fn only_lanes_and_the_pipeline_move_packet_buffers() {
     }
 }
 
+/// The modules with functions that are safe only if their callers follow the protocol of an upgrade. Apps use only the crate
+/// `dataplane`, which does not re-export these modules.
+const UPGRADE_MODULES: [&str; 2] = ["dataplane_core::upgrade", "dataplane_soft::upgrade"];
+
+#[test]
+fn only_the_runtime_uses_the_functions_of_an_upgrade() {
+    for crate_folder in layers().into_keys() {
+        for path in sources(&crate_folder) {
+            let inside = path.strip_prefix(crates()).unwrap().to_str().unwrap();
+            let may = ["dataplane/src/app/", "dataplane/src/runtime/"].iter().any(|folder| inside.starts_with(folder));
+            let text = code(&path);
+            let named = UPGRADE_MODULES.iter().find(|module| text.contains(**module));
+            assert!(may || named.is_none(), "{inside} names {named:?}");
+        }
+    }
+}
+
 /// Stages register their tasks and handlers through `Setup`, so the runtime does not depend on the crate of the stages.
 #[test]
 fn runtime_does_not_name_any_stage() {

@@ -81,7 +81,7 @@ pub enum LinkSpec {
 
 impl LinkSpec {
     /// Selects that the queues receive nothing until they take over the queues of another program
-    /// ([`HandOver::attach`](crate::HandOver::attach)). `is_input` is whether workers poll the queues. A kind of link
+    /// (`dataplane upgrade`). `is_input` is whether workers poll the queues. A kind of link
     /// that does not support this is not affected.
     pub fn take_over(&mut self, is_input: bool) {
         match self {

@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::links::datagram;
 use super::xdp::{ETHER_TYPE, replace_by_move, veth};
 use super::*;
 use crate::link::Interface;
+use crate::upgrade::HandedQueue;
 use dataplane_core::error::Error;
 use dataplane_testing::namespace::{in_namespace, ip};
 use dataplane_testing::{PATIENCE, skip, wait_until};
@@ -501,7 +504,7 @@ fn unusable_interfaces_are_refused_with_the_reason() {
 fn hand_over(host: &mut Rig, mut old: Rig, mut link: LinkSpec) {
     host.send_until_received(&mut old);
     let detach = |old: &mut Rig| {
-        old.device.hand_over().unwrap().detach(true).unwrap();
+        old.device.hand_over().unwrap().detach(1, true).unwrap();
         let mut queues = None;
         wait_until("the queue stops receiving", || {
             assert!(old.frames().is_empty());
@@ -547,6 +550,36 @@ fn queue_of_a_packet_link_continues_in_another_program() {
         veth(1, 1500);
         let old = packet("vb");
         hand_over(&mut packet("va"), old, LinkSpec::Packet(PacketSpec::new("vb")));
+    });
+}
+
+/// The ring of another descriptor can have any format and any bytes.
+#[test]
+fn only_a_packet_socket_with_the_format_of_the_ring_is_taken_over() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let mut old = packet("vb");
+        old.device.hand_over().unwrap().detach(1, true).unwrap();
+        let mut queues = None;
+        wait_until("the queue stops receiving", || {
+            assert!(old.frames().is_empty());
+            queues = old.device.hand_over().unwrap().detached().unwrap();
+            queues.is_some()
+        });
+        let mut link = LinkSpec::Packet(PacketSpec::new("vb"));
+        link.take_over(true);
+        let new = rig(link, 1500);
+        let [HandedQueue { queue, position, .. }] = &queues.unwrap()[..] else { panic!("the link has one queue") };
+        let memory = memfd_create("ring", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memory, position[4] * position[5]).unwrap();
+        // The kernel uses version 1 of the ring unless the socket selects another version.
+        let other = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
+        for descriptor in [memory, other] {
+            let (position, posted) = (position.clone(), Vec::new());
+            let queue = HandedQueue { queue: *queue, descriptors: vec![descriptor], position, posted };
+            let error = new.device.hand_over().unwrap().attach(vec![queue]).unwrap_err().to_string();
+            assert!(error.contains("checking the socket of the other program"), "{error}");
+        }
     });
 }
 

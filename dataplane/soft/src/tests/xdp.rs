@@ -7,6 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use super::*;
+use crate::upgrade::HandedQueue;
 use dataplane_testing::namespace::{in_namespace, ip};
 use dataplane_testing::program::RunningProgram;
 use dataplane_testing::{PATIENCE, wait_until};
@@ -282,11 +283,88 @@ fn frames_arrive_unchanged_and_every_slot_is_returned() {
 
 /// Returns the queue of an end that stops, because another program takes the queue over.
 fn detach(end: &mut End) -> Vec<HandedQueue> {
-    end.device.hand_over().unwrap().detach(true).unwrap();
+    end.device.hand_over().unwrap().detach(1, true).unwrap();
     assert_eq!(end.device.hand_over().unwrap().detached().unwrap().map(|_| ()), None, "the queue pair has not stopped");
     end.go(QpState::Err).unwrap();
-    let _ = end.received();
+    assert_eq!(end.received(), [], "the kernel still writes to the posted slots");
     end.device.hand_over().unwrap().detached().unwrap().unwrap()
+}
+
+/// Sends frames with these numbers from the slots 128 and above.
+fn send_numbered(end: &mut End, numbers: std::ops::Range<u32>) {
+    let run: Vec<Desc> = numbers.map(|number| end.put(128 + number, &frame(number, 60))).collect();
+    end.send(&run, 0).unwrap();
+    wait_until("the frames are sent", || !end.sent().is_empty());
+}
+
+#[test]
+fn slots_stay_posted_while_another_program_has_the_socket() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let of = |name| device(link(name), 1500).unwrap();
+        let (mut a, mut b) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+        a.start(0);
+        b.start(0);
+        carry(&mut a, &mut b, 100, |_| 60);
+        let queues = detach(&mut b);
+        assert_eq!(b.go(QpState::Reset).unwrap_err().errno, libc::EBUSY);
+        // These frames are still in the ring after the hand-over has failed.
+        send_numbered(&mut a, 10..15);
+        b.device.hand_over().unwrap().resume(true).unwrap();
+        assert_eq!(b.device.counters().rx_missed, 5);
+        // `queues` stands for the other program, which still has the socket.
+        assert_eq!(b.received(), []);
+        assert_eq!(b.go(QpState::Reset).unwrap_err().errno, libc::EBUSY);
+        drop(queues);
+        let mut flushed = Vec::new();
+        wait_until("the kernel releases the slots", || {
+            flushed.extend(b.received());
+            flushed.len() == DEPTH as usize
+        });
+        assert!(flushed.iter().all(|(_, status, _)| *status == WcStatus::WrFlushErr));
+        b.go(QpState::Reset).unwrap();
+        b.start(0);
+        reach(&mut a, &mut b);
+        carry(&mut a, &mut b, 100, |_| 60);
+        assert_eq!(b.device.counters().rx_missed, 5);
+    });
+}
+
+#[test]
+fn queue_that_waits_for_its_interface_is_not_handed_over() {
+    in_namespace(|| {
+        veth(2, 1500);
+        let mut end = End::new(device(XdpSpec { queues: 2, ..link("vb") }, 1500).unwrap(), (1, 2), 2048);
+        end.start(0);
+        ip("link del vb");
+        let mut flushed = 0;
+        wait_until("every receive is flushed", || {
+            flushed += end.received().len();
+            flushed == DEPTH as usize
+        });
+        // The new interface has one queue.
+        veth(1, 1500);
+        wait_until("the program is attached", || has_program("vb"));
+        end.go(QpState::Reset).unwrap();
+        end.start(0);
+        let error = end.device.hand_over().unwrap().detach(1, true).unwrap_err().to_string();
+        assert!(error.contains("`vb`: cannot bind to queue 1") && error.contains("help: `ethtool -L vb"), "{error}");
+    });
+}
+
+#[test]
+fn other_descriptors_are_no_sockets_of_a_queue() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let mut end = End::new(device(link("vb"), 1500).unwrap(), (0, 1), 2048);
+        end.start(0);
+        let mut queues = detach(&mut end);
+        drop(end);
+        queues[0].descriptors.remove(0);
+        queues[0].descriptors.insert(0, std::fs::File::open("/dev/zero").unwrap().into());
+        let new = device(XdpSpec { takes_over: true, ..link("vb") }, 1500).unwrap();
+        assert!(new.hand_over().unwrap().attach(queues).is_err());
+    });
 }
 
 #[test]
@@ -309,16 +387,11 @@ fn queue_of_an_xdp_link_continues_in_another_program() {
             old.go(QpState::Reset).unwrap();
             old.start(0);
             reach(&mut a, &mut old);
-            let send = |a: &mut End, numbers: std::ops::Range<u32>| {
-                let run: Vec<Desc> = numbers.map(|number| a.put(128 + number, &frame(number, 60))).collect();
-                a.send(&run, 0).unwrap();
-                wait_until("the frames are sent", || !a.sent().is_empty());
-            };
-            send(&mut a, 10..13);
+            send_numbered(&mut a, 10..13);
             let queues = detach(&mut old);
             let posted = queues[0].posted.clone();
             assert_eq!(posted.len(), DEPTH as usize);
-            send(&mut a, 13..15);
+            send_numbered(&mut a, 13..15);
             let mut new = End::on(of("vb", true), (0, 1), 2048, PollFields::STANDARD, memory.clone());
             new.qp.bind_slots(&new.mr, new.layout, RECV).unwrap();
             [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().for_each(|state| new.go(state).unwrap());

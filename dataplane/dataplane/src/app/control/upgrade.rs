@@ -19,7 +19,7 @@ use dataplane_control::upgrade::{
     UpgradeStart, WITHDRAWN,
 };
 use dataplane_control::{ErrorCode, Refusal, Response};
-use dataplane_soft::HandedQueue;
+use dataplane_soft::upgrade::HandedQueue;
 
 /// The option of `run` with which a new program takes over a running program.
 pub(in crate::app) const TAKE_OVER_OPTION: &str = "--take-over";

@@ -3,7 +3,8 @@
 use super::state::{Busy, RunState, lock};
 use crate::runtime::assemble::black_box_file;
 use dataplane_control::{ErrorCode, Refusal};
-use dataplane_soft::HandOver;
+use dataplane_core::upgrade::region_descriptor;
+use dataplane_soft::upgrade::HandOver;
 
 /// The help for a run that another program cannot take over.
 pub(crate) const RESTART_HELP: &str = "stop the program, and start the new program with the same config";
@@ -36,7 +37,7 @@ impl RunState {
     pub(crate) fn check_upgrade(&self) -> Result<(), Refusal> {
         let (current, ports) = self.current_ports();
         // A change may have added a port that shares the memory after the workers allocated the memory.
-        let has_shared_memory = lock(&self.memories).iter().all(|memory| memory.descriptor().is_some());
+        let has_shared_memory = lock(&self.memories).iter().all(|memory| region_descriptor(memory).is_some());
         let mut problems = Vec::new();
         for (plan, port) in current.plan.ports.iter().zip(&ports) {
             let device = port.device.hand_over();

@@ -1853,7 +1853,6 @@ pub mod mem {
         #[derive(Clone, Debug)]
         pub struct BatchMemory(_);
         impl BatchMemory {
-            pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {}
             pub fn layout(&self) -> SlotLayout {}
             pub fn pages(&self) -> PageKind {}
         }
@@ -1864,7 +1863,6 @@ pub mod mem {
         impl Pool {
             pub fn new(region: Region, layout: SlotLayout) -> Result<Self> {}
             pub fn detached(memory: &BatchMemory) -> Self {}
-            pub fn continued(region: Region, layout: SlotLayout) -> Result<Self> {}
             #[must_use]
             pub fn take_over(&mut self, slots: &[u32]) -> bool {}
             pub fn take_over_rest(&mut self) {}
@@ -2005,12 +2003,6 @@ pub mod mem {
         impl Region {
             pub fn allocate(spec: RegionSpec) -> Result<(Self, Vec<Notice>)> {}
             pub fn allocate_shared(spec: RegionSpec) -> Result<(Self, Vec<Notice>)> {}
-            pub fn of_descriptor(
-                descriptor: OwnedFd,
-                bytes: usize,
-                pages: PageKind,
-            ) -> Result<Self> {}
-            pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {}
             pub fn base(&self) -> NonNull<u8> {}
             pub fn len(&self) -> usize {}
             pub fn pages(&self) -> PageKind {}
@@ -3519,6 +3511,14 @@ pub mod units {
     impl JsonSchema for Gid {}
     impl Serialize for Gid {}
     impl<'de> Deserialize<'de> for Gid {}
+}
+pub mod upgrade {
+    pub fn region_descriptor(memory: &BatchMemory) -> Option<BorrowedFd<'_>> {}
+    pub fn continue_pool(
+        descriptor: OwnedFd,
+        layout: SlotLayout,
+        pages: PageKind,
+    ) -> Result<Pool> {}
 }
 pub mod verbs {
     mod ah_cache {

@@ -889,6 +889,8 @@ pub use dataplane_core::{
 };
 #[cfg(feature = "ibverbs")]
 pub use dataplane_ibverbs as ibverbs;
-pub use dataplane_soft as soft;
 pub use dataplane_stages as stages;
 pub use dataplane_tables as tables;
+pub mod soft {
+    pub use dataplane_soft::*;
+}

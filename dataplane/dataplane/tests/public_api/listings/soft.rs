@@ -71,7 +71,6 @@ mod device {
         pub fn distribute(&self, queues: u16) -> Result<()> {}
         pub fn wire_error(&self) -> Option<Error> {}
         pub fn describe_link(&self) -> Option<String> {}
-        pub fn hand_over(&self) -> Option<&dyn HandOver> {}
         pub fn finish(&self) -> Result<()> {}
     }
     unsafe impl Device for SoftDevice {}
@@ -135,7 +134,7 @@ mod hand_over {
     }
     pub trait HandOver: Send + Sync {
         fn shares_memory(&self) -> bool {}
-        fn detach(&self, is_input: bool) -> io::Result<()>;
+        fn detach(&self, queues: u16, is_input: bool) -> io::Result<()>;
         fn detached(&self) -> io::Result<Option<Vec<HandedQueue>>>;
         fn resume(&self, is_touched: bool) -> io::Result<()>;
         fn attach(&self, queues: Vec<HandedQueue>) -> io::Result<()>;
@@ -804,6 +803,10 @@ mod spec {
         pub fn gid(&self) -> Gid {}
     }
 }
+pub mod upgrade {
+    pub use crate::hand_over::{HandOver, HandedQueue};
+    pub fn hand_over(device: &SoftDevice) -> Option<&dyn HandOver> {}
+}
 pub use channel::SoftChannel;
 pub use counter::{CounterEvent, CounterEventKind, CounterSpec};
 pub use counters::SoftCounters;
@@ -812,7 +815,6 @@ pub use dataplane_core::verbs::{RssFields, RssKey, RssSpec};
 pub use device::{SoftDevice, SoftProvider};
 pub use fabric::SoftSrq;
 pub use fault::FaultSpec;
-pub use hand_over::{HandOver, HandedQueue};
 pub use handle::SoftAh;
 pub use link::*;
 pub use memory::SoftMr;

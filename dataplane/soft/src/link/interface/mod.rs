@@ -24,7 +24,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
 pub use netlink::next_hop;
-pub(crate) use option::set_option;
+pub(crate) use option::{number_option, set_option};
 pub use packet_socket::PromiscuousMode;
 pub(crate) use packet_socket::{packet_socket, set_promiscuous};
 pub(crate) use request::{LONGEST_NAME, Request, is_name};

@@ -79,7 +79,7 @@ impl Packets {
 }
 
 impl HandOver for Packets {
-    fn detach(&self, is_input: bool) -> io::Result<()> {
+    fn detach(&self, _: u16, is_input: bool) -> io::Result<()> {
         let index = {
             let mut state = lock(&self.state);
             if state.is_deleted {

@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::fanout;
 use super::offload::{HEADER, PendingOffload};
 use super::spec::PacketSpec;
-use crate::link::interface::{packet_socket, set_option, set_promiscuous};
+use crate::link::interface::{number_option, packet_socket, set_option, set_promiscuous};
 use dataplane_core::units::Nanos;
 
 /// Minimum size of a ring block, in bytes. A block holds several frames. The kernel allocates each block separately, so
@@ -86,9 +86,10 @@ impl Frame {
 
     /// Returns the frame, with its VLAN tag reinserted.
     pub(super) fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the kernel wrote `kept` bytes from `start` on. The offload header precedes them and is longer than
-        // the four bytes of a tag. The kernel accesses none of these bytes until the frame is released, and
-        // `PacketPort` releases the frame only when it no longer uses the bytes.
+        // SAFETY: the entry of the ring contains `kept` bytes from `start` on (see `next_frame`). The offload header
+        // precedes them and is longer than the four bytes of a tag. An invalid frame has no tag. The kernel accesses none
+        // of these bytes until the frame is released, and `PacketPort` releases the frame only when it no longer uses the
+        // bytes.
         let bytes = unsafe {
             let tag = if self.vlan.is_some() { 4 } else { 0 };
             std::slice::from_raw_parts_mut(self.start.as_ptr().sub(tag), self.kept + tag)
@@ -199,6 +200,19 @@ impl PacketSocket {
         let Some(length) = length.filter(|_| stride >= BEFORE && head < frames) else {
             return Err(("checking the ring of the other program", io::ErrorKind::InvalidInput.into()));
         };
+        // `next_frame` relies on the format of the ring.
+        let format = [
+            (libc::SOL_SOCKET, libc::SO_DOMAIN, libc::AF_PACKET),
+            (libc::SOL_PACKET, libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V2 as libc::c_int),
+            (libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1),
+        ];
+        for (level, option, wanted) in format {
+            let found = number_option(&receiver, level, option);
+            let found = found.map_err(|error| ("checking the socket of the other program", error))?;
+            if found != wanted {
+                return Err(("checking the socket of the other program", io::ErrorKind::InvalidInput.into()));
+            }
+        }
         let sender = sender(spec, index)?;
         // The kernel refuses a length that is not the length of the ring.
         let map = MmapOptions::new().len(length).map_raw(&receiver);
@@ -227,14 +241,18 @@ impl PacketSocket {
         if status & libc::TP_STATUS_USER == 0 {
             return None;
         }
+        let place = self.next_entry();
         // SAFETY: the kernel wrote the descriptor before the status that was just acquired. User space now owns the
-        // frame.
-        let (descriptor, header, start) = unsafe {
-            let place = self.next_entry();
-            let descriptor = place.cast::<libc::tpacket2_hdr>().read();
-            // The frame follows its descriptor and the offload header.
-            let start = place.add(usize::from(descriptor.tp_mac));
-            (descriptor, start.sub(HEADER).cast::<[u8; HEADER]>().read(), start)
+        // frame. An entry of the ring has at least `BEFORE` bytes.
+        let descriptor = unsafe { place.cast::<libc::tpacket2_hdr>().read() };
+        // The frame follows its descriptor and the offload header. If the offset of the frame is smaller than the header,
+        // the subtraction wraps, and the result is larger than the entry.
+        let header_at = usize::from(descriptor.tp_mac).wrapping_sub(HEADER);
+        let Some(room) = (self.stride - HEADER).checked_sub(header_at) else { return self.invalid_frame() };
+        // SAFETY: the header and the start of the frame are inside the entry, because `checked_sub` succeeded.
+        let (header, start) = unsafe {
+            let header = place.add(header_at).cast::<[u8; HEADER]>();
+            (header.read(), header.add(1).cast::<u8>())
         };
         let tag = status & libc::TP_STATUS_VLAN_VALID != 0;
         let vlan = tag.then(|| {
@@ -243,7 +261,6 @@ impl PacketSocket {
             let [c, d] = descriptor.tp_vlan_tci.to_be_bytes();
             [a, b, c, d]
         });
-        let room = self.stride.saturating_sub(usize::from(descriptor.tp_mac));
         Some(Frame {
             start: NonNull::new(start)?,
             kept: (descriptor.tp_snaplen as usize).min(room),
@@ -252,6 +269,21 @@ impl PacketSocket {
             vlan,
             pending: PendingOffload::read(header),
             received_at: self.received_at(status, &descriptor),
+        })
+    }
+
+    /// Returns a frame without bytes, for an entry whose frame is not inside the entry. The frame counts as lost, like a
+    /// frame that the kernel could not copy.
+    #[cold]
+    fn invalid_frame(&self) -> Option<Frame> {
+        Some(Frame {
+            start: NonNull::new(self.next_entry())?,
+            kept: 0,
+            length: 1,
+            is_copied: false,
+            vlan: None,
+            pending: PendingOffload::default(),
+            received_at: None,
         })
     }
 
@@ -373,4 +405,47 @@ fn bind(socket: &OwnedFd, index: u32, protocol: u16) -> io::Result<()> {
         libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size)
     };
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the next frame of a ring whose only entry has this descriptor: the length and the start of its bytes,
+    /// relative to the entry.
+    fn frame_at(tp_mac: u16, tp_snaplen: u32) -> Option<(usize, isize)> {
+        let mut socket = PacketSocket::idle(None).unwrap();
+        let place = socket.next_entry();
+        // SAFETY: zero is a valid value of every field, and the entry has a page.
+        unsafe {
+            let descriptor = libc::tpacket2_hdr {
+                tp_status: libc::TP_STATUS_USER | libc::TP_STATUS_VLAN_VALID,
+                tp_mac,
+                tp_snaplen,
+                tp_len: tp_snaplen,
+                ..std::mem::zeroed()
+            };
+            place.cast::<libc::tpacket2_hdr>().write(descriptor);
+        }
+        let mut frame = socket.next_frame().unwrap();
+        assert_eq!(socket.next_frame().unwrap().length, frame.length, "the frame stays until its release");
+        let whole = frame.is_whole();
+        // SAFETY: both pointers point into the entry.
+        let bytes = whole.then(|| (frame.bytes().len(), unsafe { frame.bytes().as_ptr().offset_from(place) }));
+        socket.release();
+        assert!(socket.next_frame().is_none());
+        bytes
+    }
+
+    #[test]
+    fn frame_that_is_not_inside_its_entry_is_lost() {
+        let least = HEADER as u16;
+        // With its tag, the frame is four bytes longer, and starts four bytes earlier.
+        assert_eq!(frame_at(82, 1500), Some((1504, 78)));
+        assert_eq!(frame_at(least, 4096 - 10), Some((4090, 6)));
+        assert_eq!(frame_at(4096, 0), Some((4, 4092)));
+        for (start, length) in [(0, 60), (least - 1, 60), (4097, 60), (u16::MAX, 60), (82, 5000)] {
+            assert_eq!(frame_at(start, length), None, "{start} {length}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use super::{Tap, receives};
 use crate::hand_over::{HandOver, HandedQueue, deleted, misfit, only, recreated, wrong_count};
 
 impl HandOver for Tap {
-    fn detach(&self, is_input: bool) -> io::Result<()> {
+    fn detach(&self, _: u16, is_input: bool) -> io::Result<()> {
         let mut state = self.state();
         if state.index == 0 {
             return Err(deleted());

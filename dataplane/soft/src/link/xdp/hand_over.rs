@@ -14,7 +14,7 @@ use super::handed::{DetachedSocket, Detaching, HandedSocket};
 use super::socket::XdpSocket;
 use super::{Attachment, Xdp, bpf, lock};
 use crate::hand_over::{HandOver, HandedQueue, deleted, misfit, recreated, wrong_count};
-use crate::link::interface::PromiscuousMode;
+use crate::link::interface::{PromiscuousMode, number_option};
 
 impl Xdp {
     /// Keeps a socket for another program, with the values that `detach` adds. Returns the socket if no other program
@@ -31,6 +31,12 @@ impl Xdp {
             }
             None => Some(socket),
         }
+    }
+
+    /// Returns whether the link keeps the socket of a queue for another program.
+    pub(super) fn keeps_socket(&self, queue: u32) -> bool {
+        let detaching = lock(&self.detaching);
+        detaching.iter().flat_map(|detaching| &detaching.sockets).any(|detached| detached.queue == queue)
     }
 
     /// Returns the socket of another program for a queue. Returns `None` before [`HandOver::attach`].
@@ -68,11 +74,17 @@ impl HandOver for Xdp {
         true
     }
 
-    fn detach(&self, _: bool) -> io::Result<()> {
+    fn detach(&self, queues: u16, _: bool) -> io::Result<()> {
         if self.epoch().index == 0 {
             return Err(deleted());
         }
-        let expected = lock(&self.sockets).open.len();
+        let sockets = lock(&self.sockets);
+        let expected = sockets.open.len();
+        if expected < usize::from(queues) {
+            let why = sockets.trouble.clone().unwrap_or_else(|| "a queue has no socket".to_owned());
+            return Err(io::Error::new(io::ErrorKind::NotConnected, why));
+        }
+        drop(sockets);
         *lock(&self.detaching) = Some(Detaching { expected, sockets: Vec::new() });
         Ok(())
     }
@@ -97,9 +109,10 @@ impl HandOver for Xdp {
     }
 
     fn resume(&self, _: bool) -> io::Result<()> {
-        // The queue pairs restart and open new sockets, so close the earlier sockets.
+        // The queue pairs restart and open new sockets, so close the earlier sockets. The frames in their rings are lost.
         let Some(detaching) = lock(&self.detaching).take() else { return Ok(()) };
-        drop(detaching);
+        let missed: u64 = detaching.sockets.into_iter().map(|detached| u64::from(detached.socket.close())).sum();
+        lock(&self.sockets).retired.rx_missed += missed;
         // The other program may have attached its own program.
         self.replace_program(self.epoch().index)
     }
@@ -120,6 +133,9 @@ impl HandOver for Xdp {
             let number = |number: u64| u32::try_from(number).map_err(|_| misfit("a number is too large"));
             let descriptors = <[OwnedFd; 2]>::try_from(descriptors);
             let [descriptor, link] = descriptors.map_err(|_| misfit("a queue does not have two descriptors"))?;
+            if number_option(&descriptor, libc::SOL_SOCKET, libc::SO_DOMAIN)? != libc::AF_XDP {
+                return Err(misfit("a descriptor is no AF_XDP socket"));
+            }
             attached.get_or_insert_with(|| bpf::Attached::adopt(link));
             mode = (native != 0, by_nic != 0);
             if redirected != 0 {

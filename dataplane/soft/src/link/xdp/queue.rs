@@ -167,8 +167,10 @@ pub(crate) struct Queue {
     completed: u64,
     /// Whether the worker polls the driver (busy polling).
     busy: bool,
-    /// Whether the hardware may still write to the slots of a closed socket.
+    /// Whether the kernel or the hardware may still write to the slots of a closed socket.
     unreleased: bool,
+    /// Whether the link has kept the closed socket for another program.
+    is_kept: bool,
 }
 
 impl Queue {
@@ -199,6 +201,7 @@ impl Queue {
             completed: 0,
             busy,
             unreleased: false,
+            is_kept: false,
         }
     }
 
@@ -333,8 +336,9 @@ impl Queue {
         self.redirected = true;
     }
 
-    /// Closes the socket. The kernel then owns no slots as soon as [`Queue::is_released`] returns `true`. Returns the
-    /// number of frames that had arrived and were not received.
+    /// Closes the socket, or leaves the socket to another program. The kernel then owns no slots as soon as
+    /// [`Queue::is_released`] returns `true`. Returns the number of frames that had arrived and were not received. The link
+    /// counts the frames of a socket that was left to another program.
     pub(crate) fn close(&mut self) -> u64 {
         self.collect_completions();
         (self.bind_wait, self.awaited) = (None, None);
@@ -350,6 +354,7 @@ impl Queue {
                 Some(returned) => socket = returned,
                 None => {
                     (self.bound, self.redirected, self.is_absent) = (false, false, false);
+                    (self.unreleased, self.is_kept) = (true, true);
                     return 0;
                 }
             }
@@ -364,11 +369,16 @@ impl Queue {
         lost
     }
 
-    /// Returns whether the hardware no longer writes to the slots of the closed socket.
+    /// Returns whether neither the kernel nor the hardware writes to the slots of the closed socket any more. The kernel
+    /// writes to the slots until all descriptors of the socket are closed, and another program may have a descriptor. The
+    /// first call after [`HandOver::resume`](crate::upgrade::HandOver::resume) waits for the release.
     pub(crate) fn is_released(&mut self) -> bool {
-        if let Some(region) = self.region.as_ref().filter(|_| self.unreleased) {
-            self.unreleased = !await_release(region, self.epoch.index, self.index, Duration::ZERO);
+        let Some(region) = self.region.as_ref().filter(|_| self.unreleased) else { return true };
+        if self.is_kept && self.xdp.keeps_socket(self.index) {
+            return false;
         }
+        let timeout = if std::mem::take(&mut self.is_kept) { BIND_TIMEOUT } else { Duration::ZERO };
+        self.unreleased = !await_release(region, self.epoch.index, self.index, timeout);
         !self.unreleased
     }
 
@@ -743,7 +753,7 @@ impl Drop for Queue {
     fn drop(&mut self) {
         self.close();
         if !self.is_released() {
-            // The memory stays mapped, because the hardware may still write to it.
+            // The memory stays mapped, because the kernel or the hardware may still write to it.
             std::mem::forget(self.region.take());
         }
     }

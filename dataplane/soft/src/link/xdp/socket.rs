@@ -144,6 +144,13 @@ impl XdpSocket {
         Ok(socket)
     }
 
+    /// Closes this descriptor of the socket. Returns the number of frames that no program has received.
+    pub(super) fn close(mut self) -> u32 {
+        // Another program may have received some frames.
+        self.rx.continue_consuming();
+        self.rx.ready(u32::MAX)
+    }
+
     /// Reads whether the socket is in zero-copy mode.
     fn read_mode(&mut self) -> Result<(), Refused> {
         let options: libc::xdp_options = get(self.fd.as_raw_fd(), libc::XDP_OPTIONS).map_err(at("XDP_OPTIONS"))?;
@@ -247,8 +254,8 @@ pub(super) fn statistics(fd: RawFd) -> io::Result<libc::xdp_statistics> {
     get(fd, libc::XDP_STATISTICS)
 }
 
-/// Waits until the kernel has released a queue whose zero-copy socket was closed. Until then, the hardware may still
-/// write into the posted buffers. The function binds another socket to the queue, which succeeds only after the
+/// Waits until the kernel has released a queue whose socket was closed. Until then, the kernel or the hardware may still
+/// write into the posted buffers: in zero-copy mode, or if another program has a descriptor of the socket. The function binds another socket to the queue, which succeeds only after the
 /// release. Returns `false` if the release is not certain after `timeout`, for example because a socket of another
 /// program is bound to the queue.
 pub(super) fn await_release(region: &Arc<Region>, interface: u32, queue: u32, timeout: Duration) -> bool {
