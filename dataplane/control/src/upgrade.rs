@@ -59,6 +59,10 @@ pub struct TakeOver {
     pub hand_over_version: u32,
     /// The process id of the new program.
     pub pid: u32,
+    /// The namespace of the process id, as the link `/proc/self/ns/pid` names it. The running program refuses the hand-over
+    /// if its own namespace differs, because the process id then refers to another process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid_namespace: Option<String>,
 }
 
 /// The result of [`Call::TakeOver`](crate::Call::TakeOver).

@@ -1,5 +1,6 @@
 //! Another process of an upgrade.
 
+use std::fs;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -12,6 +13,12 @@ pub(super) struct Process {
     pub(super) pid: u32,
     /// A descriptor of the process, or the reason why the kernel gives no descriptor.
     descriptor: Result<OwnedFd, Errno>,
+}
+
+/// Returns the namespace of the process ids that this process uses (pid_namespaces(7)). `None` if the kernel does not name
+/// the namespace.
+pub(super) fn pid_namespace() -> Option<String> {
+    fs::read_link("/proc/self/ns/pid").ok()?.into_os_string().into_string().ok()
 }
 
 impl Process {

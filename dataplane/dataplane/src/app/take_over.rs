@@ -17,6 +17,7 @@ use super::args;
 use super::console::CommandError;
 use super::control::Socket;
 use super::metrics::Listener;
+use super::process::pid_namespace;
 use crate::config::{Control, Runtime, Source};
 use crate::runtime::{Gate, HandedWorker, Run, SavedStates, SharedMemory};
 use dataplane_control::upgrade::{self, DONE, HAND_OVER_VERSION, HandedOver, READY, RUNNING, TakenConfig, WITHDRAWN};
@@ -86,7 +87,11 @@ impl TakeOver {
             dup2_stdin(File::open("/dev/null").map_err(wrong)?).map_err(|error| wrong(error.into()))?;
             let mut client = Client::of_stream(stream, Path::new(RUNNING_PROGRAM));
             client.set_timeout(MESSAGE_TIMEOUT).map_err(failed)?;
-            let request = upgrade::TakeOver { hand_over_version: HAND_OVER_VERSION, pid: std::process::id() };
+            let request = upgrade::TakeOver {
+                hand_over_version: HAND_OVER_VERSION,
+                pid: std::process::id(),
+                pid_namespace: pid_namespace(),
+            };
             let config: TakenConfig =
                 client.call(&Call::TakeOver(request)).map_err(failed)?.parse_exactly().map_err(failed)?;
             let received = receive(client.stream(), config.memories.len())?;
@@ -140,6 +145,12 @@ impl TakeOver {
             let read = stream.take(row.bytes as u64).read_to_end(&mut state).map_err(lost)?;
             if read < row.bytes {
                 return Err(lost(ErrorKind::UnexpectedEof.into()));
+            }
+            if row.worker > usize::from(u16::MAX) {
+                return Err(Error::Topology(format!(
+                    "the running program has a worker with the number {}",
+                    row.worker
+                )));
             }
             if states.len() <= row.worker {
                 states.resize_with(row.worker + 1, SavedStates::new);
@@ -208,5 +219,39 @@ impl TakeOver {
             let _ = dup2_stderr(stderr);
         }
         Ok(TakenSockets { control, metrics })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Diagnostics;
+    use crate::runtime::{Options, Predecessor, assemble};
+    use dataplane_core::topology::Topology;
+    use dataplane_testing::config::Config;
+
+    #[test]
+    fn program_whose_worker_has_failed_does_not_take_over() {
+        let config = Config::new().port("in", "kind = 'generator', rate = 1000").stage("drop", "");
+        let source = Source::new("test.toml", config.to_string(), &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let registry = dataplane_stages::registry();
+        let assembly = assemble(&source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap().unwrap();
+        let runtime = assembly.plan.runtime.clone();
+        // The pool of the worker is not the pool of another program.
+        let mut gate = |_: &Gate<'_>| Ok(vec![HandedWorker { posted: vec![(0, vec![1])], ..HandedWorker::default() }]);
+        let predecessor = Predecessor { memories: Vec::new(), gate: &mut gate };
+        let run = Run::start_after(assembly, Options::default(), || false, Some(predecessor)).unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let config = TakenConfig { text: String::new(), settings: Vec::new(), running_s: 0.0, memories: Vec::new() };
+        let (memories, descriptors) = (Vec::new(), BTreeMap::new());
+        let client = Client::of_stream(ours, Path::new(RUNNING_PROGRAM));
+        let taking = TakeOver { client, config, memories, descriptors };
+        let error = taking.finish(&run, &runtime).err().unwrap().to_string();
+        assert!(error.contains("a worker ended"), "{error}");
+        assert_eq!(upgrade::receive_byte(&theirs).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        run.stop();
+        let error = run.join().err().unwrap().to_string();
+        assert!(error.contains("the buffers of port 0 of the other program do not fit"), "{error}");
     }
 }

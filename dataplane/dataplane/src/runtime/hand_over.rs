@@ -100,6 +100,9 @@ impl Run {
                 None => wait()?,
             }
         };
+        if let Some(worker) = workers.iter().position(|worker| worker.has_failed) {
+            return Err(format!("a stage of worker {worker} panicked while it saved its state"));
+        }
         // The kernel may read the buffers of these packets later, so the other program must not use the buffers.
         if let Some(port) = workers.iter().find_map(|worker| ports.get(worker.sending?)) {
             return Err(format!("port `{}` still sends packets, for example because its link is down", port.name));
@@ -144,20 +147,70 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::config::{Diagnostics, Source};
-    use crate::runtime::{Options, Run, assemble};
+    use crate::prelude::*;
+    use crate::runtime::{Options, assemble};
     use dataplane_control::ErrorCode;
     use dataplane_core::topology::Topology;
     use dataplane_testing::config::Config;
+    use dataplane_testing::namespace::in_namespace;
     use dataplane_testing::wait_until;
+
+    fn start(config: String, options: Options) -> Run {
+        let source = Source::new("test.toml", config, &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let mut registry = dataplane_stages::registry();
+        registry.add::<Unsaved>("unsaved");
+        let assembly = assemble(&source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap();
+        Run::start(assembly.unwrap(), options).unwrap()
+    }
 
     fn run_of_a_generator(options: Options) -> Run {
         let config = Config::new().port("in", "kind = 'generator', rate = 1000").stage("drop", "");
-        let source = Source::new("test.toml", config.to_string(), &[]);
-        let mut diagnostics = Diagnostics::new(&source);
-        let registry = dataplane_stages::registry();
-        let assembly = assemble(&source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap();
-        Run::start(assembly.unwrap(), options).unwrap()
+        start(config.to_string(), options)
+    }
+
+    /// A stage that panics when it saves its state.
+    #[derive(serde::Deserialize)]
+    struct Unsaved {}
+
+    impl Stage for Unsaved {
+        fn contract(&self) -> Contract {
+            Contract::default().transfers_state::<Self>()
+        }
+
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+    }
+
+    impl StateTransfer for Unsaved {
+        fn save_state(&mut self) -> Option<Vec<u8>> {
+            panic!("a test")
+        }
+
+        fn load_state(&mut self, _: &[u8]) -> std::result::Result<(), String> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn worker_whose_stage_panics_is_not_handed_over() {
+        in_namespace(|| {
+            let config = Config::new().runtime("idle = 'sleep'\nsandbox = false").port("tap", "kind = 'generator'");
+            let config = config.stage("unsaved", "on_panic = 'bypass'").stage("drop", "").to_string();
+            let link = "device = 'host'\nlink = { kind = 'tap', name = 'dp0' }";
+            let config = config.replace("device = 'soft'\nlink = { kind = 'generator' }", link);
+            let run = start(config, Options::default());
+            // A backtrace may take longer than the hand-over waits. This process runs only this test.
+            std::panic::set_hook(Box::new(|_| {}));
+            let error = run.detach().err().unwrap();
+            assert_eq!(error, "a stage of worker 0 panicked while it saved its state");
+            // The stage is bypassed now, so the worker pauses.
+            assert!(run.detach().is_ok());
+            run.resume(false);
+            run.stop();
+            run.join().unwrap();
+        });
     }
 
     #[test]

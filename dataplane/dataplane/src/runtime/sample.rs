@@ -384,6 +384,10 @@ pub(crate) type PostedBuffers = Vec<(usize, Vec<u32>)>;
 /// The answer of a worker that has paused.
 #[derive(Debug, Default)]
 pub(crate) struct PausedWorker {
+    /// The number of the request, because a worker may answer a request for which nobody waits any more.
+    pub(crate) number: u64,
+    /// Whether a stage has panicked while it saved its state. The worker then does not pause.
+    pub(crate) has_failed: bool,
     /// The states of the stages.
     pub(crate) states: SavedStates,
     /// The index of a port on which sends have not completed in time.

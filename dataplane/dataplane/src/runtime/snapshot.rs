@@ -217,6 +217,8 @@ struct SampledWorker {
     observer: ObserverExchange,
     /// The answer to the last request for the states of the stages.
     paused: Option<PausedWorker>,
+    /// The number of requests for a pause.
+    pauses: u64,
 }
 
 /// The exchange of the observer of a worker. The worker gets one observer at a time.
@@ -478,7 +480,8 @@ impl Sampler {
         self.pump();
         for worker in &mut self.workers {
             worker.paused = None;
-            worker.request.ask(Message::Pause(PausedWorker::default()));
+            worker.pauses += 1;
+            worker.request.ask(Message::Pause(PausedWorker { number: worker.pauses, ..PausedWorker::default() }));
         }
     }
 
@@ -542,6 +545,7 @@ impl SampledWorker {
             retiring: RetiringLanes::default(),
             observer: ObserverExchange::default(),
             paused: None,
+            pauses: 0,
         }
     }
 
@@ -572,8 +576,8 @@ impl SampledWorker {
                     drop(observer);
                 }
                 Message::Retired(lanes) => self.take_lanes(lanes),
-                Message::Pause(paused) => self.paused = Some(paused),
-                Message::Release(_) | Message::Resume(_) => {}
+                Message::Pause(paused) if paused.number == self.pauses => self.paused = Some(paused),
+                Message::Pause(_) | Message::Release(_) | Message::Resume(_) => {}
                 Message::Slots(_) => {
                     if let Some(lane) = self.retiring.returning.take() {
                         self.finish_lane(ClosedLane { slots: LateSlots::default(), ..lane });

@@ -609,12 +609,15 @@ impl Worker {
                 self.closing.take(slots, &mut self.pool);
                 Ok(())
             }
-            Message::Pause(paused) => catch_unwind(AssertUnwindSafe(|| {
-                self.complete_sends(Instant::now() + SEND_TIMEOUT);
-                paused.sending = self.lanes.iter().position(|lane| lane.sending() > 0);
-                paused.states = self.graph.save_states();
-                self.is_paused = true;
-            })),
+            Message::Pause(paused) => {
+                paused.has_failed = true;
+                catch_unwind(AssertUnwindSafe(|| {
+                    self.complete_sends(Instant::now() + SEND_TIMEOUT);
+                    paused.sending = self.lanes.iter().position(|lane| lane.sending() > 0);
+                    paused.states = self.graph.save_states();
+                    (paused.has_failed, self.is_paused) = (false, true);
+                }))
+            }
             Message::Release(ports) => {
                 self.stop_queues(ports);
                 Ok(())

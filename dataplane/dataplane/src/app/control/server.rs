@@ -229,7 +229,7 @@ impl ControlServer {
                 client.answer::<()>(id, Err(&refusal));
                 self.clients.push(client);
             }
-            Err(SwitchError::Lost(why)) => tracing::error!("upgrade failed: {why}; this program continues"),
+            Err(SwitchError::Lost(why)) => upgrade::log_failure(&why),
         }
     }
 
@@ -342,14 +342,19 @@ impl ControlServer {
                     client.answer(id, started.as_ref());
                 }
                 Call::TakeOver(request) => {
-                    let upgrade = client.upgrade.as_mut().ok_or_else(upgrade::not_started);
                     let connection = (&client.stream, id);
                     let running_time = self.earlier.saturating_add(self.started.elapsed());
-                    let answered =
-                        upgrade.and_then(|upgrade| upgrade.take_over(run, running_time, request, connection));
+                    let answered = match &mut client.upgrade {
+                        Some(upgrade) => upgrade.take_over(run, running_time, request, connection),
+                        None => Err(SwitchError::Refused(upgrade::not_started())),
+                    };
                     match answered {
                         Ok(()) => client.mark_answered(),
-                        Err(refusal) => client.answer::<()>(id, Err(&refusal)),
+                        Err(SwitchError::Refused(refusal)) => client.answer::<()>(id, Err(&refusal)),
+                        Err(SwitchError::Lost(why)) => {
+                            upgrade::log_failure(&why);
+                            client.close();
+                        }
                     }
                 }
                 Call::HandOver {} => switching = Some((at, id)),
@@ -688,6 +693,11 @@ impl ClientConnection {
         }
     }
 
+    /// Closes the connection at the end of the turn.
+    fn close(&mut self) {
+        (self.request, self.deadline) = (None, Some(Instant::now()));
+    }
+
     /// Records that the client has received the answer.
     fn mark_answered(&mut self) {
         (self.request, self.deadline) = (None, None);
@@ -769,6 +779,7 @@ mod tests {
     use crate::runtime::{Options, assemble};
     use dataplane_core::topology::Topology;
     use dataplane_testing::config::Config;
+    use dataplane_testing::namespace::in_namespace;
     use dataplane_testing::{Folder, wait_until};
 
     /// The number of counters of the stage `many`. The answer to `stats` then has about 400 kB.
@@ -839,7 +850,56 @@ mod tests {
             .port("in", "kind = 'generator', rate = 1000")
             .stage("many", "")
             .stage("drop", "");
-        let source = Source::new("test.toml", text.to_string(), &[]);
+        start(text.to_string(), registry)
+    }
+
+    #[test]
+    fn connection_of_a_new_program_that_breaks_off_is_closed() {
+        in_namespace(|| {
+            let folder = Folder::new();
+            let path = folder.file("control.sock");
+            let config = Config::new()
+                .runtime(&format!("control = '{}'\nidle = 'sleep'\nsandbox = false", path.display()))
+                .port("tap", "kind = 'generator'")
+                .stage("drop", "");
+            let link = "device = 'host'\nlink = { kind = 'tap', name = 'dp0' }";
+            let text = config.to_string().replace("device = 'soft'\nlink = { kind = 'generator' }", link);
+            let (run, mut server) = start(text, Arc::new(dataplane_stages::registry()));
+            let mut client = client(&path, "upgrade");
+            let answer = |server: &mut ControlServer, client: &mut BufReader<UnixStream>| {
+                let mut answer = Vec::new();
+                wait_until("an answer", || {
+                    server.turn(&run);
+                    let read = client.read_until(b'\n', &mut answer);
+                    answer.ends_with(b"\n") || read.is_ok_and(|read| read == 0)
+                });
+                String::from_utf8(answer).unwrap()
+            };
+            assert!(answer(&mut server, &mut client).contains("\"arguments\""));
+            let take_over = |namespace: &str| {
+                let request = "\"version\":1,\"id\":2,\"request\":\"take_over\",\"hand_over_version\":1,\"pid\":1";
+                format!("{{{request}{namespace}}}\n")
+            };
+            // The process id is not the id of the new program for this program.
+            client.get_mut().write_all(take_over(",\"pid_namespace\":\"pid:[1]\"").as_bytes()).unwrap();
+            let refused = answer(&mut server, &mut client);
+            assert!(refused.contains("another pid namespace (pid:[1], not pid:["), "{refused}");
+            assert_eq!(server.clients.len(), 1);
+            client.get_mut().write_all(take_over("").as_bytes()).unwrap();
+            client.get_mut().shutdown(std::net::Shutdown::Write).unwrap();
+            let config = answer(&mut server, &mut client);
+            assert!(config.contains("\"memories\":[]"), "{config}");
+            // The connection has blocked during the request, and its state is not known.
+            assert_eq!(answer(&mut server, &mut client), "");
+            assert!(server.clients.is_empty());
+            run.stop();
+            run.join().unwrap();
+        });
+    }
+
+    /// Starts a run, and a server with the control socket of the config.
+    fn start(text: String, registry: Arc<Registry>) -> (Run, ControlServer) {
+        let source = Source::new("test.toml", text, &[]);
         let mut diagnostics = Diagnostics::new(&source);
         let assembly = assemble(&source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap().unwrap();
         let server =

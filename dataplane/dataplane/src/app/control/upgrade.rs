@@ -1,7 +1,7 @@
 //! The hand-over of a running program to the new program of an upgrade: the side of the running program.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use serde::Serialize;
 
-use crate::app::process::Process;
+use crate::app::process::{Process, pid_namespace};
 use crate::runtime::{HandedRun, RESTART_HELP, Run, SharedMemory, UpgradeHold};
 use dataplane_control::upgrade::{
     self, DONE, HAND_OVER_VERSION, HandedOver, MemoryRow, QueueRow, RUNNING, StateRow, TakeOver, TakenConfig,
@@ -29,10 +29,13 @@ pub(in crate::app) const ENVIRONMENT: [&str; 6] =
     ["NOTIFY_SOCKET", "WATCHDOG_USEC", "JOURNAL_STREAM", "RUST_LOG", "NO_COLOR", "XDG_RUNTIME_DIR"];
 /// The maximum time from the start of an upgrade to the hand-over.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(600);
-/// The maximum time from the hand-over until the workers of the new program run. Packets wait during this time.
+/// The maximum time of `take_over`, and the maximum time from the hand-over until the workers of the new program run. Packets
+/// wait during the hand-over.
 const SWITCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum time that the running program waits for the end of a new program that took too long.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_millis(200);
+/// The help for an upgrade that failed before the hand-over.
+const TRY_AGAIN: &str = "try again; the program still forwards packets";
 /// The maximum time that the running program waits for the end of a new program that was killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -56,10 +59,47 @@ pub(in crate::app) struct SharedListener {
 
 /// The reason why the new program did not take over. The run receives packets again.
 pub(super) enum SwitchError {
-    /// The run refuses the hand-over.
+    /// The run refuses the request.
     Refused(Refusal),
-    /// The new program failed.
+    /// The new program failed, so the connection must be closed.
     Lost(String),
+}
+
+/// The connection to the new program, on which all messages must pass before a deadline.
+struct TimedStream<'a> {
+    stream: &'a UnixStream,
+    deadline: Instant,
+}
+
+impl TimedStream<'_> {
+    /// Limits the next call to the time until the deadline.
+    fn limit(&self) -> io::Result<()> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_nonblocking(false)?;
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.set_write_timeout(Some(left))
+    }
+}
+
+impl Read for &TimedStream<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.limit()?;
+        (&*self.stream).read(into)
+    }
+}
+
+impl Write for &TimedStream<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.limit()?;
+        (&*self.stream).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl Upgrade {
@@ -105,16 +145,23 @@ impl Upgrade {
         running_time: Duration,
         request: &TakeOver,
         (stream, id): (&UnixStream, u64),
-    ) -> Result<(), Refusal> {
-        let failed =
-            |why: String| Refusal::new(ErrorCode::Failed, why, "try again; the program still forwards packets");
+    ) -> Result<(), SwitchError> {
+        let failed = |why: String| SwitchError::Refused(Refusal::new(ErrorCode::Failed, why, TRY_AGAIN));
         if request.hand_over_version != HAND_OVER_VERSION {
             let message = format!(
                 "the new program has version {} of the hand-over, but the running program has version \
                  {HAND_OVER_VERSION}",
                 request.hand_over_version
             );
-            return Err(Refusal::new(ErrorCode::NeedsRestart, message, RESTART_HELP));
+            return Err(SwitchError::Refused(Refusal::new(ErrorCode::NeedsRestart, message, RESTART_HELP)));
+        }
+        if let Some((own, theirs)) = pid_namespace().zip(request.pid_namespace.as_ref())
+            && own != *theirs
+        {
+            let message = format!("the new program is in another pid namespace ({theirs}, not {own})");
+            let help = "run `dataplane upgrade` in the container of the program, for example with `nsenter --all --target \
+                        PROCESS`";
+            return Err(SwitchError::Refused(Refusal::new(ErrorCode::Failed, message, help)));
         }
         self.program = Some(Process::open(request.pid));
         let source = run.source();
@@ -132,8 +179,9 @@ impl Upgrade {
             memories: rows.map_err(|error| failed(error.to_string()))?,
         };
         let descriptors: Vec<_> = memories.iter().map(|memory| memory.descriptor.as_fd()).collect();
-        answer_with(stream, id, &config, &descriptors, &mut false).map_err(failed)?;
-        stream.set_nonblocking(true).map_err(|error| failed(error.to_string()))
+        let timed = TimedStream { stream, deadline: Instant::now() + SWITCH_TIMEOUT };
+        answer_with(&timed, id, &config, &descriptors, &mut false).map_err(SwitchError::Lost)?;
+        stream.set_nonblocking(true).map_err(|error| SwitchError::Lost(error.to_string()))
     }
 }
 
@@ -160,6 +208,11 @@ fn arguments(arguments: impl Iterator<Item = OsString>) -> Result<Vec<String>, R
     arguments.filter(|argument| argument != TAKE_OVER_OPTION).map(text).collect()
 }
 
+/// Logs why the new program did not take over.
+pub(super) fn log_failure(why: &str) {
+    tracing::error!("upgrade failed: {why}; this program continues");
+}
+
 /// Returns the refusal of `take_over` without an upgrade.
 pub(super) fn not_started() -> Refusal {
     Refusal::new(ErrorCode::Failed, "no upgrade was started on this connection", "send `upgrade` first")
@@ -184,12 +237,11 @@ pub(super) fn switch(
     listeners: &[(&str, &SharedListener)],
 ) -> Result<Duration, SwitchError> {
     let begin = Instant::now();
-    let handed = run.detach().map_err(|why| {
-        let help = "try again; the program still forwards packets";
-        SwitchError::Refused(Refusal::new(ErrorCode::Failed, why, help))
-    })?;
+    let refused = |why: String| SwitchError::Refused(Refusal::new(ErrorCode::Failed, why, TRY_AGAIN));
+    let handed = run.detach().map_err(refused)?;
     let mut is_touched = false;
-    let switched = send(stream, id, handed, listeners, &mut is_touched).and_then(|()| await_running(stream, begin));
+    let timed = TimedStream { stream, deadline: begin + SWITCH_TIMEOUT };
+    let switched = send(&timed, id, handed, listeners, &mut is_touched).and_then(|()| await_running(&timed));
     switched.map_err(|why| {
         if is_touched {
             end(program, stream);
@@ -218,7 +270,7 @@ fn end(program: &Process, stream: &UnixStream) {
 
 /// Sends the descriptors and the states. Sets `is_touched` before the new program can receive packets.
 fn send(
-    stream: &UnixStream,
+    stream: &TimedStream<'_>,
     id: u64,
     handed: HandedRun,
     listeners: &[(&str, &SharedListener)],
@@ -255,32 +307,34 @@ fn send(
 /// Sends the answer `head` to the request with the number `id`, and then the descriptors. Sets `is_sent` before the new
 /// program can use a descriptor.
 fn answer_with(
-    stream: &UnixStream,
+    stream: &TimedStream<'_>,
     id: u64,
     head: &impl Serialize,
     descriptors: &[BorrowedFd<'_>],
     is_sent: &mut bool,
 ) -> Result<(), String> {
     let failed = |error: io::Error| format!("the new program did not take over: {error}");
-    stream.set_nonblocking(false).map_err(failed)?;
-    stream.set_read_timeout(Some(SWITCH_TIMEOUT)).map_err(failed)?;
-    stream.set_write_timeout(Some(SWITCH_TIMEOUT)).map_err(failed)?;
     let line = Response::result(id, head).and_then(|response| serde_json::to_string(&response));
     let line = line.map_err(|error| error.to_string())? + "\n";
     let mut writer = stream;
     writer.write_all(line.as_bytes()).map_err(failed)?;
-    if upgrade::receive_byte(stream).map_err(failed)? != upgrade::READY {
+    if receive_byte(stream).map_err(failed)? != upgrade::READY {
         return Err("the new program sent an unknown message".to_owned());
     }
     *is_sent = true;
-    upgrade::send_descriptors(stream, descriptors).map_err(failed)
+    stream.limit().and_then(|()| upgrade::send_descriptors(stream.stream, descriptors)).map_err(failed)
+}
+
+/// Receives a message of one byte.
+fn receive_byte(mut stream: &TimedStream<'_>) -> io::Result<u8> {
+    let mut byte = [0];
+    stream.read_exact(&mut byte)?;
+    Ok(byte[0])
 }
 
 /// Waits until the workers of the new program run.
-fn await_running(stream: &UnixStream, begin: Instant) -> Result<(), String> {
-    let left = SWITCH_TIMEOUT.saturating_sub(begin.elapsed()).max(Duration::from_millis(1));
-    let _ = stream.set_read_timeout(Some(left));
-    match upgrade::receive_byte(stream) {
+fn await_running(stream: &TimedStream<'_>) -> Result<(), String> {
+    match receive_byte(stream) {
         Ok(RUNNING) => Ok(()),
         Ok(_) => Err("the new program sent an unknown message".to_owned()),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -298,6 +352,20 @@ mod tests {
     fn option_of_an_earlier_upgrade_is_not_an_argument() {
         let given = ["run", "x.toml", "--take-over", "-v"].map(OsString::from);
         assert_eq!(arguments(given.into_iter()).unwrap(), ["run", "x.toml", "-v"]);
+    }
+
+    #[test]
+    fn no_message_passes_after_the_deadline() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        upgrade::send_byte(&theirs, RUNNING).unwrap();
+        let timed = |deadline| TimedStream { stream: &ours, deadline };
+        let late = timed(Instant::now());
+        assert_eq!(receive_byte(&late).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!((&late).write(&[DONE]).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(receive_byte(&timed(Instant::now() + SWITCH_TIMEOUT)).unwrap(), RUNNING);
+        // A client that reads nothing does not extend the time.
+        let timed = timed(Instant::now() + Duration::from_millis(10));
+        assert!((&timed).write_all(&vec![0; 16 << 20]).is_err());
     }
 
     #[test]

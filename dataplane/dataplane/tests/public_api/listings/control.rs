@@ -496,6 +496,7 @@ pub mod upgrade {
     pub struct TakeOver {
         pub hand_over_version: u32,
         pub pid: u32,
+        pub pid_namespace: Option<String>,
     }
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     pub struct TakenConfig {

@@ -1,4 +1,10 @@
 pub mod app {
+    mod control {
+        mod upgrade {
+            impl Read for &TimedStream<'_> {}
+            impl Write for &TimedStream<'_> {}
+        }
+    }
     mod logs {
         impl Visit for Record {}
     }
