@@ -220,3 +220,25 @@ fn port_without_local_identifier_is_reached_by_its_gid() {
     assert!(server.complete && client.complete, "{server:?}{client:?}");
     assert!(!client.ethernet && client.gid.starts_with("fe80::"), "{client:?}");
 }
+
+/// Runs a test on devices with a property of a real NIC.
+fn run_on_nics(quirk: SoftQuirk, line: &str) -> [SideReport; 2] {
+    run_on(devices(|spec| spec.quirks = vec![quirk]), &plan(line), &plan(line), usize::MAX)
+}
+
+#[test]
+fn device_that_refuses_unsignalled_sends_needs_a_completion_for_each_request() {
+    let [_, client] = run_on_nics(SoftQuirk::RefusesUnsignalled, "send_bw -t ud -s 64 -n 20");
+    let found = failure(&client);
+    assert!(found.contains("Invalid argument") && found.ends_with("use --cq-mod 1"), "{found}");
+    let [server, client] = run_on_nics(SoftQuirk::RefusesUnsignalled, "send_bw -t ud -s 64 -n 20 --cq-mod 1");
+    assert!(server.complete && client.complete, "{server:?}{client:?}");
+}
+
+#[test]
+fn inline_size_that_the_device_does_not_grant_is_refused() {
+    let [_, client] = run_on_nics(SoftQuirk::GrantsLessInline, "send_lat -s 64 -n 20 --inline 64");
+    assert_eq!(failure(&client), "--inline 64: soft1 grants at most 32 bytes; help: use --inline 32");
+    let [server, client] = run_on_nics(SoftQuirk::GrantsLessInline, "send_lat -s 64 -n 20 --inline 32");
+    assert!(server.complete && client.complete, "{server:?}{client:?}");
+}

@@ -182,6 +182,9 @@ unsafe impl ProtectionDomain for SoftPd {
             return failed(libc::EINVAL);
         }
         let mut spec = *spec;
+        if device.has_quirk(SoftQuirk::GrantsLessInline) {
+            spec.caps.inline = caps.inline.min(32);
+        }
         if device.profile == Profile::Rxe {
             // rxe stores scatter/gather elements and inline data in the same space.
             let bytes = (caps.send_sges * 16).max(caps.inline);

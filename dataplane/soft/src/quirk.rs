@@ -16,6 +16,8 @@ pub enum SoftQuirk {
     ResetIsFinal,
     /// A post of an unsignalled send to a UD queue pair fails with `EINVAL`, as on efa.
     RefusesUnsignalled,
+    /// The device grants at most 32 bytes of inline data to a queue pair, without an error, as hns does.
+    GrantsLessInline,
     /// Flow rules cannot match the source MAC address, IPv6 headers or tunnels, and support no tags, drops or counters,
     /// as on mlx4.
     PlainFlowRules,

@@ -14,6 +14,7 @@ use dataplane::verbs::{
     QpType, RecvRequest, Remote, SendFlags, SendOp, SendRequest, WcStatus,
 };
 use dataplane::{Error, Result};
+use rustix::io::Errno;
 
 use super::plan::{Atomic, Plan, Test, Transport};
 use super::protocol::Destination;
@@ -162,10 +163,15 @@ impl<'p, D: Device> Endpoint<'p, D> {
                 Ok(qp) => qp,
                 Err(error) if plan.inline > 0 && create(0).is_ok() => {
                     let granted = largest_inline(plan.inline, |inline| create(inline).is_ok());
-                    return Err(inline_error(device.name(), plan.inline, granted, &error));
+                    return Err(inline_error(device.name(), plan.inline, granted, Some(&error)));
                 }
                 Err(error) => return Err(failed(error)),
             });
+        }
+        // hns grants less inline data without an error.
+        let granted = qps.iter().map(|qp| qp.caps().inline).min().unwrap_or(0);
+        if granted < plan.inline {
+            return Err(inline_error(device.name(), plan.inline, granted, None));
         }
         let part = (agreed.largest as usize).max(agreed.cycle).next_multiple_of(LINE);
         // A received datagram starts at a cache line, and the GRH is before this line.
@@ -288,7 +294,17 @@ impl<'p, D: Device> Endpoint<'p, D> {
         let to = peer.ah.as_ref().map(|ah| To { ah, qp: peer.qpn, qkey });
         let wr_id = number << QUEUE_PAIR_BITS | queue_pair as u64;
         let posted = self.qps[queue_pair].post_send(&[SendRequest { wr_id, op, flags, sges: &sges, to }]);
-        posted.map_err(|refused| refused.error.on(self.local.connector.device()))
+        posted.map_err(|refused| {
+            let is_invalid = refused.error.errno == Errno::INVAL.raw_os_error();
+            let error = refused.error.on(self.local.connector.device());
+            match is_signaled || !is_invalid {
+                true => error,
+                // efa refuses a request without a completion.
+                false => Error::Peer(format!(
+                    "{error}; help: the device may need a completion for each request: use --cq-mod 1"
+                )),
+            }
+        })
     }
 
     /// Posts a receive for a message of any size of the run. The completion has the index of the queue pair. All receives of
@@ -411,9 +427,10 @@ fn largest_inline(refused: u32, accepts: impl Fn(u32) -> bool) -> u32 {
     start
 }
 
-fn inline_error(device: &str, wanted: u32, granted: u32, error: &VerbError) -> Error {
+fn inline_error(device: &str, wanted: u32, granted: u32, error: Option<&VerbError>) -> Error {
     let remedy = if granted == 0 { "remove --inline".to_owned() } else { format!("use --inline {granted}") };
-    Error::Peer(format!("--inline {wanted}: {device} grants at most {granted} bytes ({error}); help: {remedy}"))
+    let error = error.map_or_else(String::new, |error| format!(" ({error})"));
+    Error::Peer(format!("--inline {wanted}: {device} grants at most {granted} bytes{error}; help: {remedy}"))
 }
 
 fn request_error(test: Test, queue: Queue, completion: &Completion) -> Error {

@@ -769,6 +769,7 @@ mod quirk {
         RefusesUdOperations,
         ResetIsFinal,
         RefusesUnsignalled,
+        GrantsLessInline,
         PlainFlowRules,
         BehindSwitch,
         RefusesFlowRules,
