@@ -234,7 +234,7 @@ impl KeyCache {
         Ok(())
     }
 
-    /// Writes `bytes` to the buffers of a posted request, starting at byte `from`.
+    /// Writes all of `bytes` to the buffers of a posted request. The first byte goes to position `from` of the buffers.
     pub(super) fn scatter_part(&mut self, sges: &[Sge], from: u64, bytes: &[u8]) -> Result<(), WcStatus> {
         let mut done = 0;
         for sge in parts(sges, from, bytes.len() as u64) {
@@ -523,7 +523,7 @@ mod tests {
         assert!(remote(1).is_none());
         assert_eq!(cache.gather(&[sge(1, 64)], &mut Vec::new()), Err(WcStatus::LocProtErr));
         let memory = remote(0).unwrap();
-        // The memory has only four of these bytes.
+        // Only the first four of these 20 bytes fit into the memory.
         memory.write(60, &[7; 20]);
         assert_eq!(memory.update(|word| Some(word + 5)), Some(0));
         std::thread::scope(|scope| {

@@ -1,11 +1,12 @@
 //! Unusual properties of devices.
 
-/// A property of some real NICs that the software device has only on request.
+/// A property or defect of some real devices that the software device has only on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SoftQuirk {
     /// The device accepts memory with [`Access::ON_DEMAND`](dataplane_core::verbs::Access::ON_DEMAND), as mlx5 does.
     OnDemandPaging,
-    /// The device grants completion queues without the fields `SLID`, `SL` and `DLID_PATH_BITS`, as irdma does.
+    /// If a request for a completion queue asks for the fields `SLID`, `SL` and `DLID_PATH_BITS`, the device creates
+    /// the queue without these fields, as irdma does.
     NoPathFields,
     /// The device resizes no completion queue, as hns does.
     NoCqResize,

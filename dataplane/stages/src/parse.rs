@@ -458,7 +458,8 @@ mod tests {
     fn flow_hashes_are_spread_evenly() {
         let mut harness = hashing();
         let hash = |harness: &mut Harness, bytes: &[u8]| harness.run_one(bytes).meta.flow_hash;
-        // The addresses and ports are adjacent and have equal sums. UDP and TCP packets have the same ports.
+        // Successive packets have consecutive addresses and ports. The sum of source and destination is the same for
+        // all packets. UDP and TCP packets have the same ports.
         let mut hashes = HashSet::new();
         for n in 0..64u8 {
             let (source, destination) = ([10, 0, 0, n].into(), [10, 0, 1, 63 - n].into());

@@ -139,7 +139,8 @@ mod tests {
         for (parameters, changed, expected) in [
             ("every = 3", "every = 3", chosen("every = 3", 40)),
             ("every = 10\nseed = 1", "every = 10\nseed = 1", chosen("every = 10\nseed = 1", 40)),
-            // After 20 packets, the position is 2.
+            // After packets 0 to 19, two packets have passed since the last sample (packet 17). With `every = 4`, the
+            // next sample is packet 21.
             ("every = 3", "every = 4", vec![2, 5, 8, 11, 14, 17, 21, 25, 29, 33, 37]),
         ] {
             let mut harness = Harness::from_toml::<Sample>(parameters).unwrap();

@@ -130,11 +130,11 @@ impl<F: AddressFamily> Lpm<F> {
     }
 
     /// Makes retired memory reusable. A change of the table retires the cache lines that it replaces, and marks these
-    /// lines with the time of the table. The time starts at 0. This call sets the time to `time`, and frees the lines
-    /// that are marked with a time before `quiet`.
+    /// lines with the time of the table. The time of the table starts at 0, and this method sets the time to `time`.
+    /// The method then frees the lines whose mark is below `quiet`.
     ///
-    /// The caller guarantees that all lookups that began before the time `quiet` have ended. The caller chooses the
-    /// unit of the times. Times must not decrease.
+    /// The caller guarantees that no lookup is in progress that began while the time of the table was below `quiet`.
+    /// The caller chooses the unit of the times. Times must not decrease.
     pub fn reclaim(&mut self, time: u64, quiet: u64) {
         self.0.reclaim(time, quiet);
     }
@@ -300,7 +300,8 @@ mod tests_v4 {
 mod tests_v6 {
     crate::lpm_tests::lpm_tests!(Lpm6, u128, 128);
 
-    /// If every address has its own prefix, a line covers sixteen prefixes, regardless of the order of insertion.
+    /// If adjacent prefixes have different values, one line covers about sixteen of these prefixes, regardless of the
+    /// order of insertion.
     #[test]
     fn adjacent_prefixes_share_cache_lines() {
         for (len, key) in [(64, 64), (128, 0)] {

@@ -49,7 +49,7 @@ pub struct StandIn {
 }
 
 impl StandIn {
-    /// Creates a placeholder for a prepared stage.
+    /// Creates a placeholder with the contract of `stage`. The stage must already be prepared.
     pub fn of(stage: &dyn Stage) -> Self {
         Self { contract: stage.contract() }
     }
@@ -278,7 +278,8 @@ pub enum ChecksumState<'p> {
 }
 
 impl ChecksumState<'_> {
-    /// Adds packets with this state to the packets of other stages. `all` is `None` if no packets were added yet.
+    /// Combines this state with `all`, the state of the packets of other stages. `all` is `None` if there are no other
+    /// packets so far.
     fn join(self, all: &mut Option<Self>) {
         *all = match (*all, self) {
             (Some(Self::MayLack { changed_by: Some(_) }), _) | (Some(Self::MayLack { .. }), Self::Computed) => *all,

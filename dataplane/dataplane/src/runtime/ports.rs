@@ -34,8 +34,9 @@ impl PortNumber {
     }
 }
 
-/// A function that is called at each change of the state of a port. The function must lock the list of handlers before
-/// it reads the number of the port, because the handlers use this number.
+/// A function that is called at each change of the state of a port. A change of the pipeline replaces the numbers of
+/// the ports and the list of the stages' port handlers under one lock. The function must take this lock before it reads
+/// the number of the port. Otherwise, the new handlers could get an old number.
 pub(crate) type OnPortChange = Arc<dyn Fn(&PortNumber, PortChange) + Send + Sync>;
 
 /// An open port of a run.

@@ -59,8 +59,9 @@ pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) 
     Ok((device.with_raw(spec), prepared))
 }
 
-/// Calls [`prepare`] if a port of an RDMA device has raw-packet queue pairs, even if the device does not report raw
-/// packets. A queue pair without these settings would receive every frame of the interface.
+/// Calls [`prepare`] if a port of an RDMA device has raw-packet queue pairs, even if the device does not report support
+/// for raw packets. Without the raw-packet settings of the port, a queue pair would receive every frame of the
+/// interface.
 ///
 /// # Errors
 /// Returns the errors of [`prepare`], and an error if the port of the device is an InfiniBand port.
@@ -232,7 +233,8 @@ pub(crate) mod tests {
         spec(&plan(keys, true), &FlowCounterMap::new()).rules
     }
 
-    /// Returns the type and the remaining bytes of each specification after the head of a rule.
+    /// Encodes a rule, and skips the head of the rule. Returns each specification that follows: its type, and its bytes
+    /// after type and size.
     fn specs(rule: &FlowRule) -> Vec<(u32, Vec<u8>)> {
         let bytes = encode_flow_rule(rule).unwrap();
         let mut rest = &bytes[20..];
@@ -325,8 +327,8 @@ pub(crate) mod tests {
         assert_eq!((head[16], u16::from_ne_bytes([head[10], head[11]])), (2, 21844), "dont_trap, priority");
     }
 
-    /// A device may create raw-packet queue pairs although no attempt succeeded when the program opened the device. The
-    /// settings of the port must apply to these queue pairs too.
+    /// When the program opens a device, it tries to create a raw-packet queue pair. Even if this attempt failed, the
+    /// device may create such queue pairs later. The settings of the port must apply to these queue pairs too.
     #[test]
     fn settings_are_applied_even_if_the_device_reports_no_raw_packets() {
         let link = LinkSpec::Loopback(LoopbackLink::reflect());

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use dataplane_core::lane::LaneCounters;
 use dataplane_core::telemetry::{PortReport, Report, StageReport};
 
-/// The maximum number of ports, and the maximum number of stages, whose counts from earlier graphs or from removed
-/// workers are kept separately.
+/// The maximum number of port names, and the maximum number of stage names, under which the counts of earlier graphs
+/// and of removed workers are kept.
 pub(crate) const MAX_NAMES: usize = 1024;
 /// The name in the report for all ports that exceed [`MAX_NAMES`], counted together.
 const OTHER_PORTS: &str = "(other ports)";
@@ -97,7 +97,8 @@ pub(crate) fn add_stage(sum: &mut StageReport, stage: &StageReport) {
     sum.counter_kinds.extend(stage.counter_kinds.iter().map(|(name, kind)| (name.clone(), *kind)));
 }
 
-/// Returns the port with this name, or the removed port with this name.
+/// Returns the port with this name. If the report has no such port, returns the removed port with this name. Adds the
+/// removed port if it is missing.
 pub(crate) fn port_of<'r>(report: &'r mut Report, name: &str) -> &'r mut PortReport {
     let Report { ports, removed_ports, .. } = report;
     if let Some(port) = ports.iter_mut().find(|port| port.name == name) {

@@ -65,7 +65,7 @@ impl Module {
             UseTree::Rename(rename) => import(rename.rename.to_string(), joined(path, rename.ident.to_string())),
             UseTree::Glob(_) => {
                 if !is_reexport {
-                    // No item has the name `*`, so this path stands for the file of the module.
+                    // No item has the name `*`, so `definition` resolves this path to the file of the imported module.
                     self.paths.insert(joined(path, "*".to_owned()));
                 }
                 self.globs.push(path.clone());
@@ -167,8 +167,8 @@ impl Modules {
     ) -> Option<Segments> {
         let mut place = place.clone();
         let mut path = path;
-        // Whether the search has left the module in which the path is written.
-        let mut is_inside = false;
+        // Whether the search has resolved at least one segment of the path.
+        let mut has_resolved_segment = false;
         while let [first, rest @ ..] = path {
             let child = joined(&place, first.clone());
             match first.as_str() {
@@ -193,10 +193,10 @@ impl Modules {
                     let mut globs = module.globs.iter();
                     let found = globs.find_map(|glob| self.definition(&place, &joined(glob, name.to_owned()), visited));
                     // A macro may define names that the syntax does not show.
-                    return found.or_else(|| is_inside.then_some(place));
+                    return found.or_else(|| has_resolved_segment.then_some(place));
                 }
             }
-            is_inside = true;
+            has_resolved_segment = true;
             path = rest;
         }
         None

@@ -97,10 +97,10 @@ fn vlans_are_separate_and_each_port_carries_only_its_vlans() {
     assert_eq!((to(1, 20), to(3, 0)), (Err("not_a_member".to_owned()), Err("not_a_member".to_owned())));
 }
 
-/// The addresses of a network often have equal distances. Each table must have room for such addresses,
-/// whatever the seeds of the table are.
+/// The addresses of a network are often equally spaced, such as consecutive numbers. Such addresses must spread over
+/// the buckets, whatever the seeds of the table are.
 #[test]
-fn addresses_with_equal_distances_spread_over_the_buckets() {
+fn equally_spaced_addresses_spread_over_the_buckets() {
     for _ in 0..32 {
         for shift in [0, 8, 16] {
             let table = BridgeTable::new();
@@ -124,9 +124,10 @@ fn entry_of_a_worker_whose_clock_is_ahead_is_fresh() {
     }
 }
 
-/// Many random addresses fill the table. The table does not grow, and keeps an address that is learned later.
+/// Many addresses fill the table. The table does not grow, and learns a later address. A sweep removes only the old
+/// addresses.
 #[test]
-fn active_address_stays_in_the_table_when_random_addresses_fill_it() {
+fn full_table_learns_a_new_address_and_the_sweep_keeps_it() {
     let table = BridgeTable::new();
     for number in 0..200_000u32 {
         let [a, b, c, d] = number.to_be_bytes();
@@ -258,7 +259,7 @@ fn probes(bench: &mut Harness) -> Vec<(u8, Vec<u8>)> {
     bench.tick().into_iter().map(|outcome| (outcome.meta.egress, outcome.bytes)).collect()
 }
 
-/// Passes a frame that was received on a port to the bridge. Returns the drop reason, or the egress ports.
+/// Runs the bridge with one frame whose ingress port is `port`. Returns the drop reason, or the egress ports.
 fn receive(bench: &mut Harness, port: u8, frame: &[u8]) -> Result<Vec<u8>, String> {
     bench.set_ingress(port);
     let outcomes = bench.run(&[frame]);
@@ -296,8 +297,6 @@ fn looped_port_is_shut_and_opens_when_the_loop_is_gone() {
     assert_eq!(send(&mut bench, host_mac(1), host_mac(3), 0), Ok(vec![1, 3]));
     bench.set_ingress(2);
     assert_eq!(send(&mut bench, host_mac(4), MacAddr::BROADCAST, 0), Err("shut".to_owned()));
-    // While probes come back, port `c` stays shut. A probe of port `c` that comes back at port `b` also shuts port `c`,
-    // because port `c` is later in the config.
     bench.advance(9 * SECOND);
     let second = probes(&mut bench);
     // The bridge drops a probe of an earlier round, and a probe that comes back at the port that sent the probe.
@@ -306,6 +305,8 @@ fn looped_port_is_shut_and_opens_when_the_loop_is_gone() {
     assert_eq!(receive(&mut bench, 1, &second[1].1), Err("probe".to_owned()));
     probes(&mut bench);
     assert_eq!(shut(&bench), [0, 0, 1, 0]);
+    // A probe of port `c` that comes back at port `b` also shuts port `c`, because port `c` is later in the config. Port
+    // `c` therefore stays shut.
     assert_eq!(receive(&mut bench, 1, &second[2].1), Err("probe".to_owned()));
     bench.advance(9 * SECOND);
     probes(&mut bench);

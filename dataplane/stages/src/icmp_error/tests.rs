@@ -228,7 +228,7 @@ fn flood_of_one_host_does_not_use_up_the_errors_of_other_hosts() {
     assert_eq!(reason(bench.run_one(&flood[0])), "host_rate_exceeded");
 }
 
-/// More hosts than the table has entries share the total rate.
+/// If there are more hosts than entries in the table of host limits, the hosts share the total rate.
 #[test]
 fn errors_to_many_hosts_have_a_total_limit() {
     for v6 in [false, true] {

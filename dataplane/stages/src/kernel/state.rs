@@ -37,7 +37,8 @@ pub(super) struct MirrorState {
     numbers: HashMap<u32, u8>,
     /// The port numbers at the last time that all routes were written.
     written_numbers: HashMap<u32, u8>,
-    /// The prefixes of [`Rib::wide`] when the routes were last written.
+    /// The prefixes of the local table that cover more than one address ([`Rib::wide`]), at the time when all routes
+    /// were last written.
     written_wide: Vec<IpNet>,
     /// For each table of [`Forwarding`], the number that the kernel uses for the table.
     kernel_tables: Vec<u32>,
@@ -128,7 +129,8 @@ impl MirrorState {
         self.writer.allow_requests_again();
     }
 
-    /// Records that all later changes are newer than the last resync.
+    /// Ends the replay of the events that were queued during the last resync ([`Rib::start_replay`]). All later events
+    /// are newer than the resync.
     pub(super) fn end_replay(&mut self) {
         self.rib.end_replay();
     }
@@ -192,8 +194,9 @@ impl MirrorState {
     }
 
     fn route_changed(&mut self, (table, prefix): (u32, IpNet), wide: usize) {
-        // Routes of the main table inside a prefix of `Rib::wide` are not used. If such a prefix is added or removed,
-        // these routes must be removed or written again.
+        // If a prefix of the local table covers more than one address (`Rib::wide`), longer routes of the main table
+        // inside this prefix are not used. If such a prefix is added or removed, these routes must be removed or
+        // written again.
         self.resync_needed |= self.rib.wide().len() != wide || self.rib.take_in_doubt();
         if let Some(table) = self.table(table) {
             self.write(table, prefix);

@@ -273,9 +273,9 @@ fn incomplete_datagram_goes_to_output_expired_after_the_timeout() {
 }
 
 /// Two `vlan` stages add tags in the headroom of a packet of maximum length. The fragment is then longer than the
-/// longest new packet.
+/// longest packet that the stage can generate.
 #[test]
-fn expired_fragment_that_is_too_long_for_a_new_packet_does_not_delay_others() {
+fn expired_fragment_that_is_too_long_to_be_generated_does_not_delay_others() {
     let tag: Vlan = toml::from_str("op = \"push\"\nid = 1").unwrap();
     let mut bench = Harness::builder()
         .needed_facts(Facts::FLOW_HASH)
@@ -420,7 +420,7 @@ fn open_datagrams_and_counters_stay_if_the_stage_is_replaced() {
     assert_eq!(counter(&bench, "open"), 1);
     assert_eq!(fate(&mut bench, &part(1, 8, false, 8)), Fate::Next);
     assert_eq!((counter(&bench, "open"), counter(&bench, "completed")), (0, 1));
-    // The memory of another number of datagrams is new.
+    // If `datagrams` changes, the new stage allocates new memory, so the open datagrams are lost.
     assert_eq!(fate(&mut bench, &part(2, 0, true, 8)), Fate::Consumed);
     bench.change::<Reassemble>("datagrams = 8").unwrap();
     assert_eq!((counter(&bench, "open"), counter(&bench, "completed")), (0, 1));

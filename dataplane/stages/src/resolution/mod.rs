@@ -45,8 +45,8 @@ const TIMEOUT_INTERVAL: u64 = 50;
 const ANNOUNCEMENTS: [u64; 2] = [0, 2000];
 /// Number of elements of each queue of a stage: the queues of received messages, and the queue of frames to send.
 const QUEUE: usize = 1024;
-/// Largest number of neighbour requests that the background thread handles in one step. On average, each
-/// worker requests at most 1,000 neighbours per second that have no entry.
+/// Largest number of neighbour requests that the background thread handles in one step. On average, each worker sends
+/// at most 1,000 requests per second for neighbours without an entry.
 const MAX_REQUESTS_PER_STEP: usize = 512;
 /// Interval, in milliseconds, at which the writer sets the event [`forwarding::ReportedEvent::NextUse`] of all
 /// unresolved neighbours again. The next packet to an unresolved neighbour causes a new request, so a refused or lost
@@ -94,7 +94,8 @@ pub struct Resolution {
     answers: FromWorkers<ReceivedMessage>,
     hints: FromWorkers<ReceivedMessage>,
     open: OnceLock<OpenResolution>,
-    /// The neighbours of another program that the background task has not taken over yet.
+    /// The neighbours that [`ResolutionClient::load`] has read from the old program of an upgrade, until the background
+    /// task takes over these neighbours.
     loaded: Mutex<Vec<(NextHop, MacAddr)>>,
     /// The object that this object replaces, until the background task has taken over the neighbours.
     earlier: Mutex<Option<Arc<Resolution>>>,
@@ -357,7 +358,8 @@ impl ResolutionClient {
         let Some(open) = self.resolution.open.get() else { return Ok(()) };
         let neighbors = state::load(state)?;
         {
-            // The resolver adds its entries later. Until then, packets already find the MAC addresses.
+            // The background task takes over the neighbours later. The tables get the MAC addresses now, so that
+            // packets find them at once.
             let mut writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner);
             for (hop, mac) in &neighbors {
                 if usize::from(hop.port) < self.resolution.ports.len() {
@@ -478,8 +480,7 @@ struct ResolverState {
     actions: Vec<NeighborAction>,
     /// Time of the last timeout check.
     last_timeout_check: u64,
-    /// The time at which all unresolved neighbours got the event `NextUse` again most recently (see
-    /// [`RETRY_INTERVAL`]).
+    /// The last time at which the event `NextUse` of all unresolved neighbours was set again (see [`RETRY_INTERVAL`]).
     last_retry: u64,
     /// For each port: when its link last changed, and how many announcements were sent since.
     announced: Vec<(u64, usize)>,

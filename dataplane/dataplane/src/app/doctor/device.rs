@@ -89,7 +89,7 @@ fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
     Some(Finding::new(Severity::Unseen, what, effect, fix))
 }
 
-/// Returns a fact if no known counter has the packets that are lost because no receive buffer is posted. A reliable
+/// Returns a note if no known counter counts the packets that are lost because no receive buffer is posted. A reliable
 /// connection loses no packets.
 #[cfg(feature = "ibverbs")]
 fn uncounted_losses(roots: &Roots, port: &PortPlan) -> Option<String> {

@@ -1,8 +1,8 @@
 //! The exchange of the graphs of all workers.
 //!
-//! Before the exchange, all workers must answer a request, except before a revert. Then each worker gets a message with
-//! its new graph, and switches at its next housekeeping. After these messages, nothing can cancel the exchange. If a
-//! worker blocks after its answer, it switches later, when it continues.
+//! Before an exchange, all workers must answer a request. Only the exchange of a revert needs no answers. Then each
+//! worker gets a message with its new graph, and switches at its next housekeeping. After these messages, nothing can
+//! cancel the exchange. If a worker blocks after its answer, it switches later, when it continues.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,7 +28,8 @@ use dataplane_core::units::Nanos;
 /// The parameters of an exchange.
 pub(super) struct Exchange<'a> {
     pub(super) current: &'a PipelineVersion,
-    /// For the revert of a change, the pipeline whose objects are used again.
+    /// In a revert, the pipeline from before the reverted change. The new pipeline uses the objects of this pipeline
+    /// again. Otherwise `None`.
     pub(super) held: Option<&'a PipelineVersion>,
     /// The names of the stages that continue.
     pub(super) kept: &'a BTreeSet<String>,

@@ -47,8 +47,8 @@ pub struct ApplyOptions {
 pub struct Changer(pub(crate) Arc<RunState>);
 
 impl Changer {
-    /// Returns a config with this text. The overrides and the folder are the overrides and the folder of the config
-    /// that the run uses. `path` is the name of the new config in messages.
+    /// Returns a config with this text. The new config takes its overrides, and the folder for relative paths, from the
+    /// config that the run uses. `path` is the name of the new config in messages.
     pub fn source(&self, path: &str, text: &str) -> Source {
         self.0.current().source.with_file(path, text)
     }
@@ -279,7 +279,8 @@ impl RunState {
         let Exchanged { next, graphs, late } = self.exchange(exchange, assembly, left)?;
         moved.keep();
         let mut warnings: Vec<ConfigMistake> = late.into_iter().map(late_worker).collect();
-        // Packets must also be redistributed on removed ports, because removed workers still receive from these ports.
+        // Redistribute the packets of removed ports too. A removed port stays open until it is retired, and would
+        // otherwise still pass packets to removed workers.
         warnings.extend(self.distribute(&current.plan, &next.plan, &before).into_iter().map(warning));
         let (ports, removed) = ports.map(|ports| (ports.ports, ports.removed)).unzip();
         let closing = ClosingPort::of(&current.plan, removed.unwrap_or_default());
@@ -356,8 +357,8 @@ impl RunState {
             changes.history.set_state(unconfirmed.number, ChangeState::Reverted);
             number
         });
-        // A late worker may still use the graph of `earlier`, from before the reverted change. The tasks of `earlier`
-        // therefore run until all workers use `next`.
+        // A late worker may still use the graph of `earlier`, from before the reverted change. The background tasks of
+        // `earlier` therefore run until all workers use `next`.
         let of_earlier = ReturnedGraphs { awaited: graphs.late, ..ReturnedGraphs::default() };
         self.retire(current, &next, graphs, closing, false);
         self.retire(earlier.clone(), &next, of_earlier, Vec::new(), false);
