@@ -78,7 +78,7 @@ class Forwarding:
             capture = captures() / f"udp-{flows}.pcap"
             link = f'port.0.link={{ kind = "pcap", input = "{capture}", loop = true }}'
             device = f"net_pcap0,rx_pcap={capture},infinite_rx=1"
-            kinds = [("forward, pcap file", "io", "capture", (2.0, 1.6)), ("recompute checksums, pcap file", "csum", "csum", (1.5, 1.3))]
+            kinds = [("forward, pcap file", "io", "capture", (2.0, 1.6)), ("recompute checksums", "csum", "csum", (1.5, 1.3))]
             for work, mode, config, goals in kinds:
                 name = f"{work}, {flows:,} flow{'s' if flows > 1 else ''}"
                 yield self.case(4, name, mode, PIPELINES[config], 32, device, goals, [link])

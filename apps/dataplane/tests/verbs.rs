@@ -256,7 +256,7 @@ fn wrong_combinations_are_errors_with_a_fix() {
         (
             "send_bw -t ud -s 4097",
             1,
-            "--size 4097: a datagram has at most the bytes of the path MTU, 4096; help: use at most --size 4096",
+            "--size 4097: a datagram must fit in the path MTU, 4096 bytes; help: use at most --size 4096",
         ),
         ("send_bw --inline 513", 1, "--inline 513: soft1 grants at most 512 bytes"),
         ("read_bw -o 200", 1, "--outstanding 200: the maximum of soft1 is 128; help: use 1 to 128"),

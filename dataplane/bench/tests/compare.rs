@@ -182,7 +182,7 @@ fn page_is_self_contained_and_has_all_charts() {
         (page("a", &Stored::Rate(Box::new(lossy))), ["Packets over time", "Lost packets over time", "Percentiles"]),
         (
             page("b", &stored(&searched(1e4, &goal(0.0, 0.0)))),
-            ["Loss over the rate", "order of the trials", "NDR lower"],
+            ["Loss ratio and rate", "order of the trials", "NDR lower"],
         ),
     ];
     for (html, parts) in pages {

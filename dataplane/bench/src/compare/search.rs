@@ -154,8 +154,8 @@ fn evidence(
     let (better_failed, better_tried) = counts(better, better_trials, middle, high);
     let p_value = (2.0 * fisher_greater((better_failed, failed), (better_tried, tried))).min(1.0);
     let text = format!(
-        "Fisher's exact test: {failed} of {tried} trials of {worse_name} from {} to {} exceed the loss ratio, and \
-         {better_failed} of {better_tried} trials of {better_name} up to {}{}",
+        "Fisher's exact test: {failed} of {tried} trials of {worse_name} from {} to {} exceed the loss ratio of the goal, \
+         and {better_failed} of {better_tried} trials of {better_name} up to {}{}",
         Pps(low),
         Pps(middle),
         Pps(high),

@@ -1,4 +1,5 @@
-//! The page of a search: the loss over the rate of all trials, and the rates in the order of the trials.
+//! The page of a search: a chart with the loss ratio and the rate of each trial, and a chart with the rates in the order
+//! of the trials.
 
 use super::chart::{Axis, Chart, Mark, Scale, Series, Unit};
 use super::document::Page;
@@ -9,7 +10,7 @@ const RATE: &str = "rate of the trial";
 pub(super) fn add(page: &mut Page, report: &SearchReport) {
     goals(page, &report.goals);
     let bounds: Vec<_> = report.goals.iter().flat_map(|goal| lines(goal, &goal.name)).collect();
-    page.chart("Loss over the rate of all trials", &loss_over_rate(&report.trials, bounds));
+    page.chart("Loss ratio and rate of each trial", &loss_over_rate(&report.trials, bounds));
     page.chart("Rates in the order of the trials", &order(&report.trials));
     let ignored = report.trials.iter().filter(|trial| trial.ignored).count();
     let seconds: f64 = report.trials.iter().map(|trial| trial.duration_s).sum();

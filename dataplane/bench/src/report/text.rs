@@ -136,9 +136,12 @@ impl fmt::Display for SearchReport {
                 None => none.to_owned(),
                 Some(it) => {
                     let trials = match it.trials {
-                        0 => format!("{} of {} short trials exceed the loss ratio", it.short_exceeded, it.short_trials),
+                        0 => format!(
+                            "{} of {} short trials exceed the loss ratio of the goal",
+                            it.short_exceeded, it.short_trials
+                        ),
                         trials => format!(
-                            "{} of {trials} trials exceed the loss ratio (nominal 95 % interval of the probability: {:.0} to {:.0} %)",
+                            "{} of {trials} trials exceed the loss ratio of the goal (nominal 95 % interval of the probability: {:.0} to {:.0} %)",
                             it.exceeded,
                             it.exceed_probability[0] * 100.0,
                             it.exceed_probability[1] * 100.0

@@ -194,11 +194,11 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         match self.plan.sizes {
             Sizes::One(size) if size > most => {
                 let reason = if self.plan.transport == Transport::Ud {
-                    "a datagram has at most the bytes of the path MTU"
+                    "a datagram must fit in the path MTU"
                 } else {
-                    "the port has shorter messages"
+                    "a message must fit in the maximum message size of the port"
                 };
-                Err(Error::Peer(format!("--size {size}: {reason}, {most}; help: use at most --size {most}")))
+                Err(Error::Peer(format!("--size {size}: {reason}, {most} bytes; help: use at most --size {most}")))
             }
             sizes => Ok(sizes.list(most).into_iter().max().unwrap_or(1)),
         }
