@@ -310,6 +310,19 @@ impl Batch {
         Some(bytes.into())
     }
 
+    /// Adds `n` packets whose descriptors the caller has written after the last packet. `more` has the bounds of these
+    /// packets. All packets get the same timestamp.
+    #[inline]
+    pub(super) fn add_written(&mut self, n: usize, more: &Bounds, stamp: Stamp) {
+        let at = self.len();
+        match at {
+            0 => (self.bounds, self.bounds_known, self.plain) = (*more, true, false),
+            _ => self.join(more, true),
+        }
+        self.add_stamps(Stamps::Alike(stamp), n);
+        self.len = at + n;
+    }
+
     /// Adds a packet. Returns `false` if the packet is not inside a slot or the batch has no space.
     pub(crate) fn push(&mut self, desc: Desc, stamp: Stamp) -> bool {
         let at = self.len();

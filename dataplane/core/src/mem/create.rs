@@ -6,6 +6,11 @@ use crate::mem::desc::Desc;
 use crate::mem::meta::Meta;
 use crate::mem::packet::Packet;
 use crate::mem::pool::{Pool, SlotState};
+use crate::mem::vector::Bounds;
+
+/// The length of a cache line, in bytes. Frames up to this length are copied as one line, because a copy with a constant
+/// length needs no call and no branch.
+const LINE: usize = 64;
 
 impl Batch {
     /// Takes up to `wanted` spare slots (packet buffers) from the pool for packets that a stage adds. Takes fewer slots
@@ -107,5 +112,67 @@ impl Batch {
         self.metas[at] = Meta::default();
         Packet::at(self, at).data_mut().copy_from_slice(bytes);
         true
+    }
+
+    /// Adds up to `count` copies of a frame in newly taken slots, and calls `edit` with the index and the bytes of each
+    /// copy, in order. Returns the number of added packets. This number is lower than `count` if fewer slots are free or
+    /// the batch has less space, and 0 if the frame does not fit into a slot.
+    ///
+    /// The metadata of the new packets has no meaning until a stage sets the metadata.
+    ///
+    /// # Panics
+    /// Panics if the packets of this batch belong to another pool.
+    // `always`: `edit` runs once per packet, and the caller may need vector instructions of its own target.
+    #[inline(always)]
+    pub fn push_copies(
+        &mut self,
+        frame: &[u8],
+        count: usize,
+        stamp: Stamp,
+        pool: &mut Pool,
+        mut edit: impl FnMut(usize, &mut [u8]),
+    ) -> usize {
+        self.check_pool(pool);
+        let (layout, len) = (self.memory.layout, frame.len());
+        let Some(packed) = u16::try_from(len).ok().filter(|len| u32::from(*len) <= layout.room()) else { return 0 };
+        let slots = pool.take_new(count.min(self.space()));
+        let (at, added) = (self.len(), slots.len());
+        if added == 0 {
+            return 0;
+        }
+        for (desc, slot) in self.descs[at..at + added].iter_mut().zip(slots) {
+            *desc = Desc { slot: *slot, offset: layout.headroom, len: packed };
+        }
+        let more = Bounds {
+            bytes: added as u32 * u32::from(packed),
+            shortest: packed.into(),
+            longest: packed.into(),
+            last: layout.count - 1,
+            end: u32::from(layout.headroom) + u32::from(packed),
+        };
+        self.add_written(added, &more, stamp);
+        // Copying a whole line also writes bytes after the frame. These bytes are in the slot and belong to no packet.
+        // The line ends before the guard of the slot, so the line does not reach the receive information.
+        let mut line = [0; LINE];
+        let is_short = len <= LINE && LINE <= layout.room() as usize;
+        if is_short {
+            line[..len].copy_from_slice(frame);
+        }
+        for (index, desc) in self.descs[at..at + added].iter().enumerate() {
+            // SAFETY: the slot is a slot of the pool, whose memory is the memory of this batch (checked above), so the
+            // slot exists. The headroom and `len` bytes fit into the slot, and if `is_short`, a whole line does. The
+            // slots of a batch are distinct, and only the batch owns them, so `frame` and the bytes of other packets do
+            // not overlap this slot. The kernel zeroed the memory, so the bytes are initialised.
+            let data = unsafe {
+                let start = self.memory.slot(desc.slot).add(usize::from(layout.headroom));
+                match is_short {
+                    true => start.cast::<[u8; LINE]>().write_unaligned(line),
+                    false => start.copy_from_nonoverlapping(std::ptr::NonNull::from(frame).cast(), len),
+                }
+                std::slice::from_raw_parts_mut(start.as_ptr(), len)
+            };
+            edit(index, data);
+        }
+        added
     }
 }

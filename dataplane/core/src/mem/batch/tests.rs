@@ -20,11 +20,12 @@ fn batch_of_one(pool: &mut Pool) -> Box<Batch> {
 #[test]
 fn adding_a_packet_clears_the_plain_ipv4_mark() {
     let mut pool = pool();
-    let adds: [fn(&mut Batch, &mut Batch, &mut Pool); 7] = [
+    let adds: [fn(&mut Batch, &mut Batch, &mut Pool); 8] = [
         |to, from, _| to.append(from),
         |to, from, _| assert!(to.push_from(from, 0)),
         |to, from, pool| assert!(to.push_copy(from, 0, pool)),
         |to, _, pool| assert!(to.push_bytes(&[0; 60], Stamp::NONE, pool)),
+        |to, _, pool| assert_eq!(to.push_copies(&[0; 60], 1, Stamp::NONE, pool, |_, _| {}), 1),
         |to, _, pool| {
             let slot = pool.take(1, SlotState::Batched).first().copied().unwrap();
             assert_eq!(to.receive(&[slot], &[60], 0, HEADROOM, Stamps::Alike(Stamp::NONE)), Some(60));
@@ -76,6 +77,48 @@ fn packet_that_follows_a_freed_packet_has_no_label() {
     assert_eq!(batch.verdict(0), Verdict::Next);
 }
 
+#[test]
+fn copies_of_a_frame_are_edited_one_by_one_and_no_other_packet_changes() {
+    for len in [0, 1, 60, 64, 65, 128] {
+        let mut pool = pool();
+        let mut batch = Batch::new(&pool);
+        let before: Vec<u8> = (0..128).collect();
+        assert!(batch.push_bytes(&before, Stamp::NONE, &mut pool));
+        let frame: Vec<u8> = (0..len).map(|at| 100 + at as u8).collect();
+        let added = batch.push_copies(&frame, 3, Stamp::NONE, &mut pool, |index, data| {
+            assert_eq!(data, frame);
+            data.iter_mut().take(1).for_each(|byte| *byte = index as u8);
+        });
+        assert!(batch.push_bytes(&before, Stamp::NONE, &mut pool));
+        assert_eq!((added, batch.len(), batch.bytes()), (3, 5, 256 + 3 * len as u64));
+        for (index, (data, _)) in batch.contents().enumerate() {
+            let mut expected = frame.clone();
+            expected.iter_mut().take(1).for_each(|byte| *byte = (index as u8).wrapping_sub(1));
+            assert_eq!(
+                data,
+                if index == 0 || index == 4 { &before } else { &expected },
+                "packet {index} of {len} bytes"
+            );
+        }
+        batch.free_into(&mut pool);
+        assert_eq!(pool.available(), 64);
+    }
+}
+
+#[test]
+fn number_of_copies_is_limited_by_the_free_slots_and_the_space_and_the_length() {
+    let mut pool = pool();
+    let mut batch = Batch::new(&pool);
+    assert_eq!(batch.push_copies(&[0; 129], 1, Stamp::NONE, &mut pool, |_, _| panic!("too long")), 0);
+    let mut edited = 0;
+    assert_eq!(batch.push_copies(&[0; 60], 1000, Stamp::NONE, &mut pool, |_, _| edited += 1), 64);
+    assert_eq!((edited, batch.len(), pool.available()), (64, 64, 0));
+    // `run` checks the bounds in debug builds.
+    assert_eq!((batch.run().0.bounds().bytes, batch.run().0.bounds().shortest), (64 * 60, 60));
+    assert_eq!(batch.push_copies(&[0; 60], 1, Stamp::NONE, &mut pool, |_, _| panic!("no slot")), 0);
+    batch.free_into(&mut pool);
+}
+
 /// An operation on one batch or on two batches.
 #[derive(Clone, Copy, Debug)]
 enum Change {
@@ -83,6 +126,7 @@ enum Change {
     Take(usize),
     Copy(usize),
     PushBytes,
+    PushCopies(usize),
     Receive(usize),
     Generate,
     Trim(usize, usize),
@@ -101,6 +145,7 @@ fn change() -> impl Strategy<Value = Change> {
         index.clone().prop_map(Change::Take),
         index.clone().prop_map(Change::Copy),
         Just(Change::PushBytes),
+        (1..5usize).prop_map(Change::PushCopies),
         (1..5usize).prop_map(Change::Receive),
         Just(Change::Generate),
         (index.clone(), 1..9usize).prop_map(|(at, by)| Change::Trim(at, by)),
@@ -139,6 +184,7 @@ proptest! {
                 }
                 Change::Copy(index) => _ = one.push_copy(&mut other, index, &mut pool),
                 Change::PushBytes => _ = one.push_bytes(&[0; 60], Stamp::NONE, &mut pool),
+                Change::PushCopies(n) => _ = one.push_copies(&[0; 70], n, Stamp::NONE, &mut pool, |_, _| {}),
                 Change::Receive(n) => {
                     let slots: Vec<u32> = (0..n).filter_map(|_| pool.take(1, SlotState::Batched).first().copied()).collect();
                     let lengths = vec![60; slots.len()];

@@ -1666,6 +1666,14 @@ pub mod mem {
                 stamp: Stamp,
                 pool: &mut Pool,
             ) -> bool {}
+            pub fn push_copies(
+                &mut self,
+                frame: &[u8],
+                count: usize,
+                stamp: Stamp,
+                pool: &mut Pool,
+                mut edit: impl FnMut(usize, &mut [u8]),
+            ) -> usize {}
         }
     }
     mod desc {
