@@ -96,6 +96,9 @@ pub struct Judge {
     /// For each sequence number of the window: [`ARRIVED`], or the number of the arrival that was the first with a
     /// higher sequence number.
     window: Box<[u64]>,
+    /// The number of entries of `window` that are not [`ARRIVED`]. While the number is 0, packets that arrive in order
+    /// change no entry.
+    absent: u64,
     /// The highest sequence number that arrived, plus 1.
     next: u64,
     /// The number of packets that arrived, without duplicates.
@@ -147,6 +150,7 @@ impl Judge {
             limits,
             counts: Counts::default(),
             window: vec![ARRIVED; window.max(1).next_power_of_two()].into(),
+            absent: 0,
             next: 0,
             position: 0,
             latency: histogram(),
@@ -166,7 +170,7 @@ impl Judge {
     pub fn start(&mut self) {
         self.counts = Counts::default();
         self.window.fill(ARRIVED);
-        (self.next, self.position, self.last, self.last_at) = (0, 0, None, 0);
+        (self.absent, self.next, self.position, self.last, self.last_at) = (0, 0, 0, None, 0);
         self.expected_end = u64::MAX;
         self.sending_end = None;
         self.latency.reset();
@@ -196,68 +200,113 @@ impl Judge {
     /// Judges a packet that arrived. `sent` is the number of packets that were sent so far.
     #[inline]
     pub fn arrive(&mut self, packet: Arrival, sent: u64) {
-        let Arrival { sequence, at, latency, corrupted } = packet;
+        self.arrive_run(packet, 1, sent);
+    }
+
+    /// Judges `count` packets with consecutive sequence numbers that arrived one after the other. `first` is the first
+    /// packet, and the other values of `first` are the values of all these packets. The result is the same as the result
+    /// of one call of [`Judge::arrive`] for each packet.
+    #[inline]
+    pub fn arrive_run(&mut self, first: Arrival, count: u64, sent: u64) {
+        let end = first.sequence.saturating_add(count);
+        if first.sequence == self.next && end <= sent {
+            self.next = end;
+            if self.absent > 0 {
+                (first.sequence..end).for_each(|sequence| self.set_arrived(sequence));
+            }
+            return self.count(first, count);
+        }
+        for sequence in first.sequence..end {
+            let packet = Arrival { sequence, ..first };
+            if self.place(sequence, sent) {
+                self.count(packet, 1);
+            }
+        }
+    }
+
+    /// Notes in the window that a packet arrived.
+    #[inline]
+    fn set_arrived(&mut self, sequence: u64) {
+        let mask = self.window.len() as u64 - 1;
+        let entry = &mut self.window[(sequence & mask) as usize];
+        self.absent -= u64::from(*entry != ARRIVED);
+        *entry = ARRIVED;
+    }
+
+    /// Finds the place of a packet in the order of the stream. Returns `false` if the packet does not count as arrived:
+    /// the packet is a duplicate, is too old, or was not sent.
+    fn place(&mut self, sequence: u64, sent: u64) -> bool {
         let length = self.window.len() as u64;
         let mask = length - 1;
         if sequence >= self.next {
             if sequence >= sent {
                 self.counts.unsent += 1;
-                return;
+                return false;
             }
             // For the missing packets before this packet, this packet is the first arrival with a higher sequence
             // number. Entries that are older than the window are overwritten.
             for missing in self.next.max((sequence + 1).saturating_sub(length))..sequence {
-                self.window[(missing & mask) as usize] = self.position;
+                let entry = &mut self.window[(missing & mask) as usize];
+                self.absent += u64::from(*entry == ARRIVED);
+                *entry = self.position;
             }
-            self.window[(sequence & mask) as usize] = ARRIVED;
             self.next = sequence + 1;
         } else {
             if self.next - sequence > length {
                 self.counts.too_old += 1;
-                return;
+                return false;
             }
-            let entry = &mut self.window[(sequence & mask) as usize];
-            if *entry == ARRIVED {
+            let entry = self.window[(sequence & mask) as usize];
+            if entry == ARRIVED {
                 self.counts.duplicated += 1;
-                return;
+                return false;
             }
-            let extent = self.position - *entry;
-            *entry = ARRIVED;
+            let extent = self.position - entry;
             self.counts.reordered += 1;
             self.counts.extents += extent;
             self.counts.max_extent = self.counts.max_extent.max(extent);
         }
-        self.position += 1;
+        self.set_arrived(sequence);
+        true
+    }
+
+    /// Counts `count` consecutive packets that arrived for the first time. `first` is the first packet.
+    #[inline]
+    fn count(&mut self, first: Arrival, count: u64) {
+        let Arrival { sequence, at, latency, corrupted } = first;
+        self.position += count;
         self.note_gap(at);
         if corrupted {
             // The transmit time may be wrong too.
-            self.counts.corrupted += 1;
+            self.counts.corrupted += count;
             self.last = None;
             return;
         }
         let is_late = latency > self.limits.late;
-        self.counts.late += u64::from(is_late);
-        self.counts.received += u64::from(!is_late);
-        self.latency.saturating_record(latency);
+        *(if is_late { &mut self.counts.late } else { &mut self.counts.received }) += count;
+        self.latency.saturating_record_n(latency, count);
         if !is_late && let Some(point) = self.series.get_mut(self.cursor.at(at.saturating_sub(latency))) {
-            point.received += 1;
-            point.latency_sum += latency;
+            point.received += count;
+            point.latency_sum += latency * count;
             point.latency_max = point.latency_max.max(latency);
         }
         if let Some((end, drain)) = self.sending_end
             && at > end
             && !is_late
         {
-            self.counts.drained += 1;
+            self.counts.drained += count;
             let limit = end.saturating_add(drain).saturating_add(self.latency.min());
-            self.counts.held += u64::from(at > limit);
+            self.counts.held += if at > limit { count } else { 0 };
         }
         if let Some((last, before)) = self.last
             && last + 1 == sequence
         {
             self.jitter.saturating_record(latency.abs_diff(before));
         }
-        self.last = Some((sequence, latency));
+        if count > 1 {
+            self.jitter.saturating_record_n(0, count - 1);
+        }
+        self.last = Some((sequence + count - 1, latency));
     }
 
     #[inline]

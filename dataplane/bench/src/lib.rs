@@ -21,6 +21,7 @@
 //! | [`html`] | results as HTML pages |
 //! | [`command`] | the command `dataplane bench` |
 
+mod burst;
 pub mod command;
 pub mod compare;
 pub mod config;

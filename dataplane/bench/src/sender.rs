@@ -1,12 +1,13 @@
 //! The sender of a stream: when the next packet is due, and its bytes.
 
 use dataplane::clock::Stamp;
-use dataplane::mem::{Batch, Pool};
+use dataplane::mem::{BATCH, Batch, Pool};
 use dataplane::units::Nanos;
 
+use crate::burst;
 use crate::config::Spacing;
 use crate::series::{Cursor, Intervals};
-use crate::signature::{Key, Signature};
+use crate::signature::{Key, MAX_TIME, Signature};
 use crate::stream::Stream;
 use crate::template::{Field, Template};
 use crate::values::Random;
@@ -208,11 +209,11 @@ impl Sender {
             stream: self.number,
             size,
             sequence: self.sent,
-            sent: now.0 & ((1 << 48) - 1),
+            sent: now.0 & MAX_TIME,
             filler: template.filler_sum,
         };
         if template.signature.is_some() {
-            template.write(&mut self.fields, &signature.encode(self.key), packet.data_mut());
+            template.write(&mut self.fields, &signature.words(self.key), packet.data_mut());
             self.sent += 1;
             if let Some(count) = self.series.get_mut(self.cursor.at(elapsed)) {
                 *count += 1;
@@ -221,16 +222,95 @@ impl Sender {
             self.unsigned += 1;
         }
         self.place = if self.place + 1 < round { self.place + 1 } else { 0 };
-        self.left -= 1;
+        let gap = template.gap;
+        self.pass(1, gap);
+        true
+    }
+
+    /// Moves the schedule to the packet after the next `count` packets of the current burst. `gap` is the time after the
+    /// last of these packets, for the times of a capture.
+    #[inline]
+    fn pass(&mut self, count: u64, gap: f64) {
+        self.left -= count;
         if self.left == 0 {
             self.left = self.burst;
             self.next += match self.spacing {
                 Spacing::Constant => self.period(),
-                Spacing::File => (template.gap * self.interval as f64) as u64,
+                Spacing::File => (gap * self.interval as f64) as u64,
                 Spacing::Poisson => (-self.random.fraction().ln() * self.period() as f64) as u64,
             };
         }
-        true
+    }
+
+    /// Adds the packets that are due to the batch, at most `most`. Returns the number of added packets. The packets are
+    /// the packets that [`Sender::send`] would add, but all packets of one frame size are written together.
+    #[inline]
+    pub fn send_due(&mut self, batch: &mut Batch, pool: &mut Pool, now: Nanos, elapsed: u64, most: usize) -> usize {
+        let most = most.min(pool.available()).min(BATCH - batch.len());
+        let mut added = 0;
+        if self.is_capture || most == 1 {
+            while added < most && self.is_due(elapsed) && self.send(batch, pool, now, elapsed) {
+                added += 1;
+            }
+            return added;
+        }
+        let due = self.take_due(elapsed, most);
+        while added < due {
+            match self.send_alike(batch, pool, now, due - added) {
+                0 => break,
+                more => added += more,
+            }
+        }
+        self.missed += (due - added) as u64;
+        if added > 0
+            && let Some(count) = self.series.get_mut(self.cursor.at(elapsed))
+        {
+            *count += added as u64;
+        }
+        added
+    }
+
+    /// Takes packets that are due from the schedule, at most `most`. Returns their number.
+    #[inline]
+    fn take_due(&mut self, now: u64, most: usize) -> usize {
+        let mut due = 0;
+        while due < most && self.is_due(now) {
+            if self.interval == 0 {
+                return most;
+            }
+            // The next bursts are due without further checks, if their times are before this limit.
+            let limit = self.end.min(self.change.0).min((now << FRACTION) + 1);
+            while due < most && self.next < limit {
+                let count = self.left.min((most - due) as u64);
+                self.pass(count, 1.0);
+                due += count as usize;
+            }
+        }
+        due
+    }
+
+    /// Adds the next packets, which have the same frame size, to the batch, at most `most`. Returns their number.
+    #[inline]
+    fn send_alike(&mut self, batch: &mut Batch, pool: &mut Pool, now: Nanos, most: usize) -> usize {
+        let rest = self.order.get(self.place..).unwrap_or_default();
+        let Some(&size) = rest.first() else { return 0 };
+        let alike = match self.order.len() {
+            1 => most,
+            _ => rest.iter().take(most).take_while(|other| **other == size).count(),
+        };
+        let Some(template) = self.templates.get_mut(usize::from(size)) else { return 0 };
+        let (key, sent) = (self.key, now.0 & MAX_TIME);
+        let first = Signature { stream: self.number, size, sequence: self.sent, sent, filler: template.filler_sum };
+        let added = match self.fields.is_empty() && alike >= burst::LEAST {
+            true => burst::add(template, &first, key, alike, batch, pool),
+            false => batch.push_copies(&template.frame, alike, Stamp::NONE, pool, |index, data| {
+                let signature = Signature { sequence: first.sequence + index as u64, ..first };
+                template.write(&mut self.fields, &signature.words(key), data);
+            }),
+        };
+        self.place = (self.place + added) % self.order.len();
+        self.sent += added as u64;
+        added
     }
 
     /// Ends the trial at the time `now`, and counts the packets that were due but not sent as missed.

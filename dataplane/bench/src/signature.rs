@@ -11,6 +11,7 @@
 //! | 12 to 17 | the transmit time in nanoseconds of the system clock, modulo 2^48 |
 
 use dataplane::units::Nanos;
+use multiversion::multiversion;
 
 /// The length of a signature in bytes. With this length, a frame of 60 bytes with IPv4 and UDP has room for exactly one
 /// signature.
@@ -22,8 +23,8 @@ pub const MAX_SIZES: usize = 16;
 /// The sequence numbers of a stream are below this value.
 pub const SEQUENCES: u64 = 1 << 36;
 
-/// The number of bits of the transmit time.
-const TIME_BITS: u32 = 48;
+/// The maximum transmit time of a signature. The transmit time has 48 bits.
+pub(crate) const MAX_TIME: u64 = (1 << 48) - 1;
 /// The receiver searches for the signature in the last bytes of a frame, up to this distance from the end.
 const MAX_PADDING: usize = 64;
 
@@ -73,44 +74,91 @@ pub struct Found {
     pub repaired: bool,
 }
 
-/// Returns the hash of the last 14 bytes of a signature.
-#[inline]
-fn check(bytes: &[u8; LENGTH], key: Key) -> u32 {
-    let [.., a, b, c, d, e, f] = *bytes;
-    let high = u64::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7], bytes[8], bytes[9], bytes[10], bytes[11]]);
-    let low = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
-    mix(mix(high ^ key.0) ^ low) as u32
+/// The part of the check that is equal for all signatures with the same transmit time. The packets of a burst have the
+/// same transmit time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TimeHash(u64);
+
+impl TimeHash {
+    /// Returns the hash of the transmit time `sent`, modulo 2^48.
+    #[inline]
+    pub(crate) fn new(key: Key, sent: u64) -> Self {
+        Self(mix(sent ^ key.0))
+    }
+
+    /// Returns the check of a signature. `middle` are the bytes 4 to 11 of the signature.
+    #[inline]
+    pub(crate) fn check(self, middle: u64) -> u32 {
+        mix(self.0 ^ middle) as u32
+    }
+}
+
+/// The bytes of a signature as numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Words {
+    /// Bytes 0 to 3.
+    pub(crate) check: u32,
+    /// Bytes 4 to 11. The next packet of the stream has the next number, if it has the same frame size, and if the
+    /// sequence number does not wrap around.
+    pub(crate) middle: u64,
+    /// Bytes 12 to 17: the transmit time.
+    pub(crate) sent: u64,
+}
+
+impl Words {
+    #[inline]
+    pub(crate) fn new(bytes: &[u8; LENGTH]) -> Self {
+        let [a, b, c, d, middle @ .., e, f, g, h, i, j] = *bytes;
+        Self {
+            check: u32::from_be_bytes([a, b, c, d]),
+            middle: u64::from_be_bytes(middle),
+            sent: u64::from_be_bytes([0, 0, e, f, g, h, i, j]),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn bytes(&self) -> [u8; LENGTH] {
+        let mut bytes = [0; LENGTH];
+        bytes[..4].copy_from_slice(&self.check.to_be_bytes());
+        bytes[4..12].copy_from_slice(&self.middle.to_be_bytes());
+        bytes[12..].copy_from_slice(&self.sent.to_be_bytes()[2..]);
+        bytes
+    }
+
+    /// Returns the sum of the 16-bit words of the signature. [`fold`] reduces the sum to 16 bits.
+    #[inline]
+    pub(crate) fn sum(&self) -> u64 {
+        let halves = |number: u64| (number >> 32) + (number & u64::from(u32::MAX));
+        u64::from(self.check) + halves(self.middle) + halves(self.sent)
+    }
 }
 
 impl Signature {
+    /// Returns the signature as numbers. `key` is the key of the trial.
+    #[inline]
+    pub(crate) fn words(&self, key: Key) -> Words {
+        let number = (u64::from(self.size & 0xf) << 36) | (self.sequence & (SEQUENCES - 1));
+        let middle = (u64::from(self.filler) << 48) | (u64::from(self.stream) << 40) | number;
+        let sent = self.sent & MAX_TIME;
+        Words { check: TimeHash::new(key, sent).check(middle), middle, sent }
+    }
+
     /// Returns the bytes of the signature. `key` is the key of the trial.
     #[inline]
     pub fn encode(&self, key: Key) -> [u8; LENGTH] {
-        let mut bytes = [0; LENGTH];
-        bytes[4..6].copy_from_slice(&self.filler.to_be_bytes());
-        bytes[6] = self.stream;
-        let number = (u64::from(self.size & 0xf) << 36) | (self.sequence & (SEQUENCES - 1));
-        bytes[7..12].copy_from_slice(&number.to_be_bytes()[3..]);
-        bytes[12..].copy_from_slice(&self.sent.to_be_bytes()[2..]);
-        let check = check(&bytes, key);
-        bytes[..4].copy_from_slice(&check.to_be_bytes());
-        bytes
+        self.words(key).bytes()
     }
 
     /// Reads a signature. Returns `None` if the check is wrong.
     #[inline]
     pub fn decode(bytes: &[u8; LENGTH], key: Key) -> Option<Self> {
-        if check(bytes, key) != u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) {
-            return None;
-        }
-        let number = u64::from_be_bytes([0, 0, 0, bytes[7], bytes[8], bytes[9], bytes[10], bytes[11]]);
-        let sent = u64::from_be_bytes([0, 0, bytes[12], bytes[13], bytes[14], bytes[15], bytes[16], bytes[17]]);
-        Some(Self {
-            stream: bytes[6],
-            size: (number >> 36) as u8,
-            sequence: number & (SEQUENCES - 1),
+        let Words { check, middle, sent } = Words::new(bytes);
+        (TimeHash::new(key, sent).check(middle) == check).then_some(Self {
+            stream: (middle >> 40) as u8,
+            size: (middle >> 36) as u8 & 0xf,
+            sequence: middle & (SEQUENCES - 1),
             sent,
-            filler: u16::from_be_bytes([bytes[4], bytes[5]]),
+            filler: (middle >> 48) as u16,
         })
     }
 
@@ -155,10 +203,13 @@ impl Signature {
     /// 2^48 ns (three days).
     #[inline]
     pub fn sent_before(&self, now: Nanos) -> Nanos {
-        let mask = (1 << TIME_BITS) - 1;
-        let age = now.0.wrapping_sub(self.sent) & mask;
+        let age = now.0.wrapping_sub(self.sent) & MAX_TIME;
         // If the transmit time appears to be after `now`, the difference is the error of the receive clock.
-        if age > mask / 2 { Nanos(now.0.saturating_add((mask + 1) - age)) } else { Nanos(now.0 - age.min(now.0)) }
+        if age > MAX_TIME / 2 {
+            Nanos(now.0.saturating_add((MAX_TIME + 1) - age))
+        } else {
+            Nanos(now.0 - age.min(now.0))
+        }
     }
 }
 
@@ -167,12 +218,23 @@ impl Signature {
 #[inline]
 pub fn ones_sum(bytes: &[u8]) -> u16 {
     let (words, rest) = bytes.as_chunks::<4>();
-    // A sum of 32-bit words is, modulo 2^16 - 1, also the sum of their 16-bit words. 2^32 words would overflow.
-    let mut sum: u64 = words.iter().map(|word| u64::from(u32::from_be_bytes(*word))).sum();
     let mut last = [0; 4];
     last[..rest.len()].copy_from_slice(rest);
-    sum += u64::from(u32::from_be_bytes(last));
-    fold(sum)
+    let sum = if words.is_empty() { 0 } else { word_sum(words) };
+    // The sum of words in the other byte order is the sum in the other byte order (RFC 1071, section 2B), so only the
+    // result is converted.
+    u16::from_be(fold(sum + u64::from(u32::from_ne_bytes(last))))
+}
+
+/// Returns the sum of 32-bit words. This sum is, modulo 2^16 - 1, also the sum of their 16-bit words. 2^32 words would
+/// overflow.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn word_sum(words: &[[u8; 4]]) -> u64 {
+    let mut sum = 0;
+    for word in words {
+        sum += u64::from(u32::from_ne_bytes(*word));
+    }
+    sum
 }
 
 /// Reduces a sum of 16-bit words to 16 bits.

@@ -1,6 +1,6 @@
 //! The frames of a stream before their fields and signatures are written.
 
-use crate::signature::{LENGTH, fold, ones_sum};
+use crate::signature::{Words, fold, ones_sum};
 use crate::values::Cycle;
 
 /// A frame without the values that differ between packets.
@@ -59,42 +59,42 @@ impl Template {
 
     /// Writes the fields, the signature and the checksums of a packet. `data` is a copy of the frame.
     #[inline]
-    pub(crate) fn write(&self, fields: &mut [Field], signature: &[u8; LENGTH], data: &mut [u8]) {
+    pub(crate) fn write(&self, fields: &mut [Field], signature: &Words, data: &mut [u8]) {
         let (mut ip_sum, mut l4) = (u64::from(self.ip_sum), u64::from(self.l4_sum));
         let mut outer_sum = u64::from(self.outer_sum);
         for field in fields {
-            let bytes = field.cycle.next().to_be_bytes();
-            let value = &bytes[16 - field.width..];
-            if let Some(place) = data.get_mut(field.offset..field.offset + field.width) {
-                place.copy_from_slice(value);
-            }
-            let sum = u64::from(ones_sum(value));
+            let sum = field.write(data);
             outer_sum += if field.sums.outer { sum } else { 0 };
             ip_sum += if field.sums.ip { sum } else { 0 };
             l4 += if field.sums.l4 { sum } else { 0 };
         }
-        if let Some(place) = self.signature.and_then(|at| data.get_mut(at..at + LENGTH)) {
-            place.copy_from_slice(signature);
+        if let Some(offset) = self.signature {
+            put(data, offset, signature.bytes());
         }
-        let sum = ones_sum(signature);
+        let sum = fold(signature.sum());
         l4 += u64::from(if self.odd { sum.swap_bytes() } else { sum });
-        let mut put = |offset: usize, value: u16| {
-            if let Some(place) = data.get_mut(offset..offset + 2) {
-                place.copy_from_slice(&value.to_be_bytes());
-            }
-        };
         let Checksums { outer, ip, l4: l4_offset, is_udp } = self.checksums;
         if let Some(offset) = outer {
-            put(offset, !fold(outer_sum));
+            put(data, offset, (!fold(outer_sum)).to_be_bytes());
         }
         if let Some(offset) = ip {
-            put(offset, !fold(ip_sum));
+            put(data, offset, (!fold(ip_sum)).to_be_bytes());
         }
         // A UDP checksum of 0 would mean that there is no checksum.
         let l4 = !fold(l4);
         if let Some(offset) = l4_offset {
-            put(offset, if is_udp && l4 == 0 { 0xffff } else { l4 });
+            put(data, offset, (if is_udp && l4 == 0 { 0xffff } else { l4 }).to_be_bytes());
         }
+    }
+}
+
+/// Writes bytes at an offset, if the packet has these bytes.
+#[inline(always)]
+pub(crate) fn put<const N: usize>(data: &mut [u8], at: usize, bytes: [u8; N]) {
+    if let Some(rest) = data.get_mut(at..)
+        && let Some(place) = rest.first_chunk_mut()
+    {
+        *place = bytes;
     }
 }
 
@@ -106,6 +106,33 @@ pub(crate) struct Field {
     pub(crate) width: usize,
     pub(crate) sums: Sums,
     pub(crate) cycle: Cycle,
+}
+
+impl Field {
+    /// Writes the next value of the field. Returns the sum of the 16-bit words of the value. [`fold`] reduces the sum to
+    /// 16 bits.
+    #[inline]
+    fn write(&mut self, data: &mut [u8]) -> u64 {
+        let value = self.cycle.next();
+        match self.width {
+            2 => {
+                put(data, self.offset, (value as u16).to_be_bytes());
+                u64::from(value as u16)
+            }
+            4 => {
+                put(data, self.offset, (value as u32).to_be_bytes());
+                u64::from(value as u32)
+            }
+            width => {
+                let bytes = value.to_be_bytes();
+                let bytes = &bytes[16 - width..];
+                if let Some(place) = data.get_mut(self.offset..self.offset + width) {
+                    place.copy_from_slice(bytes);
+                }
+                u64::from(ones_sum(bytes))
+            }
+        }
+    }
 }
 
 /// The checksums that a field is part of.

@@ -92,27 +92,38 @@ fn model(arrivals: &[Arrival], sent: u64, window: u64, end: u64) -> Model {
     Model { counts, latencies, jitters, gaps }
 }
 
-/// Arrivals that are mostly in order, with losses, duplicates, jumps back and corruption.
+/// Arrivals that are mostly in order, with losses, duplicates, jumps back and corruption. Many arrivals have the times of
+/// the arrival before.
 fn arrivals(sent: u64) -> impl Strategy<Value = Vec<Arrival>> {
-    let step = (prop_oneof![8 => Just(1i64), 2 => -20i64..40, 1 => -200i64..400], 0u64..500, 1u64..1500, 0u8..20);
+    let times = prop_oneof![(0u64..500, 1u64..1500).prop_map(Some), Just(None), Just(None)];
+    let step = (prop_oneof![8 => Just(1i64), 1 => -20i64..40, 1 => -200i64..400], times, 0u8..20);
     prop::collection::vec(step, 0..300).prop_map(move |steps| {
-        let (mut sequence, mut at) = (-1i64, 0);
-        let arrival = |(step, wait, latency, corrupted): (i64, u64, u64, u8)| {
+        let (mut sequence, mut at, mut latency) = (-1i64, 0, 1);
+        let arrival = |(step, times, corrupted): (i64, Option<(u64, u64)>, u8)| {
             sequence = (sequence + step).clamp(0, sent as i64 + 2);
-            at += wait;
+            if let Some((wait, new)) = times {
+                (at, latency) = (at + wait, new);
+            }
             Arrival { sequence: sequence as u64, at, latency, corrupted: corrupted == 0 }
         };
         steps.into_iter().map(arrival).collect()
     })
 }
 
-fn judge(arrivals: &[Arrival], sent: u64, window: usize, end: u64) -> dataplane_bench::judge::Judgement {
+/// Judges the arrivals. With `in_runs`, judges consecutive packets with equal times together.
+fn judge(arrivals: &[Arrival], sent: u64, window: usize, end: u64, in_runs: bool) -> dataplane_bench::judge::Judgement {
     let mut judge = Judge::new(window, LIMITS);
     // The results of an earlier trial must not matter.
     judge.start();
     judge.arrive(Arrival { sequence: 3, at: 9_999, latency: 77, corrupted: false }, 10);
     judge.start();
-    arrivals.iter().for_each(|arrival| judge.arrive(*arrival, sent));
+    let follows = |a: &Arrival, b: &Arrival| in_runs && *b == (Arrival { sequence: a.sequence + 1, ..*a });
+    for run in arrivals.chunk_by(follows) {
+        match in_runs {
+            true => judge.arrive_run(run[0], run.len() as u64, sent),
+            false => judge.arrive(run[0], sent),
+        }
+    }
     judge.finish(sent, end)
 }
 
@@ -121,9 +132,10 @@ proptest! {
     fn judge_agrees_with_the_model(
         (sent, arrivals) in (1u64..500).prop_flat_map(|sent| (Just(sent), arrivals(sent))),
         window in prop::sample::select(vec![8usize, 64, 1024]),
+        in_runs: bool,
     ) {
         let end = arrivals.last().map_or(1000, |last| last.at + 50);
-        let (found, model) = (judge(&arrivals, sent, window, end), model(&arrivals, sent, window as u64, end));
+        let (found, model) = (judge(&arrivals, sent, window, end, in_runs), model(&arrivals, sent, window as u64, end));
         prop_assert_eq!(found.counts, model.counts);
         prop_assert_eq!(found.counts.arrived(), arrivals.len() as u64);
         let sum = found.counts.received + found.counts.corrupted + found.counts.late + found.counts.lost;
@@ -135,7 +147,8 @@ proptest! {
             for quantile in [0.5, 0.9, 0.99, 1.0] {
                 let Some(rank) = ((values.len() as f64 * quantile).ceil() as usize).checked_sub(1) else { continue };
                 // The histogram starts at 1 ns, and has an error of at most 0.1 %.
-                let (measured, value) = (histogram.value_at_quantile(quantile) as f64, values[rank].max(1) as f64);
+                let (measured, value) =
+                    (histogram.value_at_quantile(quantile).max(1) as f64, values[rank].max(1) as f64);
                 prop_assert!((measured / value - 1.0).abs() <= 0.001, "{measured} {value}");
             }
         }
@@ -161,7 +174,7 @@ fn reordering_has_the_extents_of_the_standard() {
         (&[1, 2, 3, 3, 4], 0, 0, 0),
     ] {
         let sequences: Vec<u64> = order.iter().map(|number| number - 1).collect();
-        let counts = judge(&in_order(&sequences), 8, 64, 10).counts;
+        let counts = judge(&in_order(&sequences), 8, 64, 10, false).counts;
         assert_eq!(
             (counts.reordered, counts.max_extent, counts.extents),
             (reordered, max_extent, extents),

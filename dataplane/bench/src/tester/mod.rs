@@ -368,19 +368,16 @@ impl Tester {
                         continue;
                     };
                     let room = depths.get(stream.from).map_or(0, |depth| depth.saturating_sub(lane.sending()));
-                    while outbox.len() < room.min(burst) && sender.is_due(elapsed) {
-                        if !sender.send(outbox, pool, now, elapsed) {
-                            break;
-                        }
-                    }
+                    let most = room.min(burst).saturating_sub(outbox.len());
+                    sender.send_due(outbox, pool, now, elapsed, most);
                 }
                 for (port, turns) in turns.iter_mut().enumerate() {
                     let (Some(outbox), Some(lane)) = (outboxes.get_mut(port), lanes.get(port)) else { continue };
                     let room = depths.get(port).map_or(0, |depth| depth.saturating_sub(lane.sending())).min(burst);
                     while outbox.len() < room
                         && let Some(sender) = turns.next().and_then(|number| senders.get_mut(number))
-                        && sender.is_due(elapsed)
-                        && sender.send(outbox, pool, now, elapsed)
+                        && let most = turns.packets().min(room - outbox.len())
+                        && sender.send_due(outbox, pool, now, elapsed, most) > 0
                     {
                         turns.advance();
                     }

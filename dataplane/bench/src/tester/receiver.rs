@@ -1,11 +1,12 @@
 //! The receive side of a trial.
 
+use dataplane::clock::Stamp;
 use dataplane::mem::Batch;
 use dataplane::units::Nanos;
 
 use crate::judge::{Arrival, Judge};
 use crate::sender::Sender;
-use crate::signature::{Found, Key, Signature, ones_sum};
+use crate::signature::{Found, Key, LENGTH, SEQUENCES, Signature, TimeHash, Words, ones_sum};
 use crate::stream::Stream;
 
 /// The state of the receive side of a trial.
@@ -19,34 +20,100 @@ pub(super) struct Receiver<'a> {
     pub(super) foreign: u64,
 }
 
-impl Receiver<'_> {
-    /// Judges the packets of a batch that arrived at the port `port`.
+/// Packets of one stream and one frame size with consecutive sequence numbers and equal times. All these packets arrived
+/// one after the other, with the right content.
+struct Run {
+    /// The number of the stream.
+    stream: usize,
+    first: Arrival,
+    /// The number of packets.
+    count: u64,
+    /// The maximum number of packets. After this number, a packet was not sent yet, or the sequence number wraps around.
+    most: u64,
+    /// The receive timestamp of the packets.
+    stamp: Stamp,
+    /// The signature of the first packet.
+    signature: Words,
+    hash: TimeHash,
+    /// The length of the filler, and its Internet checksum.
+    filler: (usize, u16),
+}
+
+impl Run {
+    /// Adds the packets that continue the run. Returns the first packet that does not.
     #[inline]
-    pub(super) fn judge(&mut self, batch: &mut Batch, port: usize, now: Nanos, senders: &[Sender]) {
-        for packet in batch.iter_mut() {
-            let stamp = packet.stamp().nanos();
-            let at = if stamp.0 == 0 { now } else { stamp };
-            let data = packet.data();
-            let found = Signature::find(data, self.key);
-            let stream = |found: Found| {
-                let number = usize::from(found.signature.stream);
-                let stream = self.streams.get(number).filter(|it| it.to == port)?;
-                let sequence = found.signature.sequence_near(senders.get(number)?.sent());
-                Some((found, sequence, stream.filler(found.signature.size, sequence)?))
-            };
-            let Some((Found { signature, offset, repaired }, sequence, filler)) = found.and_then(stream) else {
+    fn extend<'a>(&mut self, packets: &mut impl Iterator<Item = (&'a [u8], Stamp)>) -> Option<(&'a [u8], Stamp)> {
+        let Self { most, stamp, signature, hash, filler, .. } = *self;
+        let mut middle = signature.middle;
+        let mut continues = |(data, arrived): (&[u8], Stamp)| {
+            middle = middle.wrapping_add(1);
+            let next = Words { check: hash.check(middle), middle, ..signature };
+            let Some((before, bytes)) = data.split_last_chunk::<LENGTH>() else { return false };
+            // The signature has the checksum of the filler. An empty filler therefore needs no further check.
+            Words::new(bytes) == next && arrived == stamp && (filler.0 == 0 || is_filler(before, filler))
+        };
+        for packet in packets {
+            if self.count == most || !continues(packet) {
+                return Some(packet);
+            }
+            self.count += 1;
+        }
+        None
+    }
+}
+
+/// Returns whether `before`, the bytes before a signature, end with the filler of this length and Internet checksum.
+#[inline]
+fn is_filler(before: &[u8], (length, sum): (usize, u16)) -> bool {
+    let filler = before.len().checked_sub(length).and_then(|start| before.get(start..));
+    filler.is_some_and(|filler| !ones_sum(filler) == sum)
+}
+
+impl Receiver<'_> {
+    /// Judges the packets of a batch that arrived at the port `port`. Packets that follow each other in their stream are
+    /// judged together.
+    #[inline]
+    pub(super) fn judge(&mut self, batch: &Batch, port: usize, now: Nanos, senders: &[Sender]) {
+        let mut packets = batch.contents();
+        let mut next = packets.next();
+        while let Some((data, stamp)) = next {
+            let Some(mut run) = self.start_run(data, stamp, port, now, senders) else {
                 self.foreign += 1;
+                next = packets.next();
                 continue;
             };
-            let filler = offset.checked_sub(filler).and_then(|start| data.get(start..offset));
-            let is_intact = !repaired && filler.is_some_and(|filler| !ones_sum(filler) == signature.filler);
-            let latency = at.0.saturating_sub(signature.sent_before(at).0);
-            let at = at.0.saturating_sub(self.start.0);
-            let number = usize::from(signature.stream);
-            if let (Some(judge), Some(sender)) = (self.judges.get_mut(number), senders.get(number)) {
-                self.judged += 1;
-                judge.arrive(Arrival { sequence, at, latency, corrupted: !is_intact }, sender.sent());
+            next = run.extend(&mut packets);
+            if let (Some(judge), Some(sender)) = (self.judges.get_mut(run.stream), senders.get(run.stream)) {
+                self.judged += run.count;
+                judge.arrive_run(run.first, run.count, sender.sent());
             }
         }
+    }
+
+    /// Starts a run with a packet. Returns `None` if the packet has no signature of this trial.
+    fn start_run(&self, data: &[u8], stamp: Stamp, port: usize, now: Nanos, senders: &[Sender]) -> Option<Run> {
+        let at = if stamp.nanos().0 == 0 { now } else { stamp.nanos() };
+        let Found { signature, offset, repaired } = Signature::find(data, self.key)?;
+        let number = usize::from(signature.stream);
+        let stream = self.streams.get(number).filter(|it| it.to == port)?;
+        let sent = senders.get(number)?.sent();
+        let sequence = signature.sequence_near(sent);
+        let filler = (stream.filler(signature.size, sequence)?, signature.filler);
+        let is_intact = !repaired && data.get(..offset).is_some_and(|before| is_filler(before, filler));
+        let latency = at.0.saturating_sub(signature.sent_before(at).0);
+        let first = Arrival { sequence, at: at.0.saturating_sub(self.start.0), latency, corrupted: !is_intact };
+        // The frames of a capture differ in the length of the filler. All packets of a run are intact and have no padding.
+        let is_single = !is_intact || stream.is_capture() || offset + LENGTH != data.len();
+        let left = sent.saturating_sub(sequence).min(SEQUENCES - signature.sequence);
+        Some(Run {
+            stream: number,
+            first,
+            count: 1,
+            most: if is_single { 1 } else { left.max(1) },
+            stamp,
+            signature: signature.words(self.key),
+            hash: TimeHash::new(self.key, signature.sent),
+            filler,
+        })
     }
 }

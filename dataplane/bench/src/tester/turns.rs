@@ -30,10 +30,18 @@ impl Turns {
         self.order.peek().map(|Reverse((_, number))| *number)
     }
 
-    /// Notes that the next packet was sent.
+    /// Returns how many packets the stream sends before it is another stream's turn.
+    #[inline]
+    pub(super) fn packets(&self) -> usize {
+        if self.order.len() == 1 { usize::MAX } else { 1 }
+    }
+
+    /// Notes that the next packet was sent. A single stream has no position.
     #[inline]
     pub(super) fn advance(&mut self) {
-        if let Some(mut top) = self.order.peek_mut() {
+        if self.order.len() > 1
+            && let Some(mut top) = self.order.peek_mut()
+        {
             let Reverse((position, number)) = &mut *top;
             *position = position.saturating_add(self.strides.get(*number).copied().unwrap_or(1));
         }
