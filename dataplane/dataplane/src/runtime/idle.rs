@@ -40,8 +40,8 @@ struct Adaptive {
 
 impl Adaptive {
     /// The number of empty iterations between two checks of the clock.
-    const CHECK_EVERY: u32 = 4;
-    const MIN_PATIENCE: Duration = Duration::from_nanos(500);
+    const CHECK_EVERY: u32 = 16;
+    const MIN_PATIENCE: Duration = Duration::from_micros(2);
     /// Packets that arrive in shorter intervals keep the worker awake.
     const MAX_PATIENCE: Duration = Duration::from_micros(100);
     /// The minimum length of a sleep that is worth the cost of arming the lanes, of two system calls and of the wake-up.
