@@ -35,7 +35,8 @@ use table::{BUCKET_BITS, BridgeTable, SWEPT, TIME, UNIT};
 /// if no frame with this source address arrives for the time `ageing`. The table has buckets of four entries. If the
 /// bucket of a new address is full, the new address replaces another address in the bucket: the least recently seen
 /// address of the ingress port. If the bucket has no address of the ingress port, the new address replaces the least
-/// recently seen address in the bucket. The counter `evicted` counts replaced addresses.
+/// recently seen address in the bucket. The counter `evicted` counts replaced addresses. The counters
+/// `learned` and `learned_max` are the number of addresses in the table and the largest number so far.
 ///
 /// The stage drops these frames:
 /// - frames to the reserved addresses 01:80:c2:00:00:00 to 01:80:c2:00:00:0f, which no bridge forwards;
@@ -286,9 +287,12 @@ impl Stage for Bridge {
     fn counters(&self, report: &mut dyn CounterReport) {
         report.add("flooded", self.flooded);
         report.add("flood_copies_missed", self.missed);
-        // All workers share the table, so only one worker reports the counter of the table.
+        // All workers share the table, so only one worker reports the counters of the table.
         let table = self.table.as_ref().filter(|_| self.place.0 == 0);
         report.add("evicted", table.map_or(0, |table| table.evicted.load(Ordering::Relaxed)));
+        let (learned, learned_max) = table.map_or((0, 0), |table| table.learned());
+        report.add("learned", learned);
+        report.add("learned_max", learned_max);
         if let Some(guard) = &self.guard {
             guard.counters(report);
         }
@@ -317,6 +321,7 @@ impl Stage for Bridge {
                 ("shut", "the ingress port is shut because of a loop"),
             ])
             .drops(&[Reason::Truncated])
+            .gauges(&["learned", "learned_max"])
             .tables(const { &[TableInfo::of::<LearnedMacs>("bridge")] })
     }
 

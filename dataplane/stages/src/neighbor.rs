@@ -474,7 +474,7 @@ impl Stage for Neighbor {
                 ("unreachable", "packets whose next hop does not answer"),
             ])
             .drops(&[Reason::NoPort, Reason::QueueFull])
-            .gauges(&["neighbors"])
+            .gauges(&["neighbors", "neighbors_max"])
             .tables(const { &[TableInfo::of::<NeighborTable>("neighbors")] })
     }
 

@@ -140,9 +140,21 @@ enum DatagramState {
 
 #[derive(Debug, Default)]
 struct Counts {
+    opened: u64,
     completed: u64,
     expired: u64,
     evicted: u64,
+    /// Datagrams that were discarded, for example because of an overlap.
+    given_up: u64,
+    /// The largest number of open datagrams so far.
+    open_max: u64,
+}
+
+impl Counts {
+    /// Returns the number of open datagrams.
+    fn open(&self) -> u64 {
+        self.opened - (self.completed + self.expired + self.evicted + self.given_up)
+    }
 }
 
 const EXPIRED: Edge = Edge::new(0);
@@ -241,9 +253,8 @@ impl Stage for Reassemble {
     }
 
     fn counters(&self, report: &mut dyn CounterReport) {
-        let taken = std::iter::successors(self.index.oldest(), |at| self.index.after(*at));
-        let open = taken.filter(|at| self.slots[*at].state == DatagramState::Open).count();
-        report.add("open", open as u64);
+        report.add("open", self.counts.open());
+        report.add("open_max", self.counts.open_max);
         report.add("completed", self.counts.completed);
         report.add("expired", self.counts.expired);
         report.add("evicted", self.counts.evicted);
@@ -255,6 +266,9 @@ impl Stage for Reassemble {
         if self.keeps_ports && (self.datagrams, self.largest) == (earlier.datagrams, earlier.largest) {
             std::mem::swap(&mut self.slots, &mut earlier.slots);
             std::mem::swap(&mut self.index, &mut earlier.index);
+        } else {
+            // The open datagrams of the earlier stage are lost.
+            self.counts.opened -= self.counts.open();
         }
         HeldPackets::Keep
     }
@@ -278,7 +292,7 @@ impl Stage for Reassemble {
                      section 5.3)",
                 ),
             ])
-            .gauges(&["open"])
+            .gauges(&["open", "open_max"])
     }
 
     fn contract(&self) -> Contract {
@@ -357,6 +371,7 @@ impl Reassemble {
             Some(Flaw::Congestion) => BAD_ECN,
         };
         slot.state = DatagramState::GivenUp(reason);
+        self.counts.given_up += 1;
         packet.drop(reason);
     }
 
@@ -381,6 +396,8 @@ impl Reassemble {
         let slot = &mut self.slots[at];
         (slot.state, slot.key, slot.since) = (DatagramState::Open, piece.key, now);
         slot.assembly.clear();
+        self.counts.opened += 1;
+        self.counts.open_max = self.counts.open_max.max(self.counts.open());
         Some(at)
     }
 }

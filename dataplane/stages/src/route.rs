@@ -363,6 +363,7 @@ impl Stage for Route {
     }
 
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        self.reports_counters = setup.worker_number() == 0;
         if self.source == Origin::Kernel {
             if !self.table.is_empty() || self.file.is_some() {
                 let problem = Problem::at("source", "routes cannot come from both the kernel and the config");
@@ -377,7 +378,6 @@ impl Stage for Route {
             if !setup.is_offline() {
                 self.port_names = setup.ports().iter().map(|port| port.name.clone()).collect();
             }
-            self.reports_counters = setup.worker_number() == 0;
             if self.reports_counters {
                 let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
                 setup.table("routes", KernelRoutes { tables, ports });
@@ -388,7 +388,7 @@ impl Stage for Route {
         let is_addressed = |port: &PortInfo| port.interface.is_some() || !port.addresses.is_empty();
         self.own_macs = setup.ports().iter().map(|port| is_addressed(port).then_some(MacAddr(port.mac))).collect();
         let routes = setup.shared_by_workers(|setup| SharedRoutes::load(&table, file, setup))?;
-        if setup.worker_number() == 0 {
+        if self.reports_counters {
             let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
             let next_hops = setup.next_hops().all().to_vec();
             setup.table("routes", ConfigRoutes { routes: routes.clone(), ports, next_hops });
@@ -404,8 +404,14 @@ impl Stage for Route {
     }
 
     fn counters(&self, report: &mut dyn CounterReport) {
-        if let Some(reader) = self.reader.as_ref().filter(|_| self.reports_counters) {
-            reader.counters(report);
+        // All workers share the tables, so only one worker reports their counters.
+        if !self.reports_counters {
+            return;
+        }
+        match (&self.reader, &self.routes) {
+            (Some(reader), _) => reader.counters(report),
+            (None, Some(routes)) => report.add("routes", routes.listed.len() as u64),
+            (None, None) => {}
         }
     }
 
@@ -445,7 +451,7 @@ impl Stage for Route {
                 ("tagged", "the frame has a VLAN tag (only with routes from the config)"),
             ])
             .drops(&[Reason::Unsupported])
-            .gauges(&["routes", "neighbors"])
+            .gauges(&["routes", "neighbors", "neighbors_max"])
             .tables(const { &[TableInfo::of::<KernelRoutes>("routes")] })
     }
 

@@ -1,7 +1,7 @@
 //! The table of MAC addresses.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use dataplane_core::header::MacAddr;
 
@@ -27,6 +27,10 @@ pub(super) struct BridgeTable {
     pub(super) now: AtomicU64,
     /// Number of entries that were replaced because their bucket was full.
     pub(super) evicted: AtomicU64,
+    /// The number of entries, and the largest number of entries so far. Signed, because a worker can count a removed
+    /// entry before the worker that added the entry has counted it.
+    learned: AtomicI64,
+    learned_max: AtomicI64,
 }
 
 /// An entry of the table.
@@ -66,7 +70,23 @@ impl BridgeTable {
         let random = RandomState::new();
         let factor = (0..).map(|seed| random.hash_one(seed)).find(|factor| spreads(*factor)).unwrap_or_default();
         let words = (0..WAYS << BUCKET_BITS).map(|_| AtomicU64::new(0)).collect();
-        Self { words, seeds: [factor, random.hash_one("summand")], now: AtomicU64::new(0), evicted: AtomicU64::new(0) }
+        let seeds = [factor, random.hash_one("summand")];
+        let (now, evicted) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { words, seeds, now, evicted, learned: AtomicI64::new(0), learned_max: AtomicI64::new(0) }
+    }
+
+    /// Returns the number of entries, including aged entries that are not removed yet, and the largest number of
+    /// entries so far.
+    pub(super) fn learned(&self) -> (u64, u64) {
+        let [learned, max] =
+            [&self.learned, &self.learned_max].map(|count| count.load(Ordering::Relaxed).max(0) as u64);
+        (learned, max)
+    }
+
+    /// Counts a new entry.
+    fn count_entry(&self) {
+        let learned = self.learned.fetch_add(1, Ordering::Relaxed) + 1;
+        self.learned_max.fetch_max(learned, Ordering::Relaxed);
     }
 
     /// Returns the bucket of a MAC address, and the tag that identifies the address in the bucket.
@@ -111,10 +131,19 @@ impl BridgeTable {
                 return;
             }
             if known != 0 && known >> (PORT_BITS + TIME_BITS) == tag {
-                return way.store(word, Ordering::Relaxed);
+                return self.update(way, word);
             }
         }
         self.add(ways, word, now);
+    }
+
+    /// Updates an entry.
+    #[cold]
+    fn update(&self, way: &AtomicU64, word: u64) {
+        // If another worker has just removed the aged entry, this worker adds the entry again.
+        if way.swap(word, Ordering::Relaxed) == 0 {
+            self.count_entry();
+        }
     }
 
     /// Adds an entry to a bucket. In a full bucket, the new entry replaces the oldest entry of the same port. If the
@@ -127,10 +156,11 @@ impl BridgeTable {
             0 => (2, 0),
             known => (u64::from(port(known) == port(word)), age(known, now)),
         };
-        if let Some(way) = ways.iter().max_by_key(rank)
-            && way.swap(word, Ordering::Relaxed) != 0
-        {
-            self.evicted.fetch_add(1, Ordering::Relaxed);
+        if let Some(way) = ways.iter().max_by_key(rank) {
+            match way.swap(word, Ordering::Relaxed) {
+                0 => self.count_entry(),
+                _ => _ = self.evicted.fetch_add(1, Ordering::Relaxed),
+            }
         }
     }
 
@@ -173,9 +203,12 @@ impl BridgeTable {
     pub(super) fn sweep(&self, from: usize, now: u64, ageing: u64) {
         for way in self.words.iter().skip(from * WAYS).take(SWEPT * WAYS) {
             let word = way.load(Ordering::Relaxed);
-            if word != 0 && !is_fresh(word, now, ageing) {
-                // The exchange fails if another worker has just updated the entry.
-                let _ = way.compare_exchange(word, 0, Ordering::Relaxed, Ordering::Relaxed);
+            // The exchange fails if another worker has just updated the entry.
+            if word != 0
+                && !is_fresh(word, now, ageing)
+                && way.compare_exchange(word, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            {
+                self.learned.fetch_sub(1, Ordering::Relaxed);
             }
         }
     }

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use dataplane_core::harness::{Fate, Harness, frame, port};
+use dataplane_core::pipeline::Resources;
 
 fn host_mac(number: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 1, number])
@@ -14,6 +15,10 @@ fn host_mac(number: u8) -> MacAddr {
 fn bench(ingress: u8, parameters: &str) -> Result<Harness, String> {
     let ports = ["a", "b", "c", "d"].map(port);
     Harness::builder().ports(&ports).ingress(ingress).build::<Bridge>(parameters)
+}
+
+fn counter(bench: &Harness, name: &str) -> u64 {
+    bench.counters().into_iter().find(|(known, _)| known == name).unwrap().1
 }
 
 /// Sends one frame through the bridge. Returns the egress ports of the frame, or the drop reason.
@@ -168,8 +173,7 @@ fn four_addresses_of_one_bucket_do_not_evict_a_host_of_another_port() {
 #[test]
 fn evictions_of_addresses_are_counted() {
     let mut bench = bench(0, "").unwrap();
-    let evicted = |bench: &Harness| bench.counters().into_iter().find(|(name, _)| name == "evicted").unwrap().1;
-    assert_eq!(evicted(&bench), 0);
+    assert_eq!(counter(&bench, "evicted"), 0);
     // 65,536 entries cannot hold 66,000 addresses.
     for first in (0..66_000u32).step_by(80) {
         let frames = (first..first + 80).map(|number| {
@@ -179,7 +183,68 @@ fn evictions_of_addresses_are_counted() {
         let frames: Vec<Vec<u8>> = frames.collect();
         bench.run(&frames);
     }
-    assert!(evicted(&bench) >= 464, "{}", evicted(&bench));
+    let evicted = counter(&bench, "evicted");
+    assert!(evicted >= 464, "{evicted}");
+    assert_eq!((counter(&bench, "learned"), counter(&bench, "learned_max")), (66_000 - evicted, 66_000 - evicted));
+}
+
+#[test]
+fn learned_addresses_are_counted_until_they_are_removed() {
+    let mut bench = bench(0, "ageing = \"10s\"").unwrap();
+    let counted = |bench: &Harness| (counter(bench, "learned"), counter(bench, "learned_max"));
+    for (host, vlan) in [(1, 0), (2, 0), (1, 7), (2, 0)] {
+        send(&mut bench, host_mac(host), MacAddr::BROADCAST, vlan).unwrap();
+    }
+    assert_eq!(counted(&bench), (3, 3));
+    bench.advance(60_000_000_000);
+    send(&mut bench, host_mac(2), MacAddr::BROADCAST, 0).unwrap();
+    // Each tick searches some buckets for aged addresses.
+    for _ in 0..=(1 << BUCKET_BITS) / SWEPT {
+        bench.tick();
+    }
+    assert_eq!(counted(&bench), (1, 3));
+    // The new bridge uses the same table.
+    bench.change::<Bridge>("ageing = \"20s\"").unwrap();
+    assert_eq!(counted(&bench), (1, 3));
+}
+
+#[test]
+fn only_one_worker_reports_the_number_of_learned_addresses() {
+    let mut resources = Resources::new(["a", "b"].map(port).to_vec(), std::path::Path::new(""));
+    let stages = [0, 1].map(|worker| {
+        let mut stage: Bridge = toml::from_str("").unwrap();
+        stage.prepare(&mut Setup::new(&mut resources, "bridge", worker, 2)).unwrap();
+        stage.table.as_ref().unwrap().learn(host_mac(worker as u8), 0, 1, 1);
+        stage
+    });
+    let learned = stages.each_ref().map(|stage| {
+        let mut learned = Vec::new();
+        stage.counters(&mut |name: &str, value: u64| learned.extend(name.starts_with("learned").then_some(value)));
+        learned
+    });
+    assert_eq!(learned, [[2, 2], [0, 0]]);
+}
+
+/// Two workers see 64 addresses again while a third worker removes the same addresses.
+#[test]
+fn addresses_that_are_updated_and_removed_at_once_are_counted() {
+    let table = BridgeTable::new();
+    std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                for round in 0..40_000u64 {
+                    table.learn(host_mac((round % 64) as u8), 0, 1, round % 2);
+                }
+            });
+        }
+        threads.spawn(|| {
+            for _ in 0..200 {
+                (0..1 << BUCKET_BITS).step_by(SWEPT).for_each(|from| table.sweep(from, 100, 1));
+            }
+        });
+    });
+    let left = table.words.iter().filter(|way| way.load(Ordering::Relaxed) != 0).count() as u64;
+    assert_eq!(table.learned().0, left);
 }
 
 /// Addresses that differ only in their first bits are spread over the buckets, and differently in each table.

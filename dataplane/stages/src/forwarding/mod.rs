@@ -78,6 +78,8 @@ pub enum TableCount {
     Routes,
     /// Current number of neighbours.
     Neighbors,
+    /// The largest number of neighbours so far.
+    MaxNeighbors,
     /// Changes of the tables.
     Changes,
     /// Routes and neighbours that were refused because the tables are full.
@@ -93,9 +95,10 @@ pub enum TableCount {
 
 impl TableCount {
     /// All counters, with their names.
-    pub const ALL: [(Self, &'static str); 7] = [
+    pub const ALL: [(Self, &'static str); 8] = [
         (Self::Routes, "routes"),
         (Self::Neighbors, "neighbors"),
+        (Self::MaxNeighbors, "neighbors_max"),
         (Self::Changes, "changes"),
         (Self::Refused, "refused"),
         (Self::Resyncs, "resyncs"),

@@ -257,6 +257,23 @@ fn routes_and_neighbours_beyond_the_limit_are_refused() {
 }
 
 #[test]
+fn counters_have_the_current_and_the_largest_number_of_neighbours() {
+    let (shared, mut writer) = tables();
+    let hops: Vec<NextHop> = (1..=3).map(|last| NextHop { address: gateway(last), port: 0 }).collect();
+    for hop in &hops {
+        writer.set_neighbor(*hop, ResolutionState::Failed, ReportedEvent::None).unwrap();
+    }
+    writer.publish(&shared);
+    hops.iter().skip(1).for_each(|hop| writer.unset_neighbor(*hop));
+    writer.publish(&shared);
+    let mut counted = Vec::new();
+    shared
+        .register_reader()
+        .counters(&mut |name: &str, value: u64| counted.extend(name.starts_with("neighbors").then_some(value)));
+    assert_eq!(counted, [1, 3]);
+}
+
+#[test]
 fn refused_change_of_a_route_keeps_the_old_route() {
     let (shared, mut writer) = tables();
     let prefix = "32.0.0.0/8".parse().unwrap();

@@ -302,7 +302,9 @@ impl ForwardingWriter {
         self.groups.reclaim(quiet);
         self.neighbors.reclaim(quiet, Instant::now());
         shared.set(TableCount::Routes, self.routes() as u64);
-        shared.set(TableCount::Neighbors, self.neighbors.len() as u64);
+        let neighbors = self.neighbors.len() as u64;
+        shared.set(TableCount::Neighbors, neighbors);
+        shared.set(TableCount::MaxNeighbors, shared.count(TableCount::MaxNeighbors).max(neighbors));
     }
 }
 

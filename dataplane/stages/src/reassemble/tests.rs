@@ -263,6 +263,7 @@ fn incomplete_datagram_goes_to_output_expired_after_the_timeout() {
     assert_eq!((bench.tick().len(), counter(&bench, "open")), (0, 2));
     bench.advance(1);
     let expired = bench.tick();
+    assert_eq!(counter(&bench, "open_max"), 2);
     // The first fragment of the second datagram has not arrived.
     assert_eq!(expired.len(), 1);
     assert_eq!((expired[0].fate.clone(), &expired[0].bytes), (Fate::Output("expired".to_owned()), &first.build(0)));
@@ -307,6 +308,8 @@ fn discarded_datagram_stays_discarded_until_the_timeout() {
         assert_eq!(fate(&mut bench, &part(id, 0, true, 16)), Fate::Consumed);
         assert_eq!(fate(&mut bench, &wrong), dropped(reason));
         assert_eq!(fate(&mut bench, &part(id, 16, false, 16)), dropped(reason));
+        // Each datagram is discarded before the next datagram arrives.
+        assert_eq!((counter(&bench, "open"), counter(&bench, "open_max")), (0, 1));
     }
     bench.advance(5 * SECOND);
     assert_eq!(bench.tick().len(), 0);
@@ -346,6 +349,7 @@ fn oldest_datagram_is_evicted() {
     assert_eq!((counter(&bench, "open"), counter(&bench, "evicted")), (4, 2));
     assert_eq!(fate(&mut bench, &part(3, 8, false, 8)), Fate::Next);
     assert_eq!(fate(&mut bench, &part(4, 8, false, 8)), Fate::Next);
+    assert_eq!((counter(&bench, "open"), counter(&bench, "open_max")), (2, 4));
 }
 
 #[test]
@@ -425,4 +429,5 @@ fn open_datagrams_and_counters_stay_if_the_stage_is_replaced() {
     bench.change::<Reassemble>("datagrams = 8").unwrap();
     assert_eq!((counter(&bench, "open"), counter(&bench, "completed")), (0, 1));
     assert_eq!(fate(&mut bench, &part(2, 8, false, 8)), Fate::Consumed);
+    assert_eq!((counter(&bench, "open"), counter(&bench, "open_max")), (1, 1));
 }

@@ -124,6 +124,7 @@ struct OpenResolution {
 #[repr(usize)]
 enum ResolutionCount {
     Known,
+    MaxKnown,
     Asked,
     Refused,
     Evicted,
@@ -131,10 +132,11 @@ enum ResolutionCount {
 }
 
 impl ResolutionCount {
-    /// All counters, with their names: known neighbours, requests sent, neighbours refused, neighbours evicted, and
-    /// messages ignored.
-    const ALL: [(Self, &'static str); 5] = [
+    /// All counters, with their names: known neighbours, the largest number of known neighbours so far, requests sent,
+    /// neighbours refused, neighbours evicted, and messages ignored.
+    const ALL: [(Self, &'static str); 6] = [
         (Self::Known, "neighbors"),
+        (Self::MaxKnown, "neighbors_max"),
         (Self::Asked, "asked"),
         (Self::Refused, "refused"),
         (Self::Evicted, "evicted"),
@@ -600,7 +602,9 @@ impl ResolverState {
         }
         writer.publish(&open.tables);
         let sum = |of: fn(&StateMachine) -> u64| machines.iter().map(of).sum();
-        open.set(ResolutionCount::Known, sum(|machine| machine.len() as u64));
+        let known = sum(|machine| machine.len() as u64);
+        open.set(ResolutionCount::Known, known);
+        open.counts[ResolutionCount::MaxKnown as usize].fetch_max(known, Ordering::Relaxed);
         open.set(ResolutionCount::Asked, sum(|machine| machine.asked));
         open.set(ResolutionCount::Refused, sum(|machine| machine.refused));
         open.set(ResolutionCount::Evicted, sum(|machine| machine.evicted));

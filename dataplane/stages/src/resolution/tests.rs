@@ -537,6 +537,26 @@ fn ipv4_neighbour_is_requested_and_resolved_or_becomes_unreachable() {
     assert_eq!(harness.run_one(&packet).fate, Fate::Output("unreachable".to_owned()));
 }
 
+#[test]
+fn counters_have_the_current_and_the_largest_number_of_neighbours() {
+    let (mut harness, mut state) = bench("").unwrap();
+    let mut counted = |harness: &mut Harness, now: u64| {
+        state.step(now);
+        let counters = harness.counters();
+        ["neighbors", "neighbors_max"].map(|name| counters.iter().find(|(known, _)| known == name).unwrap().1)
+    };
+    assert_eq!(counted(&mut harness, 0), [0, 0]);
+    for last in [7, 8] {
+        harness.run_one(&frame().ipv4([192, 0, 2, 1].into(), [10, 0, 0, last].into()).udp(1, 2).build());
+    }
+    assert_eq!(counted(&mut harness, 10), [2, 2]);
+    // The neighbours do not answer, so the stage removes them.
+    for now in (100..9000).step_by(100) {
+        counted(&mut harness, now);
+    }
+    assert_eq!(counted(&mut harness, 9000), [0, 2]);
+}
+
 /// The state of the neighbour at the start of a flood.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum FloodStart {

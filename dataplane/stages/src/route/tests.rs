@@ -225,6 +225,21 @@ fn routes_of_a_file_are_added_to_the_routes_of_the_config() {
     assert_eq!(hop(&send(&mut harness, "10.2.0.1")), Err(Fate::Dropped("blackhole".to_owned())));
     assert_eq!(hop(&send(&mut harness, "10.3.0.1")), Ok((1, 0)));
     assert_eq!(hop(&send(&mut harness, "2001:db8::1")), Ok((1, 2)));
+    assert_eq!(harness.counters(), [("routes".to_owned(), 5)]);
+}
+
+#[test]
+fn only_one_worker_reports_the_number_of_routes() {
+    let mut resources = Resources::new(vec![port("a")], Path::new(""));
+    let counters = [0, 1].map(|worker| {
+        let text = "table = [{ prefix = \"::/0\", port = \"a\" }, { prefix = \"10.0.0.0/8\", drop = true }]";
+        let mut stage: Route = toml::from_str(text).unwrap();
+        stage.prepare(&mut Setup::new(&mut resources, "routes", worker, 2)).unwrap();
+        let mut counters = Vec::new();
+        stage.counters(&mut |name: &str, value: u64| counters.push((name.to_owned(), value)));
+        counters
+    });
+    assert_eq!(counters, [vec![("routes".to_owned(), 2)], vec![]]);
 }
 
 #[test]

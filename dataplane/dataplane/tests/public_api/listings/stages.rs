@@ -222,6 +222,7 @@ pub mod forwarding {
     pub enum TableCount {
         Routes,
         Neighbors,
+        MaxNeighbors,
         Changes,
         Refused,
         Resyncs,
@@ -229,7 +230,7 @@ pub mod forwarding {
         LostRequests,
     }
     impl TableCount {
-        pub const ALL: [(Self, &'static str); 7] = _;
+        pub const ALL: [(Self, &'static str); 8] = _;
     }
     impl Forwarding {
         pub fn register_reader(self: &Arc<Self>) -> ForwardingReader {}
