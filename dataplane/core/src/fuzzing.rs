@@ -110,12 +110,15 @@ fn only_ours_refuses(reason: Malformed, reference: &SlicedPacket<'_>) -> bool {
     }
 }
 
-/// The protocol number of IGMP, which `etherparse` parses.
-const IGMP: u8 = 2;
-
-/// Returns whether `etherparse` may refuse a frame that `dissect` accepts.
+/// Returns whether `etherparse` may refuse a frame that `dissect` accepts. `etherparse` parses IGMP, and requires 20 bytes
+/// for a timestamp message of ICMPv4.
 fn only_theirs_refuses(frame: &[u8], found: &Dissection) -> bool {
-    theirs_has_other_rules(frame, found) || found.protocol == IGMP
+    const IGMP: u8 = 2;
+    /// Timestamp and timestamp reply.
+    const TIMESTAMPS: [u8; 2] = [13, 14];
+    let kind = frame.get(usize::from(found.l4));
+    let is_timestamp = found.protocol == protocol::ICMP && kind.is_some_and(|kind| TIMESTAMPS.contains(kind));
+    theirs_has_other_rules(frame, found) || found.protocol == IGMP || is_timestamp
 }
 
 /// Returns whether `etherparse` parses a frame by other rules: it follows more kinds of tags and of extension headers,
