@@ -30,10 +30,9 @@ use host_limit::HostLimit;
 /// ingress port. The error quotes the start of the packet. An IPv4 error has at most 576 bytes, and an IPv6 error has
 /// at most 1,280 bytes.
 ///
-/// Some packets never cause an error: ICMP errors, fragments other than the first, packets to a multicast or broadcast
-/// address, and packets whose source address does not identify a single host. These packets are dropped as
-/// `no_error_allowed`. As an exception, a stage with the kind `too_big` also reports IPv6 packets to a multicast
-/// address.
+/// The stage sends no error for these packets, and drops them as `no_error_allowed`: ICMP errors, fragments other than
+/// the first, packets whose source address does not identify a single host, and packets to a multicast or broadcast
+/// address. Only a stage with the kind `too_big` sends errors for IPv6 packets to a multicast address.
 ///
 /// Two rates limit the errors. `per_host` limits the errors to each IPv4 host and to each IPv6 network with a 64-bit
 /// prefix. Errors above this rate are dropped as `host_rate_exceeded`. A host that causes many errors therefore does

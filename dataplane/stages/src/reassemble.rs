@@ -30,9 +30,9 @@ use index::Index;
 /// Two fragments conflict if they overlap or disagree about the end of the datagram. After a conflict, the stage
 /// discards the whole datagram, including fragments that arrive later (RFC 5722). If a fragment arrives twice, the
 /// stage drops only the second copy. If a datagram is incomplete after `timeout`, the counter `expired` counts the
-/// datagram. If the fragment with offset 0 has arrived, this fragment leaves by the output `expired`. As an exception,
-/// no packet leaves if an earlier stage made this fragment longer than a received packet can be. Connect an
-/// `icmp_error` stage with `kind = "reassembly_timeout"` to this output to notify the sender.
+/// datagram. If the fragment with offset 0 has arrived, this fragment leaves by the output `expired`. To notify the
+/// sender, connect an `icmp_error` stage with `kind = "reassembly_timeout"` to this output. If an earlier stage made
+/// the fragment longer than a received packet can be, no packet leaves.
 ///
 /// Each worker needs `datagrams` times `largest` bytes of memory. If the limit `datagrams` is reached, a new datagram
 /// replaces the oldest incomplete datagram. If a source reaches the limit `per_source`, a new datagram of this source
