@@ -35,8 +35,8 @@ use table::{BUCKET_BITS, BridgeTable, SWEPT, TIME, UNIT};
 /// if no frame with this source address arrives for the time `ageing`. The table has buckets of four entries. If the
 /// bucket of a new address is full, the new address replaces another address in the bucket: the least recently seen
 /// address of the ingress port. If the bucket has no address of the ingress port, the new address replaces the least
-/// recently seen address in the bucket. The counter `evicted` counts replaced addresses. The counters
-/// `learned` and `learned_max` are the number of addresses in the table and the largest number so far.
+/// recently seen address in the bucket. The counter `evicted` counts replaced addresses. The counter `learned` is the
+/// number of addresses in the table, and `learned_max` is the largest number so far.
 ///
 /// The stage drops these frames:
 /// - frames to the reserved addresses 01:80:c2:00:00:00 to 01:80:c2:00:00:0f, which no bridge forwards;
