@@ -108,7 +108,10 @@ impl PortPlan {
     pub fn is_promiscuous(&self) -> bool {
         let port = &self.config;
         let by_rules = || match &port.flow {
-            Some(rules) => rules.iter().any(FlowRuleConfig::receives_other_addresses),
+            Some(rules) => {
+                rules.iter().any(FlowRuleConfig::receives_other_addresses)
+                    && !rules.iter().any(FlowRuleConfig::follows_interface)
+            }
             None => true,
         };
         let is_promiscuous = || port.promiscuous.unwrap_or_else(|| self.input && by_rules());

@@ -395,6 +395,12 @@ impl FlowRuleConfig {
         let has_destination = ethernet.is_some_and(|ethernet| ethernet.dst.is_some());
         self.action == Action::Receive && self.frames != Frames::MulticastDefault && !has_destination
     }
+
+    /// Returns whether the rule gets only the frames that the network interface of the device does not take. mlx5 applies
+    /// such a rule after the rules of the interface. In promiscuous mode, the interface takes all frames.
+    pub(super) fn follows_interface(&self) -> bool {
+        matches!(self.frames, Frames::AllDefault | Frames::MulticastDefault)
+    }
 }
 
 impl Match {

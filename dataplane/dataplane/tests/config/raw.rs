@@ -139,6 +139,11 @@ fn invalid_values_are_reported_at_their_location() {
     let headers = "needs frames = \"matching\", but this rule has another value of `frames`";
     for (keys, message, help) in [
         (
+            "promiscuous = true\nflow = [{ frames = 'all_default' }]",
+            "`wan` is promiscuous, so its interface takes the frames of rules with `all_default` or `multicast_default`",
+            "remove this key, or select the frames with `match`",
+        ),
+        (
             "flow = []",
             "`flow` has no rules, so `wan` receives nothing",
             "add a rule, or remove `flow` to receive every frame",

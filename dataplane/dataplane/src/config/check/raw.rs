@@ -42,6 +42,14 @@ pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &
         } else if port.qp != Qp::RawPacket {
             checker.needs_raw_packets("promiscuous", port);
         }
+        let rules = port.flow.iter().flatten();
+        if port.promiscuous == Some(true) && rules.clone().any(FlowRuleConfig::follows_interface) {
+            let message = format!(
+                "`{}` is promiscuous, so its interface takes the frames of rules with `all_default` or `multicast_default`",
+                port.name
+            );
+            checker.error("promiscuous", message, "remove this key, or select the frames with `match`");
+        }
     }
     for (at, offload) in port.offloads().iter().enumerate() {
         if port.offloads()[..at].contains(offload) {
