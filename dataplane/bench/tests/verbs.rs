@@ -211,6 +211,14 @@ fn test_that_loses_all_messages_has_a_row() {
     assert_eq!((row.iterations, row.lost), (0, Some(20)), "{server:?}");
 }
 
+#[test]
+fn test_with_a_duration_fails_if_no_message_arrives() {
+    let plan = plan("send_bw -t ud -s 64 -D 200ms");
+    let lossy = devices(|spec| spec.faults.loss = 1.0);
+    let [server, _] = run_on(lossy, &plan, &plan, usize::MAX);
+    assert!(failure(&server).starts_with("no message arrived; help: "), "{server:?}");
+}
+
 /// Some ports are neither Ethernet nor InfiniBand ports, and have no local identifier.
 #[test]
 fn port_without_local_identifier_is_reached_by_its_gid() {
