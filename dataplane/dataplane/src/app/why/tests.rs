@@ -278,8 +278,9 @@ fn slow_blocked_and_faulty_stages_are_named() {
     ] {
         let folder = Folder::new();
         let socket = folder.file("control.sock");
+        // The sandbox of a run in this process would hinder the other tests of the process.
         let config = Config::new()
-            .runtime(&format!("control = '{}'", socket.display()))
+            .runtime(&format!("control = '{}'\nsandbox = false", socket.display()))
             .port_with("p", &format!("kind = 'generator', rate = '{rate}'"), "rx_depth = 64")
             .stage("lame", &format!("fault = '{fault}'\non_panic = 'drop'"))
             .stage("tx", "port = 'p'");
