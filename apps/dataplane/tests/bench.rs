@@ -144,8 +144,9 @@ fn result_without_a_page_is_refused_with_its_method() {
         folder.write("result.json", format!("{{\"method\": \"{method}\"}}"));
         for command in ["html result.json", "compare result.json result.json"] {
             let (status, _, err) = run(&mut bench(&folder, command));
-            let wanted =
-                format!("result.json is a result of `bench {method}`, which has no page and no comparison; help:");
+            let wanted = format!(
+                "result.json is a result of `bench {method}`, which `bench html` and `bench compare` do not support; help:"
+            );
             assert!(status == 2 && err.contains(&wanted), "{err}");
         }
     }
@@ -210,7 +211,7 @@ fn rfc2544_runs_all_tests_for_all_sizes() {
     assert!(deviations.contains("the duration of a trial is 100ms instead of 60 s"), "{deviations}");
     folder.write("a.json", &out);
     let (status, out, _) = run(&mut bench(&folder, "html a.json"));
-    assert!(status == 0 && out.contains("Throughput over size") && out.contains("Frame loss over the rate"), "{out}");
+    assert!(status == 0 && out.contains("Throughput by frame size") && out.contains("Frame loss by rate"), "{out}");
     let (status, out, err) = run(&mut bench(&folder, "compare a.json a.json"));
     assert!(status == 0 && out.contains("throughput of 1518 bytes: no difference shown"), "{out}{err}");
     let line = format!("rfc2544 lab.toml --json --tests throughput --sizes 64 {SHORT} {PATIENT}");

@@ -14,14 +14,14 @@ pub(crate) const LEAST: usize = 4;
 /// The offset of the low 32 bits of the sequence number in a signature.
 const LOW_SEQUENCE: usize = 8;
 
-/// The packets of a burst. Only the check of the signature, the low bits of the sequence number and the checksum after the
-/// IP header differ between the packets.
+/// The packets of a burst. The packets differ only in the check of the signature, the low bits of the sequence number,
+/// and the layer-4 checksum.
 struct Burst<'a> {
     /// The frame of the first packet.
     frame: &'a [u8],
     /// The offset of the signature.
     signature: usize,
-    /// The offset of the checksum after the IP header. `usize::MAX` if the frame has no such checksum.
+    /// The offset of the layer-4 checksum. `usize::MAX` if the frame has no such checksum.
     checksum: usize,
     /// The hash of the transmit time.
     hash: TimeHash,

@@ -33,13 +33,13 @@ pub(crate) struct Headers<'a> {
 /// The offsets of the headers in a frame.
 #[derive(Clone, Copy, Debug)]
 struct Offsets {
-    /// The IP header outside the tunnel, if there is a tunnel.
+    /// The outer IP header, if there is a tunnel.
     outer: usize,
     /// The header after the outer IP header.
     tunnel: usize,
-    /// The IP header of the packet, inside the tunnel.
+    /// The inner or only IP header.
     ip: usize,
-    /// The header after this IP header.
+    /// The header after the inner or only IP header.
     l4: usize,
 }
 
@@ -88,7 +88,7 @@ impl<'a> Headers<'a> {
         TAG * self.tags.len()
     }
 
-    /// Returns the offset of the header after the IP header.
+    /// Returns the offset of the header after the inner or only IP header.
     pub(crate) fn l4(&self) -> usize {
         self.offsets().l4
     }

@@ -192,7 +192,7 @@ struct Place {
     /// The number of the protocol after the IP header and its extensions.
     protocol: u8,
     payload: Option<Payload>,
-    /// The offset of the checksum after the IP header, in the first fragment of a packet.
+    /// The offset of the layer-4 checksum, if the packet is the first fragment of a datagram.
     fragment_checksum: Option<usize>,
 }
 

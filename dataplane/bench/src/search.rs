@@ -15,7 +15,7 @@ pub const CONFIDENCE: f64 = 0.95;
 pub struct Goal {
     /// The name in the results.
     pub name: String,
-    /// The highest loss ratio of a good trial.
+    /// The limit of the loss ratio.
     pub loss_ratio: f64,
     /// The share of the trials at a load, by duration, that may exceed the loss ratio.
     pub exceed_ratio: f64,

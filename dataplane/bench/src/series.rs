@@ -18,8 +18,8 @@ pub struct Intervals {
 }
 
 impl Intervals {
-    /// Divides a trial of `duration` nanoseconds into intervals of the length `wanted`. If these would be too many
-    /// intervals for `streams` streams, the length is a multiple of `wanted`.
+    /// Divides a trial of `duration` nanoseconds into intervals of the length `wanted`. If the intervals of
+    /// `streams` streams would be too many, the length is a multiple of `wanted`.
     pub fn new(wanted: Duration, duration: u64, streams: usize) -> Self {
         let most = (MAX_INTERVALS / streams.max(1) as u64).max(1);
         let wanted = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX).max(1);

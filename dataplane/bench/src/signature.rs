@@ -125,7 +125,7 @@ impl Words {
         bytes
     }
 
-    /// Returns the sum of the 16-bit words of the signature. [`fold`] reduces the sum to 16 bits.
+    /// Returns a number that [`fold`] reduces to the ones' complement sum of the 16-bit words of the signature.
     #[inline]
     pub(crate) fn sum(&self) -> u64 {
         let halves = |number: u64| (number >> 32) + (number & u64::from(u32::MAX));
@@ -226,8 +226,8 @@ pub fn ones_sum(bytes: &[u8]) -> u16 {
     u16::from_be(fold(sum + u64::from(u32::from_ne_bytes(last))))
 }
 
-/// Returns the sum of 32-bit words. This sum is, modulo 2^16 - 1, also the sum of their 16-bit words. 2^32 words would
-/// overflow.
+/// Returns the sum of 32-bit words. Modulo 2^16 - 1, this sum equals the sum of the 16-bit words. The sum of 2^32 words
+/// can overflow.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn word_sum(words: &[[u8; 4]]) -> u64 {
     let mut sum = 0;

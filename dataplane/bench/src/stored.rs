@@ -30,7 +30,7 @@ pub enum Stored {
 
 /// The reason why a text is no [`Stored`].
 enum Unreadable {
-    /// The text is a result of this method, which has no page and no comparison.
+    /// The text is a result of this method, which `bench html` and `bench compare` do not support.
     Method(String),
     /// The text is not a result.
     NoResult(String),
@@ -47,7 +47,7 @@ impl Stored {
             let path = path.display();
             Error::Config(match why {
                 Unreadable::Method(method) => format!(
-                    "{path} is a result of `bench {method}`, which has no page and no comparison; help: read the JSON"
+                    "{path} is a result of `bench {method}`, which `bench html` and `bench compare` do not support; help: read the JSON"
                 ),
                 Unreadable::NoResult(why) => format!(
                     "{path} is not a result of `bench`: {why}; help: create a result with dataplane bench METHOD --json > {path}"

@@ -8,11 +8,11 @@ use crate::values::Cycle;
 pub(crate) struct Template {
     /// The frame. Fields with several values are 0, and so is the signature.
     pub(crate) frame: Box<[u8]>,
-    /// The sum of the IPv4 header outside a tunnel, for its checksum.
+    /// The sum of the outer IPv4 header of a frame with a tunnel, for the checksum of this header.
     pub(crate) outer_sum: u16,
-    /// The sum of the IPv4 header, for its checksum.
+    /// The sum of the inner IPv4 header of a frame with a tunnel, or of the IPv4 header of any other frame.
     pub(crate) ip_sum: u16,
-    /// The sum of the pseudo header, the header and the payload, for the checksum after the IP header.
+    /// The sum of the pseudo header, the layer-4 header and the payload, for the layer-4 checksum.
     pub(crate) l4_sum: u16,
     /// The Internet checksum of the filler.
     pub(crate) filler_sum: u16,
@@ -30,11 +30,12 @@ pub(crate) struct Template {
 /// The offsets of the checksums that are written in each packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Checksums {
-    /// The offset of the checksum of the IPv4 header outside a tunnel.
+    /// The offset of the checksum of the outer IPv4 header of a frame with a tunnel.
     pub(crate) outer: Option<usize>,
-    /// The offset of the IPv4 header checksum. `None` for IPv6, and for captures, whose header fields are constant.
+    /// The offset of the checksum of the inner or only IPv4 header. `None` for IPv6, and for captures, whose header
+    /// fields are constant.
     pub(crate) ip: Option<usize>,
-    /// The offset of the checksum after the IP header, or `None` if the frame has no such checksum.
+    /// The offset of the layer-4 checksum (TCP, UDP, ICMP), or `None` if the frame has no such checksum.
     pub(crate) l4: Option<usize>,
     /// Whether a checksum of 0 is sent as 0xffff.
     pub(crate) is_udp: bool,
@@ -109,8 +110,8 @@ pub(crate) struct Field {
 }
 
 impl Field {
-    /// Writes the next value of the field. Returns the sum of the 16-bit words of the value. [`fold`] reduces the sum to
-    /// 16 bits.
+    /// Writes the next value of the field. Returns a number that [`fold`] reduces to the ones' complement sum of the
+    /// 16-bit words of the value.
     #[inline]
     fn write(&mut self, data: &mut [u8]) -> u64 {
         let value = self.cycle.next();
@@ -138,10 +139,10 @@ impl Field {
 /// The checksums that a field is part of.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sums {
-    /// The checksum of the IPv4 header outside a tunnel.
+    /// The checksum of the outer IPv4 header of a frame with a tunnel.
     pub(crate) outer: bool,
-    /// The checksum of the IPv4 header.
+    /// The checksum of the inner or only IPv4 header.
     pub(crate) ip: bool,
-    /// The checksum after the IP header.
+    /// The layer-4 checksum.
     pub(crate) l4: bool,
 }

@@ -249,7 +249,7 @@ fn alias_table(exponent: f64, count: u64) -> Arc<[Alias]> {
         shares[more] -= 1.0 - shares[less];
         if shares[more] < 1.0 { small.push(more) } else { large.push(more) }
     }
-    // The shares of the rest are 1, except for rounding errors.
+    // The remaining shares are 1, apart from rounding errors.
     for rest in large.into_iter().chain(small) {
         table[rest].other = rest as u32;
     }

@@ -77,8 +77,8 @@ fn poisson_spacing_has_an_exponential_distribution() {
 }
 
 #[test]
-fn pause_of_the_tester_is_caught_up_only_for_a_limited_time() {
-    // The tester does not poll from 100 us to 200 us, with one packet each microsecond.
+fn only_packets_of_the_last_catch_up_time_are_sent_after_a_pause() {
+    // One packet is due in each microsecond. The tester does not poll from 100 us to 200 us.
     let polls = || (0..100_000).chain(200_000..300_000).step_by(100);
     let (times, missed) = sent_times("", 1e6, 300_000, 20_000, polls());
     // 20 packets are caught up, and 80 are missed.
@@ -88,7 +88,7 @@ fn pause_of_the_tester_is_caught_up_only_for_a_limited_time() {
 }
 
 #[test]
-fn bursts_are_sent_back_to_back_with_the_mean_rate() {
+fn packets_of_a_burst_are_sent_back_to_back_and_bursts_keep_the_mean_rate() {
     let (times, missed) = sent_times("burst = 8", 1000.0, 1_000_000_000, 10_000, (0..=1_000_000_000).step_by(1000));
     assert_eq!((times.len(), missed), (1000, 0));
     for (number, time) in times.iter().enumerate() {
@@ -102,7 +102,7 @@ fn bursts_are_sent_back_to_back_with_the_mean_rate() {
 
 #[test]
 fn whole_bursts_are_missed_after_a_long_pause() {
-    // The tester does not poll from 100 us to 200 us, with a burst of 10 packets each 10 us.
+    // A burst of 10 packets is due in each 10 us. The tester does not poll from 100 us to 200 us.
     let polls = || (0..100_000).chain(200_000..300_000).step_by(100);
     let (times, missed) = sent_times("burst = 10", 1e6, 300_000, 20_000, polls());
     assert_eq!((times.len() as u64 + missed, missed % 10), (300, 0));

@@ -103,8 +103,9 @@ impl VerbsDevice {
 }
 
 #[allow(unsafe_code, reason = "the trait is unsafe to implement")]
-// SAFETY: each call of `alloc_pd` allocates a new protection domain with `ibv_alloc_pd`. The libraries of rxe and siw
-// read only inline bytes themselves. They pass each request to the kernel, which checks the keys.
+// SAFETY: each call of `alloc_pd` allocates a new protection domain with `ibv_alloc_pd`. The only packet
+// memory that the libraries of rxe and siw access in user space is the bytes of inline sends. The libraries pass each
+// request to the kernel, which checks the keys.
 unsafe impl Device for VerbsDevice {
     type Pd = VerbsPd;
     type Cq = VerbsCq;

@@ -1,4 +1,5 @@
-//! Self-test of batch polling. The test also works if the version of libibverbs is unknown.
+//! Self-test of batch polling. The quirks list the versions of libibverbs with defects in batch polling. The test finds
+//! such defects even if the version of libibverbs is unknown.
 //!
 //! When a queue pair changes to ERR, the device flushes the posted requests, even without a link. The test posts a few
 //! receives, flushes the receives and polls their completions in a batch. Each receive must complete once and in order,

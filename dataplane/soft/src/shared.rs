@@ -16,8 +16,8 @@ use dataplane_core::error::VerbError;
 use dataplane_core::units::Gid;
 use dataplane_core::verbs::{Capabilities, Capability, EventKind, LinkLayer, Path, QpState};
 
-/// The state that all objects of a device share. The link is not a part of this state, but of
-/// [`OpenDevice`](super::open_device::OpenDevice).
+/// The state that all objects of a device share. The link is a part of
+/// [`OpenDevice`](super::open_device::OpenDevice) instead.
 #[derive(Debug)]
 pub(super) struct Shared {
     /// The number of the device on its fabric. `None` if the link of the device has no fabric.

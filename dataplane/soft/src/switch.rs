@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 type MacAddress = [u8; 6];
 
-/// A switch that learns on which of its ports each MAC address is (IEEE 802.1Q, learning and filtering), and the port of
-/// a ConnectX NIC, which checks the Ethernet length field.
+/// Simulates a switch and a ConnectX NIC that is connected to the switch. The switch learns on which of its ports each
+/// MAC address is (IEEE 802.1Q, learning and filtering). The NIC drops frames with a wrong Ethernet length field.
 #[derive(Debug, Default)]
 pub(super) struct LearningSwitch {
     /// The addresses on the port of the peer.
@@ -26,7 +26,7 @@ impl LearningSwitch {
     }
 
     /// Records the source address of a frame that the peer sends, and returns whether the device gets the frame. The
-    /// switch also learns from a frame that it drops, but no group address.
+    /// switch also learns the source addresses of the frames that it drops. The switch learns no group addresses.
     pub(super) fn passes(&self, frame: &[u8]) -> bool {
         let Some((destination, source)) = addresses(frame) else { return false };
         if source[0] & 1 != 0 {

@@ -110,18 +110,18 @@ impl<F: AddressFamily> Lpm<F> {
     ///
     /// Returns [`TableError::Memory`] if the address space for 2^22 cache lines is not available.
     pub fn new() -> Result<Self, TableError> {
-        Self::with_lines(LINES)
+        Self::with_max_cache_lines(LINES)
     }
 
-    /// Creates a table with at most `most` cache lines behind its first level. A prefix that ends in the first level
+    /// Creates a table with at most `max` cache lines behind its first level. A prefix that ends in the first level
     /// takes no line. Any other prefix usually takes at most one line, and neighbouring prefixes share lines. An IPv6
     /// prefix longer than /64 takes up to two lines. Retired lines count until they are reclaimed ([`Lpm::reclaim`]).
     ///
     /// # Errors
     ///
     /// Returns [`TableError::Memory`] if there is not enough memory.
-    pub fn with_lines(most: usize) -> Result<Self, TableError> {
-        Trie::with_lines(most).map(Self)
+    pub fn with_max_cache_lines(max: usize) -> Result<Self, TableError> {
+        Trie::with_max_lines(max).map(Self)
     }
 
     /// Returns a view for lookups, also from other threads.
@@ -131,12 +131,12 @@ impl<F: AddressFamily> Lpm<F> {
 
     /// Makes retired memory reusable. A change of the table retires the cache lines that it replaces, and marks these
     /// lines with the time of the table. The time of the table starts at 0, and this method sets the time to `time`.
-    /// The method then frees the lines whose mark is below `quiet`.
+    /// The method then frees the lines whose mark is below `no_lookups_before`.
     ///
-    /// The caller guarantees that no lookup is in progress that began while the time of the table was below `quiet`.
-    /// The caller chooses the unit of the times. Times must not decrease.
-    pub fn reclaim(&mut self, time: u64, quiet: u64) {
-        self.0.reclaim(time, quiet);
+    /// The caller guarantees that no lookup is in progress that began while the time of the table was below
+    /// `no_lookups_before`. The caller chooses the unit of the times. Times must not decrease.
+    pub fn reclaim(&mut self, time: u64, no_lookups_before: u64) {
+        self.0.reclaim(time, no_lookups_before);
     }
 
     /// Returns all prefixes as address, length and value, in no particular order.
@@ -161,7 +161,7 @@ impl<F: AddressFamily> Lpm<F> {
     }
 
     fn build_with_lines(lines: usize, prefixes: &[(F::Address, u8, u32)]) -> Result<Self, TableError> {
-        let mut table = Self::with_lines(lines)?;
+        let mut table = Self::with_max_cache_lines(lines)?;
         table.0.reserve(prefixes.len());
         for (address, len, value) in prefixes {
             table.insert(*address, *len, *value)?;

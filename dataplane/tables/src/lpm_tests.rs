@@ -119,7 +119,7 @@ macro_rules! lpm_tests {
                 (shift, addresses) in crowded(), lens in prop::collection::vec(0..10u32, 1..20), most in prop_oneof![8..64usize, Just(4096)],
                 probes in prop::collection::vec(address(), 20), order in any::<u64>(), reclaimed in 1..50u64,
             ) {
-                let (mut table, mut model) = ($Lpm::with_lines(most).unwrap(), Model::default());
+                let (mut table, mut model) = ($Lpm::with_max_cache_lines(most).unwrap(), Model::default());
                 let prefixes = addresses.iter().zip(lens.iter().cycle()).zip(0u32..);
                 let prefixes: Vec<_> = prefixes.map(|((address, len), value)| {
                     // Prefixes shorter than eight bits fill so many cells of the first level that the test would be

@@ -11,10 +11,10 @@
 //! Addresses are left-aligned in 128 bits. The trie first distinguishes addresses by their first 64 bits (the first
 //! half), and then by the second half. If all addresses of a cell have the same first half, the cell can lead to lines
 //! that distinguish the addresses by their second half. A prefix is written to all cells that it covers, so that a
-//! lookup never backtracks. The prefix length of each cell is stored separately. Lookups do not read this length. Only
-//! insertions and removals read this length. Adjacent runs are only merged if they come from the same prefix. The ends
-//! of every prefix are therefore boundaries, and a prefix can be removed in place. All memory is allocated zeroed, and
-//! untouched pages stay unmapped. The prefix of length 0 is stored separately, because its cells would touch all pages.
+//! lookup never backtracks. The prefix length of each cell is stored separately, because only insertions and removals
+//! read this length. Adjacent runs are only merged if they come from the same prefix. The ends of every prefix are
+//! therefore boundaries, and a prefix can be removed in place. All memory is allocated zeroed, and untouched pages stay
+//! unmapped. The prefix of length 0 is stored separately, because its cells would touch all pages.
 //!
 //! One thread changes the trie while any number of threads read the cells, which are atomics. The boundaries of a line
 //! in use never change. If a change needs other boundaries, the change first writes new lines with the old entries, and
@@ -49,12 +49,12 @@ pub(super) struct Trie<F: AddressFamily> {
 }
 
 impl<F: AddressFamily> Trie<F> {
-    /// Creates a trie with at most `most` lines.
+    /// Creates a trie with at most `max` lines.
     ///
     /// # Errors
     /// Returns [`TableError::Memory`] if there is not enough memory.
-    pub(super) fn with_lines(most: usize) -> Result<Self, TableError> {
-        let lines = Allocator::new(most);
+    pub(super) fn with_max_lines(max: usize) -> Result<Self, TableError> {
+        let lines = Allocator::new(max);
         Ok(Self {
             cells: Arc::new(Cells::new(lines.most())?),
             first_depths: zeroed(1 << F::FirstLevel::BITS)?,
@@ -72,10 +72,10 @@ impl<F: AddressFamily> Trie<F> {
     }
 
     /// Sets the retirement time of lines that are retired after this call to `time`. Frees the lines that were retired
-    /// before the time `quiet`, because these lines have no readers any more.
-    pub(super) fn reclaim(&mut self, time: u64, quiet: u64) {
+    /// before the time `no_lookups_before`, because these lines have no readers any more.
+    pub(super) fn reclaim(&mut self, time: u64, no_lookups_before: u64) {
         self.time = time;
-        while let Some((_, group, size)) = self.retired.pop_front_if(|(retired, ..)| *retired < quiet) {
+        while let Some((_, group, size)) = self.retired.pop_front_if(|(retired, ..)| *retired < no_lookups_before) {
             self.lines.give(group, size);
         }
     }

@@ -62,7 +62,7 @@ pub(super) struct NdrArgs {
 pub(super) struct PdrArgs {
     #[command(flatten)]
     pub(super) search: SearchArgs,
-    /// The highest loss ratios, separated by commas. One search finds the results of all ratios
+    /// The limits of the loss ratio, separated by commas. One search finds the results of all ratios
     #[arg(long, value_name = "PERCENT", default_value = "0.1%", value_delimiter = ',', value_parser = percent)]
     pub(super) loss: Vec<f64>,
     /// The share of the trials at a rate that may exceed the loss ratio

@@ -52,7 +52,7 @@ pub(super) struct FlowsArgs {
     /// The highest rate of new flows in the test `rate`. Default: the highest rate at which the tester can send
     #[arg(long, value_name = "RATE", default_value = "max")]
     max: Rate,
-    /// The highest ratio of lost packets
+    /// The limit of the loss ratio
     #[arg(long, value_name = "PERCENT", default_value = "0%", value_parser = percent)]
     loss: f64,
     /// The duration of a full-length trial of the test `rate`. The trials are shorter if they would fill the device

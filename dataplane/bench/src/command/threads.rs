@@ -1,4 +1,4 @@
-//! Threads other than the thread of the tester, and their commands.
+//! Functions for threads other than the thread of the tester: run on all cores, and run a shell command.
 
 use std::io;
 use std::process::{Command, ExitStatus, Stdio};

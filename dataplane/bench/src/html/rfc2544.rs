@@ -23,14 +23,15 @@ pub(super) fn add(page: &mut Page, report: &Rfc2544Report) {
         let y = Axis { label, unit, scale: Scale::Linear };
         Chart { x: SIZE, y, series, lines: Vec::new(), ranges: Vec::new() }
     };
-    let throughput = vec![series("throughput", &pps), series("highest rate", &|size| Some(size.highest_pps))];
-    page.chart("Throughput over size in packets", &chart("packets per second", Unit::Pps, throughput));
+    let throughput =
+        vec![series("throughput", &pps), series("highest rate of the tests", &|size| Some(size.highest_pps))];
+    page.chart("Throughput by frame size, in packets per second", &chart("packets per second", Unit::Pps, throughput));
     let bits = vec![
         series("throughput", &|size| pps(size).map(|pps| pps * size.line_bits)),
-        series("highest rate", &|size| Some(size.highest_pps * size.line_bits)),
+        series("highest rate of the tests", &|size| Some(size.highest_pps * size.line_bits)),
     ];
-    page.chart("Throughput over size in bits on the line", &chart("bits per second", Unit::Bps, bits));
-    page.chart("Frame loss over the rate", &frame_loss(&report.sizes));
+    page.chart("Throughput by frame size, in bits per second on the line", &chart("bits per second", Unit::Bps, bits));
+    page.chart("Frame loss by rate", &frame_loss(&report.sizes));
     let latency =
         |of: fn(&LatencyReport) -> u64| move |size: &SizeReport| size.latency.as_ref().map(|it| of(it) as f64);
     let lines = vec![
@@ -39,7 +40,7 @@ pub(super) fn add(page: &mut Page, report: &Rfc2544Report) {
         series("maximum", &latency(|it| it.latency_ns.max)),
     ];
     let over_size = Chart { x: SIZE, y: LATENCY, series: lines, lines: Vec::new(), ranges: Vec::new() };
-    page.chart("Latency at the throughput over size", &over_size);
+    page.chart("Latency by frame size, at the rate of the throughput", &over_size);
     for size in &report.sizes {
         if let Some(throughput) = &size.throughput {
             let line = throughput.pps().map(|pps| (pps, "throughput".to_owned()));
@@ -57,7 +58,7 @@ fn frame_loss(sizes: &[SizeReport]) -> Chart {
         mark: Mark::Line,
         points: size.frame_loss.iter().map(|step| (step.share, step.loss_ratio)).collect(),
     };
-    let x = Axis { label: "share of the highest rate", unit: Unit::Ratio, scale: Scale::Linear };
+    let x = Axis { label: "share of the highest rate of the tests", unit: Unit::Ratio, scale: Scale::Linear };
     let y = Axis { label: "loss ratio", unit: Unit::Ratio, scale: Scale::Linear };
     let series = sizes.iter().filter(|size| !size.frame_loss.is_empty()).map(of).collect();
     Chart { x, y, series, lines: Vec::new(), ranges: Vec::new() }

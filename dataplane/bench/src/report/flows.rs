@@ -18,9 +18,9 @@ pub struct FlowsReport {
     pub environment: Environment,
     /// Whether the tests were stopped before their end.
     pub stopped: bool,
-    /// The stream.
+    /// The stream of the tests: a list with one element.
     pub streams: Vec<StreamSetup>,
-    /// The highest ratio of lost packets.
+    /// The limit of the loss ratio.
     pub loss_ratio: f64,
     /// The number of concurrent flows that the device carries.
     pub capacity: Option<CapacityReport>,
@@ -63,11 +63,11 @@ pub struct FlowTrialReport {
     /// The lost packets that should open a flow. The device may have refused these flows because of their rate. Packets
     /// that the tester could not send in time count as lost.
     pub lost_set_up: u64,
-    /// The lost packets of the flows after all flows were opened, with the packets that the tester could not send in time.
+    /// The lost packets after all flows were opened. Packets that the tester could not send in time count as lost.
     pub lost: u64,
     /// `lost` as a ratio of `flows`.
     pub loss_ratio: f64,
-    /// Whether `loss_ratio` exceeds the highest ratio.
+    /// Whether `loss_ratio` exceeds the limit of the loss ratio.
     pub exceeded: bool,
     /// The reasons why the trial shows a limit of the tester.
     pub limits: Vec<String>,
@@ -96,7 +96,10 @@ impl fmt::Display for FlowsReport {
         if let Some(goal) = &self.set_up_rate {
             let rate = |bound: &Option<super::parts::BoundReport>, none: &str| match bound {
                 Some(bound) => {
-                    format!("{:.0} flows/s ({} of {} trials exceed)", bound.pps, bound.exceeded, bound.trials)
+                    format!(
+                        "{:.0} flows/s ({} of {} trials exceed the loss ratio)",
+                        bound.pps, bound.exceeded, bound.trials
+                    )
                 }
                 None => none.to_owned(),
             };

@@ -21,7 +21,7 @@ pub struct RateReport {
     pub stopped: bool,
     /// The sums of all streams.
     pub total: Traffic,
-    /// The packets by the counters of the ports, if no packet arrived with its signature.
+    /// The packets that the ports counted. Only present if packets arrived, but no packet arrived with its signature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by_counters: Option<CounterReport>,
     /// The streams.
@@ -34,8 +34,8 @@ pub struct RateReport {
     pub unaccounted: i64,
 }
 
-/// The packets of a trial by the counters of the ports. The device changes the payload, so no packet has its signature.
-/// The tester cannot distinguish the packets from the packets of other hosts.
+/// The packets of a trial, from the counters of the ports. The device has changed the payload, so no packet arrived
+/// with its signature. The counters also count the packets of other hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CounterReport {
     /// Packets that the ports sent.
@@ -91,8 +91,8 @@ pub struct Traffic {
     /// Packets of `received` that arrived after the last transmission.
     #[serde(default)]
     pub drained: u64,
-    /// Packets of `drained` that a queue of the device still held for some time after the last transmission: for 1/200
-    /// of the duration of the trial, or 1 ms in a short trial. A search counts these packets as lost.
+    /// Packets of `drained` that a queue of the device still held at a given time after the last transmission: 1/200 of
+    /// the duration of the trial, or 1 ms in a short trial. A search counts these packets as lost.
     #[serde(default)]
     pub held: u64,
     /// Packets that arrived with a wrong content.
@@ -139,9 +139,9 @@ pub struct StreamReport {
     pub latency_ns: Times,
     /// The absolute difference between the latencies of two consecutive packets, in nanoseconds (RFC 3393).
     pub jitter_ns: Times,
-    /// The number of times without arrivals that are longer than the limit.
+    /// The number of gaps. A gap is a time without arrivals that is longer than the limit.
     pub gap_count: u64,
-    /// The longest times without arrivals.
+    /// The longest gaps.
     pub gaps: Vec<GapReport>,
     /// The counts and latencies of the packets that were sent in each interval.
     #[serde(default)]
@@ -193,7 +193,7 @@ pub struct StreamSetup {
     pub keys: BTreeMap<String, String>,
 }
 
-/// A time without arrivals.
+/// A gap: a time without arrivals.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct GapReport {
     /// The start in seconds since the start of the trial.
@@ -342,7 +342,7 @@ pub struct SearchReport {
 pub struct GoalReport {
     /// The name.
     pub name: String,
-    /// The highest loss ratio of a good trial.
+    /// The limit of the loss ratio.
     pub loss_ratio: f64,
     /// The share of the trials at a load that may exceed the loss ratio.
     pub exceed_ratio: f64,

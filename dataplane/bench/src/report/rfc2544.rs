@@ -132,7 +132,7 @@ pub struct RecoveryReport {
     /// The time from the end of the overload until no more packets are lost, in seconds. `null` if the device did not
     /// recover.
     pub recovery_s: Option<f64>,
-    /// The resolution of the time in seconds.
+    /// The resolution of `recovery_s`, in seconds.
     pub resolution_s: f64,
     /// The number of packets lost during the overload. If no packet was lost, the rate did not overload the device.
     pub lost_in_overload: u64,
@@ -149,11 +149,10 @@ pub struct ResetReport {
     pub pps: f64,
     /// The start of the command in seconds since the start of the trial.
     pub command_at_s: f64,
-    /// The longest time without arrivals after the start of the command, in seconds. `null` if no time without arrivals
-    /// is longer than the limit (`--gap`), or if `is_recovered` is `false`.
+    /// The longest gap after the start of the command, in seconds. A gap is a time without arrivals that is longer than
+    /// the limit (`--gap`). `null` if there is no gap, or if `is_recovered` is `false`.
     pub recovery_s: Option<f64>,
-    /// Whether packets arrived again before the end of the trial: `false` if a time without arrivals that is longer
-    /// than the limit (`--gap`) lasts until the end.
+    /// Whether packets arrived again before the end of the trial. `false` if a gap lasts until the end.
     pub is_recovered: bool,
     /// The packets that were lost in the trial.
     pub lost: u64,

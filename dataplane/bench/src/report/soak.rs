@@ -16,8 +16,8 @@ use crate::tester::IntervalCounts;
 pub enum SoakLine {
     /// The first line.
     Start(Box<SoakStart>),
-    /// An interval. The line is written when the packets of the interval that have not arrived are late, or at the end
-    /// of the run.
+    /// An interval. The line is written when each packet of the interval has arrived or is late, or at the end of the
+    /// run.
     Interval(SoakInterval),
     /// The last line: the result of the whole run.
     End(Box<RateReport>),

@@ -28,7 +28,7 @@ struct Run {
     first: Arrival,
     /// The number of packets.
     count: u64,
-    /// The maximum number of packets. After this number, a packet was not sent yet, or the sequence number wraps around.
+    /// The maximum number of packets. The next packet was not sent yet, or its sequence number wraps around.
     most: u64,
     /// The receive timestamp of the packets.
     stamp: Stamp,
@@ -40,7 +40,7 @@ struct Run {
 }
 
 impl Run {
-    /// Adds the packets that continue the run. Returns the first packet that does not.
+    /// Adds the packets that continue the run. Returns the first packet that does not continue the run.
     #[inline]
     fn extend<'a>(&mut self, packets: &mut impl Iterator<Item = (&'a [u8], Stamp)>) -> Option<(&'a [u8], Stamp)> {
         let Self { most, stamp, signature, hash, filler, .. } = *self;

@@ -222,7 +222,7 @@ impl<'p, D: Device> Endpoint<'p, D> {
         let connector = &self.local.connector;
         let qp = &mut self.qps[queue_pair];
         let own = connector.endpoint_for(qp.number(), 0);
-        // The exchange does not have the other values of an endpoint. This side assumes its own values.
+        // The exchange does not contain the other values of an endpoint. This side uses its own values instead.
         let remote = QueuePairEndpoint {
             lid: peer.lid,
             gid: peer.gid.unwrap_or_default(),

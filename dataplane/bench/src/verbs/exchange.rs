@@ -20,7 +20,7 @@ use crate::tester::stopped;
 const TICK: Duration = Duration::from_millis(50);
 /// The times after which TCP reports that the host of the peer is gone: idle time, time between probes, number of probes.
 const KEEP_ALIVE: (Duration, Duration, u32) = (Duration::from_secs(5), Duration::from_secs(5), 3);
-/// The maximum time that this side waits for the end of the peer.
+/// The maximum time that this side waits until the peer closes the connection.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
 /// A listening TCP socket.
@@ -240,7 +240,7 @@ fn is_pending(error: &io::Error) -> bool {
         && error.raw_os_error() != Some(rustix::io::Errno::TIMEDOUT.raw_os_error())
 }
 
-/// The problem of [`closed`].
+/// The reason in the errors of [`closed`].
 pub(crate) const CLOSED: &str = "the peer closed the connection";
 
 /// Returns the error for a connection that the peer has closed.

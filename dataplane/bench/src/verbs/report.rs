@@ -52,7 +52,7 @@ pub struct SideReport {
     /// Whether both sides send requests at once.
     #[serde(default)]
     pub bidirectional: bool,
-    /// The duration of the test in seconds. The rate is of the time without the first and the last quarter.
+    /// The duration of the test in seconds. The rate excludes the first and the last quarter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_s: Option<f64>,
     /// The maximum number of outstanding sends of each queue pair.

@@ -299,6 +299,7 @@ impl EndpointParameters {
         self.check_ranges(kind, ethernet, port.lmc, &mut wrong);
         match (&self.alternate, self.path_migration) {
             (Some(alternate), _) if kind != QpType::Ud => alternate.check(device, port.link_layer, &mut wrong),
+            // The check of a config also refuses `migrated` without `alternate`.
             (None, Some(state @ (PathMigration::Rearm | PathMigration::Armed))) if kind != QpType::Ud => {
                 wrong.add(
                     "path_migration",
@@ -351,7 +352,6 @@ impl EndpointParameters {
             let list: Vec<String> = set().take(8).map(each).collect();
             if list.is_empty() { "none".to_owned() } else { list.join(", ") }
         };
-        let remedy = "use an address of the port, or assign the address to the interface";
         let found = match (self.gid_index, self.gid, self.gid_kind) {
             (Some(index), ..) => {
                 let found = set().find(|entry| entry.index == u32::from(index));
@@ -360,7 +360,7 @@ impl EndpointParameters {
                         "gid_index",
                         index,
                         format!("the port has no address at this index; the addresses of the port: {}", all()),
-                        remedy,
+                        "use the index of an address of the port",
                     );
                 }
                 found
@@ -388,10 +388,16 @@ impl EndpointParameters {
                         (Some(gid), None) => ("gid", gid.to_string()),
                         (None, kind) => ("gid_kind", kind.map_or_else(String::new, kind_name)),
                     };
-                    let why = if gid.is_some() {
-                        "the port has no such address"
+                    let (why, remedy) = if gid.is_some() {
+                        (
+                            "the port has no such address",
+                            "use an address of the port, or assign the address to the interface",
+                        )
                     } else {
-                        "the port has no address of this kind"
+                        (
+                            "the port has no address of this kind",
+                            "use the kind of an address of the port, or assign an address of this kind to the interface",
+                        )
                     };
                     wrong.add(key, value, format!("{why}; the addresses of the port: {}", all()), remedy);
                 }

@@ -58,7 +58,7 @@ pub struct Setup<'a> {
     owner: Owner,
     worker: usize,
     workers: usize,
-    /// Whether a change adds this worker, and the instances of the stage on the other workers continue.
+    /// Whether a change adds this worker, while the instances of the stage on the other workers continue.
     joins: bool,
 }
 
@@ -228,9 +228,8 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Does the same as [`Setup::declare_memory`], but for memory that the stage allocates for each worker. `bytes` is
-    /// the memory of one worker, and must be equal for all workers. Call this method on each worker, before the
-    /// allocation.
+    /// Declares memory that the stage allocates for each worker. `bytes` is the memory of one worker, and must be equal
+    /// for all workers. Call this method on each worker, before the allocation. See also [`Setup::declare_memory`].
     ///
     /// # Errors
     /// Returns the errors of [`Setup::declare_memory`].
@@ -495,8 +494,8 @@ pub struct ContinuingParts<'a> {
     pub replaces: &'a BTreeSet<String>,
     /// The types of the stage-shared objects that are built again.
     pub renews: &'a BTreeSet<TypeId>,
-    /// If the change reverts a change, the objects of the pipeline before the reverted change. The stages use these
-    /// objects again, so the stages read no files.
+    /// In a revert, the objects of the pipeline before the reverted change. The stages use these objects again, so the
+    /// stages read no files.
     pub held: Option<&'a Objects>,
     /// The ports of the new pipeline. `None` if the ports stay the same.
     pub ports: Option<&'a [PortInfo]>,

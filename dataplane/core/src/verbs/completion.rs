@@ -191,7 +191,7 @@ impl Completion {
         self.received(PollFields::RSS_HASH, self.values.rss_hash).flatten()
     }
 
-    /// Returns what the device found out about a received frame, limited to the readable fields.
+    /// Returns the receive information of a frame, limited to the readable fields.
     pub fn recv_info(&self) -> RecvInfo {
         let mut info = RecvInfo { flow_tag: self.flow_tag().unwrap_or(0), ..RecvInfo::default() };
         let flags = self.received(PollFields::CHECKSUM, self.values.flags).unwrap_or_default();
@@ -261,7 +261,7 @@ pub struct Completions {
     pub ticks: [Ticks; MAX_RUN],
     /// The results of the requests.
     pub status: [WcStatus; MAX_RUN],
-    /// What the device found out about each received frame. Default values for failed requests.
+    /// The receive information of each frame. Default values for failed requests.
     pub info: [RecvInfo; MAX_RUN],
 }
 
@@ -290,7 +290,7 @@ impl Completions {
         self.has_info = false;
     }
 
-    /// Returns what the device found out about each received frame, or nothing if `has_info` is not set.
+    /// Returns the receive information of each frame, or nothing if `has_info` is not set.
     #[inline]
     pub fn infos(&self) -> &[RecvInfo] {
         if self.has_info { &self.info[..self.len.min(MAX_RUN)] } else { &[] }

@@ -108,10 +108,10 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
         None
     }
 
-    /// Returns `true` if the device checks the memory key of an element before each access to the memory of the
-    /// element. The read of inline bytes in `ibv_post_send` is an exception. Returns `false` if the library of the
-    /// device accesses memory in user space without this check. For example, libmlx5 copies a short message from the
-    /// completion to the memory of the receive.
+    /// Returns `true` if the device checks the memory key of each scatter/gather element before it accesses the memory
+    /// of the element. The read of inline bytes in `ibv_post_send` is an exception. Returns `false` if the library of
+    /// the device accesses memory in user space without this check. For example, libmlx5 copies a short message from
+    /// the completion to the memory of the receive.
     fn checks_every_key(&self) -> bool;
 
     /// Returns the attributes of a port. The first port has the number 1. `ibv_query_port(3)`.
@@ -275,8 +275,8 @@ pub unsafe trait ProtectionDomain: Clone + Send + Sync + 'static {
     /// [`Device::checks_every_key`] returns `true` may ignore the call.
     fn keep_mapped(&self, region: Arc<Region>);
 
-    /// Allocates a parent domain that extends this domain: `ibv_alloc_parent_domain(3)`. The parent domain accepts and
-    /// creates objects like this domain. A key of either domain is valid in both domains. [`Device::create_cq_in`]
+    /// Allocates a parent domain that extends this domain: `ibv_alloc_parent_domain(3)`. The parent domain can
+    /// be used in place of this domain. A key of either domain is valid in both domains. [`Device::create_cq_in`]
     /// creates completion queues in the parent domain. The parent domain has no thread domain, so any thread may use
     /// its objects. For completion queues without a lock, use [`CqFlags::SINGLE_THREADED`].
     ///
@@ -412,7 +412,8 @@ pub unsafe trait CompletionQueue: Send {
     fn poll_run(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError>;
 
     /// Ends the claim of this thread on the queue and on its queue pairs, so that another thread can use all of these
-    /// objects. If a queue has no lock, only the thread that polls the queue can use the queue before this call.
+    /// objects. A queue without a lock can only be used by the thread that polls the queue, until this thread calls this
+    /// function.
     fn release_claim(&self);
 
     /// Arms the queue: `ibv_req_notify_cq(3)`. The next completion raises an event on the queue's channel. With
@@ -531,8 +532,8 @@ pub unsafe trait QueuePair: Send {
     /// The errors of the verb.
     fn query(&self) -> Result<QpAttributes, VerbError>;
 
-    /// Returns the connection options that the queue pair supports, or the accepted options after RTR:
-    /// `ibv_query_ece(3)`.
+    /// Returns the connection options that the queue pair supports: `ibv_query_ece(3)`. After the change to RTR, returns
+    /// the accepted options.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the device has no connection options.
@@ -557,8 +558,8 @@ pub unsafe trait QueuePair: Send {
     /// `EINVAL`: the transition does not exist, or needs other attributes. Nothing has changed.
     fn modify(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Result<(), VerbError>;
 
-    /// Binds the slots of `layout` in `mr` for run posts. The `wr_id` of a receive that is posted in a run is
-    /// `recv_wr_id + slot`.
+    /// Binds the slots of `layout` in `mr` for the functions that post runs. The `wr_id` of a receive that is posted in a
+    /// run is `recv_wr_id + slot`.
     ///
     /// # Errors
     /// `EINVAL`: the layout does not fit the region. `EBUSY`: runs were posted since RESET and may be outstanding.

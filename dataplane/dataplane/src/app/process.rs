@@ -1,4 +1,4 @@
-//! Another process of an upgrade.
+//! The other process of an upgrade: the new program or the old program.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -8,14 +8,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// Another process.
+/// The other process of an upgrade.
 pub(super) struct Process {
     pub(super) pid: u32,
     /// A descriptor of the process, or the reason why the kernel gives no descriptor.
     descriptor: Result<OwnedFd, Errno>,
 }
 
-/// Returns the namespace of the process ids that this process uses (pid_namespaces(7)). `None` if the kernel does not name
+/// Returns the name of the PID namespace of the calling process (pid_namespaces(7)). `None` if the kernel does not name
 /// the namespace.
 pub(super) fn pid_namespace() -> Option<String> {
     fs::read_link("/proc/self/ns/pid").ok()?.into_os_string().into_string().ok()
@@ -28,8 +28,8 @@ fn parent(pid: u32) -> Option<u32> {
 }
 
 impl Process {
-    /// Opens a descriptor of the process with this id. Until the value is dropped, the descriptor refers to this process,
-    /// even if the process has ended and another process has the same id.
+    /// Opens a descriptor of the process with this id. Until the value is dropped, the descriptor refers to the opened
+    /// process, even if this process has ended and another process has the same id.
     pub(super) fn open(pid: u32) -> Self {
         let id = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL);
         Self { pid, descriptor: id.and_then(|id| pidfd_open(id, PidfdFlags::empty())) }

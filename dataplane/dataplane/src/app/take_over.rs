@@ -118,7 +118,7 @@ impl TakeOver {
         Duration::try_from_secs_f64(self.config.running_s).unwrap_or_default()
     }
 
-    /// Returns the packet memory of each worker of the running program, once.
+    /// Takes the packet memory of each worker of the running program. A second call returns an empty list.
     pub(super) fn memories(&mut self) -> Vec<SharedMemory> {
         std::mem::take(&mut self.memories)
     }

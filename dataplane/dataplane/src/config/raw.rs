@@ -160,10 +160,10 @@ pub struct FlowRuleConfig {
     #[schemars(range(min = 1, max = MAX_TAG))]
     pub tag: Option<u32>,
     /// The priority of the rule. If several rules match a frame, the rule with the smallest number wins. If several
-    /// rules with the same priority match a frame, mlx5 may select any of these rules. The software device selects the
-    /// first of these rules in the config. Overlapping rules should therefore have different priorities. mlx5 supports
-    /// the priorities 0 to 15 with one worker, and 0 to 4 with several workers. With older kernels, mlx5 supports 0 to
-    /// 7 with one worker, and 0 and 1 with several workers.
+    /// rules with the same priority and the same `dont_trap` match a frame, mlx5 may select any of these rules. The
+    /// software device selects the first of these rules in the config. Overlapping rules should therefore have different
+    /// priorities. mlx5 supports the priorities 0 to 15 with one worker, and 0 to 4 with several workers. With older
+    /// kernels, mlx5 supports 0 to 7 with one worker, and 0 and 1 with several workers.
     #[serde(deserialize_with = "within::<_, u16, 0, MAX_PRIORITY>")]
     #[schemars(range(min = 0, max = MAX_PRIORITY))]
     pub priority: u16,

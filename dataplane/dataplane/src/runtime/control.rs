@@ -29,7 +29,7 @@ pub(crate) struct RunControl {
     black_box: Option<Arc<BlackBox>>,
 }
 
-/// The thread of a worker, and what the thread does.
+/// The thread of a worker, and the state of the thread.
 #[derive(Debug)]
 pub(crate) struct WorkerThread {
     /// The number of the thread. 0 before the worker has started.

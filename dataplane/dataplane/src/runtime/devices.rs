@@ -93,8 +93,8 @@ pub(crate) const fn kind(qp: Qp) -> QpType {
 }
 
 /// Opens the devices of the ports that `is_opened` selects by name. If `takes_over` is `true`, the ports take over the
-/// queues of another program. Returns each device with the index of its port. A
-/// panic of the event thread of a device, or of the thread that connects a port to its peer, sets `stop`.
+/// queues of another program. Returns each device with the index of its port. A panic of the event thread of a device,
+/// or of the thread that connects a port to its peer, sets `stop`.
 ///
 /// # Errors
 /// Returns an error if a device is not available or does not support the config of its port, or if a capture file
@@ -420,8 +420,8 @@ mod verbs {
     use dataplane_core::verbs::Provider as _;
     use dataplane_ibverbs::{VerbsDevice, VerbsProvider};
 
-    /// The interval between two reads of the counter of lost packets. The counter has 32 bits, and at 200 million lost
-    /// packets per second, these bits wrap around after 21 seconds.
+    /// The interval between two reads of the counter of lost packets. The counter has 32 bits. At 200 million
+    /// lost packets per second, the counter wraps around after 21 seconds.
     const COUNTER_INTERVAL: Duration = Duration::from_secs(10);
 
     /// The open devices. Ports on the same device share the device and its event thread.
@@ -457,7 +457,7 @@ mod verbs {
     ) -> Result<(VerbsDevice, ProviderParts<VerbsDevice>)> {
         let port = &plan.config;
         let (device, raw) = raw::prepare_rdma(device, plan, workers)?;
-        // Before the flow rules exist, so that the port gets all frames from the start.
+        // Start promiscuous mode before the flow rules exist, so that the port gets all frames from the start.
         let promiscuous = promiscuous::start(sysfs, plan)?;
         let computes_checksums = raw.computes_checksums;
         let what = format!("{} port {}", port.device, port.device_port);

@@ -67,8 +67,10 @@ pub(crate) fn operations(
 }
 
 /// Returns the operations that need a restart: some changes of the number of workers, and changes of `[runtime]` and of
-/// ports that stay. An added port also needs a restart if the packet buffers of the workers are too few or have another
-/// layout. The same applies if a removed port uses the same interface, file or device, or listens on the same address.
+/// ports that stay. An added port also needs a restart in two cases:
+///
+/// - The packet buffers of the workers are too few or have another layout.
+/// - A removed port uses the same interface, file or device, or listens on the same address.
 pub(crate) fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     let runtime = |plan: &Plan| {

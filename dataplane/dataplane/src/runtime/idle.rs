@@ -42,7 +42,7 @@ impl Adaptive {
     /// The number of empty iterations between two checks of the clock.
     const CHECK_EVERY: u32 = 16;
     const MIN_PATIENCE: Duration = Duration::from_micros(2);
-    /// Packets that arrive in shorter intervals keep the worker awake.
+    /// The maximum of `patience`. Packets that arrive in shorter intervals keep the worker awake.
     const MAX_PATIENCE: Duration = Duration::from_micros(100);
     /// The minimum length of a sleep that is worth the cost of arming the lanes, of two system calls and of the wake-up.
     const WORTH: Duration = Duration::from_micros(100);
@@ -69,8 +69,8 @@ impl IdlePolicy {
     /// The longest sleep if the lanes can wake the worker. A stop request or the housekeeping of the stages may wait
     /// this long.
     const MAX_SLEEP: Duration = Duration::from_millis(20);
-    /// The longest sleep while packets are being sent or are held in a stage, and during an upgrade. Neither a completed
-    /// send nor a due packet in a stage nor the hand-over wakes the worker.
+    /// The longest sleep while packets are being sent or are held in a stage, and during an upgrade. These events do not
+    /// wake the worker: the completion of a send, the time at which a held packet is due, and the hand-over.
     const MAX_SLEEP_BUSY: Duration = Duration::from_millis(1);
     /// A worker with at most this many receiving lanes can sleep until a lane wakes the worker. With more receiving
     /// lanes, the worker sleeps for [`Self::TIMED_SLEEP`].

@@ -27,7 +27,8 @@ pub struct Snapshot {
     pub(crate) times: Times,
     pub(crate) timebase: Timebase,
     pub(crate) workers: Vec<WorkerState>,
-    /// For each worker that did not answer, the stage that the worker runs.
+    /// For each worker that did not answer, the stage that the worker runs. `None` for the other workers, and if the
+    /// worker runs no stage.
     pub(crate) at_work: Vec<Option<String>>,
     /// For each worker, the number of times that the watchdog reported the worker.
     pub(crate) stalls: Vec<u64>,
@@ -290,7 +291,7 @@ impl Sampler {
         Self { workers, removed, removed_times, since: None, scope: Scope::All, exchanges: 0 }
     }
 
-    /// Adds a worker, like the workers of [`Sampler::new`].
+    /// Adds a worker. The arguments are the same as for a worker in [`Sampler::new`].
     pub(crate) fn add(&mut self, info: Arc<WorkerInfo>, empty: Box<Sample>, request: RequesterEnd) {
         self.workers.push(SampledWorker::new(info, empty, request));
     }
@@ -418,8 +419,9 @@ impl Sampler {
         self.workers.len()
     }
 
-    /// Sends an observer to a worker, or removes the observer of the worker. A worker that has not answered the message
-    /// with an earlier observer gets the last observer after its answer. Returns `false` if the worker has ended.
+    /// Sends an observer to a worker, or removes the observer of the worker. If the worker has not answered an earlier
+    /// message of this kind yet, the worker gets the new message after its answer. Returns `false` if the worker has
+    /// ended.
     pub(crate) fn observer(&mut self, worker: usize, observer: Option<Box<PacketObserver>>) -> bool {
         let Some(worker) = self.workers.get_mut(worker) else { return false };
         worker.observer.next = Some(observer);

@@ -78,7 +78,7 @@ impl WatchState {
         }
     }
 
-    /// Runs a part of the thread. Logs and records a panic of this part. Returns `None` after a panic.
+    /// Runs a part of the work of the thread. Logs and records a panic of this part. Returns `None` after a panic.
     fn guard<T>(&self, what: &str, part: impl FnOnce() -> T) -> Option<T> {
         let panic = match catch_unwind(AssertUnwindSafe(part)) {
             Ok(done) => return Some(done),

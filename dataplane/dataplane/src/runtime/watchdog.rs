@@ -70,7 +70,7 @@ impl Watchdog {
         events
     }
 
-    /// Describes what the thread of a worker without progress does.
+    /// Describes the state of the thread of a worker that makes no progress.
     pub(crate) fn describe(&self, worker: usize, thread: i32) -> String {
         let read = |name: &str| fs::read_to_string(format!("/proc/self/task/{thread}/{name}")).ok();
         let state = read("stat").and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());

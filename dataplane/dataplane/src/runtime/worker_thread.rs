@@ -48,7 +48,7 @@ pub(crate) struct WorkerBuilder {
     pub(crate) keeps_recv_info: bool,
     /// Whether a change adds the worker to a run. If this worker cannot be built, the run continues.
     pub(crate) joins: bool,
-    /// The packet memory of the worker with the same number of another program.
+    /// In an upgrade, the packet memory of the worker with the same number in the old program.
     pub(crate) memory: Option<SharedMemory>,
 }
 
@@ -60,7 +60,8 @@ pub(crate) struct StartingWorker {
 }
 
 impl StartingWorker {
-    /// Starts the loop of the worker. `handed` are the parts of a worker of another program.
+    /// Starts the loop of the worker. In an upgrade, `handed` has the parts that the worker takes over from the old
+    /// program.
     pub(crate) fn start(self, control: &RunControl, handed: HandedWorker) -> WorkerHandle {
         let Self { number, go, thread } = self;
         control.begin(number);

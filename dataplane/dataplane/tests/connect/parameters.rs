@@ -192,13 +192,13 @@ fn unsupported_parameter_is_reported_with_a_fix() {
                 device.gids.truncate(1);
             },
             &[
-                "`gid_kind` = infiniband on `mlx5_0`: the port has no address of this kind; the addresses of the port: 0 fe80::1 roce_v1; help: use an address of the port, or assign the address to the interface",
+                "`gid_kind` = infiniband on `mlx5_0`: the port has no address of this kind; the addresses of the port: 0 fe80::1 roce_v1; help: use the kind of an address of the port, or assign an address of this kind to the interface",
             ],
         ),
         (
             |it, _| it.gid_index = Some(2),
             &[
-                "`gid_index` = 2 on `mlx5_0`: the port has no address at this index; the addresses of the port: 0 fe80::1 roce_v1, 1 fe80::1 roce_v2, 3 ::ffff:192.0.2.1 roce_v2; help: use an address of the port, or assign the address to the interface",
+                "`gid_index` = 2 on `mlx5_0`: the port has no address at this index; the addresses of the port: 0 fe80::1 roce_v1, 1 fe80::1 roce_v2, 3 ::ffff:192.0.2.1 roce_v2; help: use the index of an address of the port",
             ],
         ),
         (

@@ -110,7 +110,7 @@ fn every_invalid_line_is_reported_with_its_number() {
         "routes.txt:5: `10.1.0.0/16 port c`: there is no port `c`",
         "routes.txt:6: `10.2.0.0/16 via 10.0.0 port a`: `10.0.0` is not an IP address",
         "routes.txt:7: `10.3.0.0/16`: no port is given",
-        "routes.txt:8: 10.0.0.0/8 on a is listed twice",
+        "routes.txt:8: `10.0.0.0/8 on a` is listed twice",
         "routes.txt:9: `10.4.0.0/16 port a weight 0`: a weight of 0 is out of range",
         "routes.txt:10: `2001:db8::/32 via 10.0.0.1 port a`: an IPv6 prefix cannot have the IPv4 gateway 10.0.0.1",
     ] {

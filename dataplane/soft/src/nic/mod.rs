@@ -145,8 +145,8 @@ impl Receiving {
         })
     }
 
-    /// Processes a frame from the wire. A queue pair receives the frame once for each matching flow rule. For each of
-    /// these receives, calls `deliver` with the frame and its receive information.
+    /// Processes a frame from the wire. A queue pair receives the frame once for each flow rule that applies to the
+    /// frame. For each of these receives, calls `deliver` with the frame and its receive information.
     pub(super) fn receive(&mut self, frame: &[u8], mut deliver: impl FnMut(&[u8], RecvInfo)) {
         let Self { table, strips, appends_fcs, fields, rss, changed } = self;
         let mut info = RecvInfo::default();

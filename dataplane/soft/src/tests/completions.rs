@@ -158,7 +158,7 @@ fn poll_interface_determines_the_granted_fields_and_the_batches() {
 }
 
 #[test]
-fn classic_poll_takes_completions_at_its_start() {
+fn classic_poll_misses_completions_that_arrive_after_its_start() {
     for (api, batch) in [(CqApi::Classic, vec![1]), (CqApi::Extended, vec![1, 2])] {
         let (mut a, mut b) = Ends { api, ..Ends::default() }.connected();
         let (into, from) = ([b.sge(0, 100)], [a.sge(0, 20)]);

@@ -174,8 +174,9 @@ pub(super) const MAX_RULES: usize = 100_000;
 const MAX_FILE_BYTES: u64 = 32 << 20;
 /// The maximum number of errors that are reported at once.
 const MAX_REPORTED: usize = 20;
-/// The largest rule file, in bytes, whose syntax errors are all reported. The parser can find one error per byte, and
-/// needs more than 100 bytes of memory for each error. For a larger file, only the first syntax error is reported.
+/// The maximum size of a rule file, in bytes, for which several syntax errors are reported. For a larger file, only the
+/// first syntax error is reported, because the parser can find one error per byte and needs more than 100 bytes of
+/// memory for each error.
 const MAX_RECOVERED: usize = 256 << 10;
 /// The maximum number of nested brackets in a rule file. A valid file nests two: the list of rules, and a rule.
 const MAX_DEPTH: usize = 16;
@@ -376,7 +377,7 @@ impl Rules {
         let compiled: Vec<Rule> = rules.iter().map(RuleSpec::compile).collect();
         let mut classifier = before.map_or_else(|| Classifier::new(&[]), |before| before.classifier.clone());
         classifier.update(&compiled);
-        let mut verdicts = vec![(0, RuleAction::Deny); classifier.number_bound()];
+        let mut verdicts = vec![(0, RuleAction::Deny); classifier.rule_number_bound()];
         for ((number, _), (place, rule)) in classifier.rules().zip((0..).zip(&rules)) {
             verdicts[number as usize] = (place, rule.action);
         }

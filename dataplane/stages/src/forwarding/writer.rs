@@ -79,7 +79,8 @@ impl ForwardingWriter {
     pub fn open(&mut self, shared: &Forwarding, table: usize) -> Result<bool, TableError> {
         let Some(entry) = self.tables.get_mut(table) else { return Ok(false) };
         if entry.is_none() {
-            let mut created = PrefixTables { v4: Lpm4::with_lines(LINES_V4)?, v6: Lpm6::with_lines(LINES_V6)? };
+            let mut created =
+                PrefixTables { v4: Lpm4::with_max_cache_lines(LINES_V4)?, v6: Lpm6::with_max_cache_lines(LINES_V6)? };
             // Readers may use the table before the next call of `publish`, and adding the first routes already retires
             // cache lines. So set the epoch before the first lines are retired.
             created.v4.reclaim(self.epoch, 0);

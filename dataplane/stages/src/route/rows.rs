@@ -148,9 +148,9 @@ impl Table for KernelRoutes {
             Some((table.parse().ok()?, prefix.parse().ok()?))
         };
         let after = match query.after() {
-            Some(text) => {
-                Some(position(text).ok_or_else(|| format!("`{}` is not a table and a prefix", text.escape_debug()))?)
-            }
+            Some(text) => Some(position(text).ok_or_else(|| {
+                format!("`{}` is not a table number and a prefix, such as `0 10.0.0.0/8`", text.escape_debug())
+            })?),
             None => None,
         };
         let routes = self.tables.routes_after(after, query.limit());

@@ -50,7 +50,7 @@ const MAX_REPORTED: usize = 100;
 const MAX_BAD: usize = 10_000;
 /// The maximum length of a line in bytes. A comment does not count.
 const MAX_LINE: usize = 512;
-/// The maximum number of characters of a bad line that are reported.
+/// The number of characters that are reported of a line longer than [`MAX_LINE`].
 const MAX_SHOWN: usize = 64;
 
 /// The maximum size of a route file, in bytes: several times the size of the whole Internet routing table.
@@ -178,13 +178,13 @@ impl SharedRoutes {
                         Some(if paths.drops(route.path) {
                             "conflicts with a path for this prefix"
                         } else {
-                            "conflicts with drop for this prefix"
+                            "conflicts with `drop` for this prefix"
                         })
                     }
                     _ => None,
                 };
                 if let Some(fault) = fault {
-                    let text = format!("{} {} {fault}", route.prefix, paths.name(route.path));
+                    let text = format!("`{} {}` {fault}", route.prefix, paths.name(route.path));
                     match route.source {
                         RouteSource::Table(at) => setup.reject(Problem::at(format!("table[{at}]"), text)),
                         RouteSource::Line(line) => bad.push((line, text)),

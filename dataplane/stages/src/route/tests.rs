@@ -300,7 +300,7 @@ fn every_bad_line_is_reported() {
         lines[7],
         "routes.txt:8: `10.6.0.0/16 port a weight 65`: a weight of 65 is out of range; help: set a weight from 1 to 64"
     );
-    assert_eq!(lines[8], "routes.txt:9: 10.0.0.0/8 on a is listed twice");
+    assert_eq!(lines[8], "routes.txt:9: `10.0.0.0/8 on a` is listed twice");
     assert!(lines[9].contains(":10: `10.8.0.0/16 drop port a`: a route with drop cannot have via or port"));
     assert!(lines[10].contains(":11: ") && lines[10].contains("an IPv6 prefix cannot have the IPv4 gateway 192.0.2.1"));
     assert!(error.ends_with(&format!(
@@ -333,9 +333,9 @@ fn bad_entries_are_reported_with_their_place() {
     );
     let twice =
         refused("{ prefix = \"10.0.0.0/8\", port = \"a\", weight = 2 }, { prefix = \"10.0.0.0/8\", port = \"a\" }");
-    assert_eq!(twice, "table[1]: 10.0.0.0/8 on a is listed twice");
+    assert_eq!(twice, "table[1]: `10.0.0.0/8 on a` is listed twice");
     let torn = refused("{ prefix = \"10.0.0.0/8\", port = \"a\" }, { prefix = \"10.0.0.0/8\", drop = true }");
-    assert_eq!(torn, "table[1]: 10.0.0.0/8 drop conflicts with a path for this prefix");
+    assert_eq!(torn, "table[1]: `10.0.0.0/8 drop` conflicts with a path for this prefix");
     assert!(refused("{ prefix = \"10.0.0.1/8\", port = \"a\" }").contains("did you mean 10.0.0.0/8?"));
     assert!(refused("{ prefix = \"10.0.0.0/8\", port = \"a\", weight = 0 }").starts_with("table[0].weight: "));
     let missing = bench::parsed::<Route>("file = \"nowhere/routes.txt\"").err().unwrap();

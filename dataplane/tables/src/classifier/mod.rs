@@ -157,7 +157,7 @@ impl Classifier {
 
     /// Returns an upper bound: every rule number is below this bound. Use the bound as the length of an array that is
     /// indexed by rule number.
-    pub fn number_bound(&self) -> usize {
+    pub fn rule_number_bound(&self) -> usize {
         self.rules.len()
     }
 

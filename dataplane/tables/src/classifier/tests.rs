@@ -176,7 +176,7 @@ fn change(classifier: &mut Classifier, model: &mut Vec<(u32, Rule)>, (remove, at
     } else {
         let at = at.index(model.len() + 1);
         let number = classifier.insert(at, rule.clone());
-        assert!(model.iter().all(|(other, _)| *other != number) && (number as usize) < classifier.number_bound());
+        assert!(model.iter().all(|(other, _)| *other != number) && (number as usize) < classifier.rule_number_bound());
         model.insert(at, (number, rule.clone()));
     }
     assert!(classifier.rules().eq(model.iter().map(|(number, rule)| (*number, rule))));

@@ -38,15 +38,15 @@ pub(super) struct Measured {
 /// The memory of a config.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Memory {
-    /// The packet buffers of a worker.
+    /// The number of packet buffers of a worker.
     pub(super) buffers: u64,
-    /// The size of a buffer.
+    /// The size of a buffer in bytes.
     pub(super) buffer_bytes: u64,
-    /// The tables of the stages with one worker, in bytes.
+    /// The size of the tables of all stages with one worker, in bytes.
     pub(super) first_worker_tables: u64,
-    /// The tables that each further worker adds, in bytes.
+    /// The size of the tables that each further worker adds, in bytes.
     pub(super) further_worker_tables: u64,
-    /// The receive buffers that a worker posts to all its ports.
+    /// The number of receive buffers that a worker posts to all its ports.
     pub(super) receive_buffers: u64,
 }
 
@@ -84,7 +84,7 @@ pub(super) enum Bottleneck {
     Part { part: String, share_percent: f64 },
 }
 
-/// The prediction. The end of a field's name is its unit.
+/// The prediction. If a value has a unit, the name of the field ends with the unit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Prediction {
     /// The core on which the config was measured.
@@ -118,9 +118,9 @@ pub(super) struct Prediction {
     pub(super) cores_available: u64,
     /// The load of the cores at the requested rate.
     pub(super) load_percent: f64,
-    /// The packet buffers of all workers.
+    /// The size of the packet buffers of all workers.
     pub(super) buffers_bytes: u64,
-    /// The tables of the stages of all workers.
+    /// The size of the tables of all stages and workers.
     pub(super) tables_bytes: u64,
     /// How long all workers can pause at the requested rate before the receive queues overflow.
     pub(super) absorbed_pause_ns: f64,

@@ -87,7 +87,7 @@ pub(in crate::app) fn path_problem(path: &Path) -> Option<(String, String)> {
     }
 }
 
-/// Checks the key `control_group`. Returns what is wrong with the group, and the fix.
+/// Checks the key `control_group`. Returns the problem of the group, and the fix.
 pub(in crate::app) fn group_problem(runtime: &Runtime) -> Option<(String, String)> {
     let error = file::group_number(runtime.control_group.as_deref()?).err()?.to_string();
     let (what, fix) = error.split_once("; help: ").unwrap_or((&error, "name another group"));

@@ -147,7 +147,7 @@ fn siblings(topology: &Topology, cores: &[CoreId]) -> Option<Finding> {
         Severity::Slow,
         format!("worker {at} on core {core} shares a physical core with another worker"),
         "each worker gets about half of the core",
-        "set `workers` to cores that are on different physical cores in `dataplane topology`",
+        "set `workers` to cores that do not share a physical core, as listed by `dataplane topology`",
     ))
 }
 

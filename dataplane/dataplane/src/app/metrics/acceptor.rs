@@ -85,8 +85,8 @@ impl Acceptor {
         Ok(Some(acceptor))
     }
 
-    /// Returns the parts that another program needs to take over the socket. Returns `None` if the process has no free
-    /// descriptors.
+    /// Returns the listening socket and its lock file, which another program needs to take over the server. Returns
+    /// `None` if the process has no free descriptors.
     pub(super) fn share(&self) -> Option<SharedListener> {
         let shared = match self {
             Self::Tcp(listener) => listener

@@ -51,7 +51,7 @@ impl Listener {
         Ok(Some(Self { acceptor, feed: Feed::new()?.into() }))
     }
 
-    /// Returns the parts of the socket that another program needs to take over the server.
+    /// Returns the listening socket and its lock file, which another program needs to take over the server.
     pub(super) fn share(&self) -> Option<SharedListener> {
         self.acceptor.share()
     }

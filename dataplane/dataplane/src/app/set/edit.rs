@@ -296,7 +296,7 @@ fn take(array: &mut Array, place: usize) {
 /// Returns the entry of a rule from words, such as `deny tcp dst 10.0.0.0/8 dst_port 22 name no_ssh`.
 ///
 /// # Errors
-/// Returns what is wrong, with a help text.
+/// Returns an error message with a help text.
 pub(super) fn rule(words: &[String]) -> Result<InlineTable, String> {
     let help = "help: write a rule as `permit` or `deny`, a protocol, and pairs of a key and a value, for example \
                 `deny tcp dst 10.0.0.0/8 dst_port 22 name no_ssh`";
@@ -332,7 +332,7 @@ pub(super) fn rule(words: &[String]) -> Result<InlineTable, String> {
 /// Returns the path of a route from words, such as `via 192.0.2.1 dev wan`.
 ///
 /// # Errors
-/// Returns what is wrong, with a help text.
+/// Returns an error message with a help text.
 pub(super) fn path(words: &[String]) -> Result<InlineTable, String> {
     let help = "help: write `via ADDRESS dev PORT`, `dev PORT` or `drop`";
     let mut path = InlineTable::new();

@@ -15,7 +15,7 @@ use crate::runtime::digest_of;
 use dataplane_control::{Apply, Call, Client, Error, ErrorCode};
 use edit::{Edit, RemovedEntry};
 
-/// How often the command tries again if another client changes the config at the same time.
+/// The maximum number of attempts. The command tries again if another client changes the config at the same time.
 const ATTEMPTS: usize = 3;
 
 pub(super) fn set(args: &args::Set) -> Result<(), CommandError> {

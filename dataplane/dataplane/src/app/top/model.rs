@@ -1,4 +1,5 @@
-//! The statistics that the screen shows: the last answer, and a history of rates.
+//! The statistics that the screen shows: the last answer of the running program to a request for statistics, and a
+//! history of rates.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -57,8 +58,9 @@ impl Model {
     /// Replaces the last answer by `live`, and adds the rates of `live` to the histories.
     pub(super) fn update(&mut self, mut live: LiveStatistics) {
         let Some(before) = self.first.take().or_else(|| self.live.take()) else { return self.connect(live) };
-        // `recent` of the answer covers the time since the previous answer of the program. Compute all rates from the
-        // two reports on the screen, so that all values cover the same time.
+        // `recent` of the answer covers the time since the previous answer on this connection. Compute the rates from the
+        // reports of `before` and `live` instead, so that these rates and the rates of the stages cover the same time.
+        // `latency_ns` and `costs` cannot be computed from reports.
         let Recent { latency_ns, costs, .. } = live.recent;
         live.recent = Recent { latency_ns, costs, ..Recent::between(Some(&before.report), &live.report) };
         self.earlier = Some(before.report);

@@ -7,7 +7,7 @@ use super::cause::CauseKind;
 const RECORD: &str = "record the packets for the administrator of the sender: \
                       `dataplane capture --drops --at stage:{stage} -w FILE`";
 
-/// A part of the fixes for drops of which the sender should be told.
+/// A part of the fixes for drops that an ICMP error can report to the sender.
 const ERROR: &str = "or tell the sender with a stage `icmp_error`: outputs = { {output} = \"ERROR_STAGE\" }";
 
 /// The fix of a lack of packet buffers.

@@ -101,8 +101,15 @@ impl RunState {
             // A running stage cannot switch between leaving checksums to the devices and computing checksums, so
             // prepare such a stage again.
             let is_changed = |stage: &&String| left.contains(stage) != current.left.contains(stage);
-            let why = "the stage must compute checksums differently, because other stages change";
-            let changed: Vec<_> = kept.iter().filter(is_changed).map(|stage| (stage.clone(), why.to_owned())).collect();
+            let why = |stage: &String| {
+                if left.contains(stage) {
+                    "because other stages change, the devices now compute the checksums instead of this stage"
+                } else {
+                    "because other stages change, this stage now computes the checksums instead of the devices"
+                }
+            };
+            let changed: Vec<_> =
+                kept.iter().filter(is_changed).map(|stage| (stage.clone(), why(stage).to_owned())).collect();
             if changed.is_empty() {
                 return Ok(PreparedChange { operations, warnings, assembly: Some((assembly, kept)), left });
             }
@@ -111,7 +118,7 @@ impl RunState {
     }
 
     /// Keeps the offloads that the program has requested from the devices, because the devices are already open.
-    /// For each missing offload, and for each device that would change checksums, returns an operation that needs a
+    /// For each missing offload, and for each device that would hide wrong checksums, returns an operation that needs a
     /// restart. `computes` has an entry for each port: whether its device computes the checksums of sent packets.
     fn offload_operations(&self, before: &Plan, assembly: &mut Assembly, computes: &[bool]) -> Vec<Operation> {
         let mut wanted = assembly.plan.clone();
@@ -139,7 +146,10 @@ impl RunState {
                 is_needed(offload) && offload::is_requested(wanted, offload) && !offload::is_requested(&before, offload)
             };
             for request in wanted.requests.iter().filter(|request| lacks(request.offload)) {
-                let why = format!("the device must report {}, which is requested at the start", request.offload);
+                let why = format!(
+                    "the device must report {}, which is only requested at the start of the program",
+                    request.offload
+                );
                 operations.push(difference::port_operation(earlier.is_some(), &port.config.name, &why));
             }
         }
@@ -273,8 +283,8 @@ fn missing_privileges(
         let output = port.config.link.as_ref().and_then(|link| link.output());
         let output = output.filter(|path| !written.contains(*path));
         let of_file = output.map(|file| format!("the program has given up the right to write {}", file.display()));
-        // An added port locks the memory of the workers after the change. The packet buffers of a worker stay the same,
-        // because another number or size of buffers needs a restart.
+        // An added port locks packet memory of all workers of the new config. The packet buffers of a worker stay the
+        // same, because another number or size of buffers needs a restart.
         let added = after.locked_memory([port], workers);
         to_lock = LockedMemory { rdma: to_lock.rdma + added.rdma, xdp: to_lock.xdp + added.xdp };
         let (memlock, bytes) = if port.config.is_rdma() { (memlock, to_lock.rdma) } else { (memlock_xdp, to_lock.xdp) };
@@ -285,8 +295,8 @@ fn missing_privileges(
     of_workers.into_iter().chain(difference::added_ports(before, after).filter_map(of_port)).collect()
 }
 
-/// If an added port needs a privilege that the program has given up, returns a message with this privilege. `held` has
-/// the capabilities of the program, and `to_lock` is the number of bytes that the added ports lock.
+/// If the program has given up a privilege that an added port needs, returns the reason why the program cannot add the
+/// port. `held` has the capabilities of the program, and `to_lock` is the number of bytes that the added ports lock.
 fn missing_privilege(port: &PortPlan, held: CapabilitySet, memlock: Memlock, to_lock: u64) -> Option<String> {
     let link = port.config.link.as_ref().map(|link| link.capabilities());
     let raw = (port.config.is_rdma() && port.config.qp == Qp::RawPacket).then_some(CapabilitySet::NET_RAW);
@@ -333,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn added_port_locks_the_packet_memory_of_all_workers_after_the_change() {
+    fn added_port_locks_the_packet_memory_of_all_workers_of_the_new_config() {
         let port = "[[port]]\nname = 'b'\ndevice = 'mlx5_0'\nqp = 'rc'\nconnection = { listen = '127.0.0.1:1' }\n";
         // The limit allows the memory of one worker, but not of two workers.
         let limit = plan_of(1, "").packet_memory() * 3 / 2;

@@ -287,10 +287,13 @@ impl RunState {
         Ok(Switched { next, graphs, ports, closing, warnings })
     }
 
-    /// Waits until all ports that earlier changes removed are closed, for two reasons. The change may add one of these
-    /// ports again. The thread that closes the ports finds the memory and the lanes of a worker by the number of the
-    /// worker, so this number must not pass to another worker meanwhile. Returns at once if the ports and the number of
-    /// workers stay the same.
+    /// Waits until all ports that earlier changes removed are closed, for two reasons:
+    ///
+    /// - The change may add one of these ports again.
+    /// - The thread that closes the ports finds the memory and the lanes of a worker by the number of the worker. No
+    ///   other worker may get this number before the ports are closed.
+    ///
+    /// Returns at once if the ports and the number of workers stay the same.
     fn await_closed_ports(&self, current: &PipelineVersion, assembly: &Assembly) -> Result<(), Refusal> {
         let has_same_workers = current.plan.cores.len() == assembly.plan.cores.len();
         if difference::has_same_ports(&current.plan, &assembly.plan) && has_same_workers {

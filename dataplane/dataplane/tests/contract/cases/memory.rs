@@ -75,7 +75,7 @@ pub(crate) fn bounds<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Checks an address below the region, and an address so high that the sum of address and length overflows.
-pub(crate) fn bounds_below<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn bounds_below_and_overflow<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     for wr_id in 0..2 {
         let mut pair = t.pair(QpType::Rc)?;
         let far = remote(&pair.b, 0);

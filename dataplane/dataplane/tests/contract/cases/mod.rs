@@ -41,7 +41,7 @@ cases! {
         rc_error_flushes_later_requests
         uc_short_receive uc_no_receive uc_bad_rkey
         ud_wrong_qkey ud_too_long ud_short_receive ud_no_receive raw_no_receive
-        error_by_user receive_after_error reset_by_user flush_order by_name;
+        error_by_user receive_after_error reset_by_user flush_order status_by_name;
     handshake: defaults parameters invalid_parameters over_tcp;
     opcodes: rc uc ud;
     raw:
@@ -62,7 +62,7 @@ cases! {
         fields_of_messages fields_of_errors checksum;
     shared: traffic full own_receives_are_refused limit error_keeps_shared_receives resize datagrams empty;
     memory:
-        access_rules bounds bounds_below deregistered window_1_bounds window_2_bounds window_1_access window_2_access
+        access_rules bounds bounds_below_and_overflow deregistered window_1_bounds window_2_bounds window_1_access window_2_access
         window_1_rebound window_1_unbound window_2_local_invalidate window_2_remote_invalidate
         window_without_bind_access window_out_of_bounds;
     datagrams: header own_qkey handle_of_another_domain handles multicast multicast_rules;

@@ -75,7 +75,7 @@ fn take<D: RawDevice>(end: &mut Endpoint<D>, to: QpState) -> Outcome {
 
 /// Tries every change from every settable state to every state, and logs the differences from the transition table.
 /// Each change is tried with the required attributes, without one required attribute, with one attribute that is not
-/// allowed, and with all allowed attributes that every device supports (all without [`MORE`]).
+/// allowed, and with all allowed attributes except [`MORE`], which not every device supports.
 fn table<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     let mut end = Endpoint::new(t.bed, false, EndpointSpec::new(kind), None)?;
     let mut tried = 0;

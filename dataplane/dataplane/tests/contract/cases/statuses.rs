@@ -650,7 +650,7 @@ pub(crate) fn flush_order<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// `WcStatus::from_name` finds every status that a device reports, by the name of the status in verbs.h.
-pub(crate) fn by_name<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn status_by_name<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.recv(1, 0..100)?;
     pair.a.send(1, 0..20)?;

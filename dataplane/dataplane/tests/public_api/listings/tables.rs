@@ -82,7 +82,7 @@ pub mod classifier {
         pub fn len(&self) -> usize {}
         pub fn is_empty(&self) -> bool {}
         pub fn rules(&self) -> impl Iterator<Item = (u32, &Rule)> {}
-        pub fn number_bound(&self) -> usize {}
+        pub fn rule_number_bound(&self) -> usize {}
         pub fn insert(&mut self, at: usize, rule: Rule) -> u32 {}
         pub fn remove(&mut self, at: usize) -> u32 {}
         pub fn update(&mut self, rules: &[Rule]) {}
@@ -173,9 +173,9 @@ pub mod lpm {
     impl<F: AddressFamily> std::fmt::Debug for Lpm<F> {}
     impl<F: AddressFamily> Lpm<F> {
         pub fn new() -> Result<Self, TableError> {}
-        pub fn with_lines(most: usize) -> Result<Self, TableError> {}
+        pub fn with_max_cache_lines(max: usize) -> Result<Self, TableError> {}
         pub fn view(&self) -> LpmView<F> {}
-        pub fn reclaim(&mut self, time: u64, quiet: u64) {}
+        pub fn reclaim(&mut self, time: u64, no_lookups_before: u64) {}
         pub fn prefixes(&self) -> impl Iterator<Item = (F::Address, u8, u32)> + '_ {}
         pub fn build(prefixes: &[(F::Address, u8, u32)]) -> Result<Self, TableError> {}
         pub fn len(&self) -> usize {}

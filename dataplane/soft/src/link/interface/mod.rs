@@ -152,8 +152,8 @@ fn host_help(error: &io::Error) -> String {
     host_remedy(error).map_or_else(String::new, |fix| format!("; help: {fix}"))
 }
 
-/// Passes new sockets to a queue: after its interface was recreated, and during an upgrade of the program. Another thread
-/// stores the sockets, and the worker takes the sockets.
+/// The new sockets of a queue, after its interface was recreated or during an upgrade of the program. A thread that is
+/// not the worker stores the sockets, and the worker takes the sockets.
 #[derive(Debug)]
 pub(crate) struct Replacement<T> {
     stored: Mutex<Option<T>>,

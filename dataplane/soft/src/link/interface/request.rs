@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 /// Maximum length of an interface name, in bytes: `IFNAMSIZ` without the terminating zero.
 pub(crate) const LONGEST_NAME: usize = libc::IFNAMSIZ - 1;
 
-/// An ioctl request that reads or changes an interface.
+/// The argument of an ioctl that reads or changes an interface.
 pub(crate) struct Request {
     pub(crate) ifreq: libc::ifreq,
 }
@@ -26,18 +26,18 @@ impl Request {
         Some(Self { ifreq })
     }
 
-    /// Executes the request on a temporary socket.
-    pub(crate) fn ask(&mut self, request: libc::c_ulong) -> io::Result<()> {
+    /// Executes the ioctl `code` with this argument on a temporary socket.
+    pub(crate) fn ask(&mut self, code: libc::c_ulong) -> io::Result<()> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
-        self.ask_by(&socket, request)
+        self.ask_by(&socket, code)
     }
 
-    /// Executes the request on the file descriptor `by`, such as a queue of a TAP interface.
-    pub(crate) fn ask_by(&mut self, by: impl AsFd, request: libc::c_ulong) -> io::Result<()> {
+    /// Executes the ioctl `code` with this argument on the file descriptor `by`, such as a queue of a TAP interface.
+    pub(crate) fn ask_by(&mut self, by: impl AsFd, code: libc::c_ulong) -> io::Result<()> {
         // SAFETY: the requests of interfaces and of tun(4) read and write one `ifreq`, which this function borrows
         // exclusively.
-        let done = unsafe { libc::ioctl(by.as_fd().as_raw_fd(), request as _, &raw mut self.ifreq) };
+        let done = unsafe { libc::ioctl(by.as_fd().as_raw_fd(), code as _, &raw mut self.ifreq) };
         if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }

@@ -38,9 +38,9 @@ const GOLDEN: u32 = 0x9e37_79b1;
 /// The sockets of a fanout group, in the order in which the kernel numbers the sockets.
 #[derive(Debug, Default)]
 pub(super) struct Members {
-    /// For each socket, the queue, and the value of `joins` when the socket joined.
+    /// For each socket, its queue and the serial number of its join.
     order: Vec<(u16, u64)>,
-    /// The number of joins so far.
+    /// The number of joins so far: the serial number of the last join.
     joins: u64,
 }
 
@@ -66,14 +66,14 @@ impl Members {
         self.order.is_empty()
     }
 
-    /// Returns the place of the socket of a queue, and the number of the join.
+    /// Returns the place of the socket of a queue, and the serial number of its join.
     pub(super) fn position(&self, queue: u16) -> Option<(u64, u64)> {
         let found = (0..).zip(&self.order).find(|(_, (member, _))| *member == queue);
         found.map(|(place, (_, join))| (place, *join))
     }
 
-    /// Returns the sockets that another program has opened, from the queue, the place and the number of the join of each
-    /// socket. Returns `None` if a place is missing.
+    /// Returns the sockets that another program has opened. `sockets` has the queue, the place and the serial number of
+    /// the join of each socket. Returns `None` if a place is missing.
     pub(super) fn adopt(mut sockets: Vec<(u16, u64, u64)>) -> Option<Self> {
         sockets.sort_unstable_by_key(|(_, place, _)| *place);
         let joins = sockets.iter().map(|(.., join)| *join).max().unwrap_or(0);

@@ -28,7 +28,7 @@ struct QueuePosition {
     index: u64,
     /// The fanout group.
     group: u64,
-    /// The place of the socket in the group, and the number of its join.
+    /// The place of the socket in the group, and the serial number of the join of this socket.
     member: (u64, u64),
     ring: RingPosition,
 }
