@@ -35,7 +35,7 @@ statuses! {
     Success = 0 "IBV_WC_SUCCESS", "success",
         "no error; every earlier unsignalled request of the send queue succeeded too";
     LocLenErr = 1 "IBV_WC_LOC_LEN_ERR", "local length error",
-        "a message or a raw frame longer than the posted receive, or a send longer than the MTU";
+        "a message or a raw frame longer than the posted receive, or a send longer than the queue pair permits";
     LocQpOpErr = 2 "IBV_WC_LOC_QP_OP_ERR", "local QP operation error",
         "an opcode that this type of queue pair does not have, or an address handle of another protection domain";
     LocEecOpErr = 3 "IBV_WC_LOC_EEC_OP_ERR", "local EE context operation error",
