@@ -240,7 +240,8 @@ impl<D: Device> Traffic<'_, D> {
         }
     }
 
-    /// Describes which messages are missing at the deadline, and possible reasons.
+    /// Describes how many messages were sent and received until the deadline, and possible reasons for missing
+    /// messages.
     fn overdue(&self) -> String {
         let Self { completed, received, plan, .. } = self;
         let mut text =

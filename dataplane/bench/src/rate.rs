@@ -19,7 +19,7 @@ pub enum Rate {
     Packets(f64),
     /// Bits per second of the frames with their frame check sequence.
     Bits(f64),
-    /// Percent of the speed of the line. Preamble and gap count.
+    /// Percent of the speed of the line. Each frame counts with its [`LINE_OVERHEAD`].
     Percent(f64),
     /// As fast as the tester can send.
     Max,

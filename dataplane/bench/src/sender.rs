@@ -48,8 +48,7 @@ pub struct Sender {
     next: u64,
     /// The end of the trial, with its fraction.
     end: u64,
-    /// The maximum time by which a packet may be sent after the packet was due, with its fraction. Packets that would
-    /// be later are not sent.
+    /// The maximum delay of a packet after its due time, with its fraction. Packets with a longer delay are not sent.
     catch_up: u64,
     /// The time of the change of the rate, with its fraction, and the interval after the change.
     change: (u64, u64),
@@ -227,8 +226,8 @@ impl Sender {
         true
     }
 
-    /// Moves the schedule to the packet after the next `count` packets of the current burst. `gap` is the time after the
-    /// last of these packets, for the times of a capture.
+    /// Moves the schedule to the packet after the next `count` packets of the current burst. `gap` is the time from
+    /// the last of these packets to the next packet, as a multiple of the interval. Only [`Spacing::File`] uses `gap`.
     #[inline]
     fn pass(&mut self, count: u64, gap: f64) {
         self.left -= count;
@@ -242,8 +241,8 @@ impl Sender {
         }
     }
 
-    /// Adds the packets that are due to the batch, at most `most`. Returns the number of added packets. The packets are
-    /// the packets that [`Sender::send`] would add, but all packets of one frame size are written together.
+    /// Adds to the batch the packets that are due now, at most `most`. Returns the number of added packets. The packets
+    /// are the packets that [`Sender::send`] would add, but all packets of one frame size are written together.
     #[inline]
     pub fn send_due(&mut self, batch: &mut Batch, pool: &mut Pool, now: Nanos, elapsed: u64, most: usize) -> usize {
         let most = most.min(pool.available()).min(BATCH - batch.len());
@@ -270,7 +269,7 @@ impl Sender {
         added
     }
 
-    /// Takes packets that are due from the schedule, at most `most`. Returns their number.
+    /// Removes up to `most` due packets from the schedule. Returns their number.
     #[inline]
     fn take_due(&mut self, now: u64, most: usize) -> usize {
         let mut due = 0;
@@ -278,7 +277,7 @@ impl Sender {
             if self.interval == 0 {
                 return most;
             }
-            // The next bursts are due without further checks, if their times are before this limit.
+            // All bursts before this limit are due, so `is_due` need not be called for each of these bursts.
             let limit = self.end.min(self.change.0).min((now << FRACTION) + 1);
             while due < most && self.next < limit {
                 let count = self.left.min((most - due) as u64);

@@ -41,8 +41,8 @@ unsafe impl Sync for SrqHandle {}
 
 impl Drop for SrqHandle {
     fn drop(&mut self) {
-        // SAFETY: every queue pair of the shared receive queue holds this handle, so no queue pair uses the queue any
-        // more. Events of the queue are acknowledged when they are taken.
+        // SAFETY: every queue pair of the shared receive queue shares the ownership of this handle, so all these queue
+        // pairs are destroyed before the handle is dropped. Events of the queue are acknowledged when they are taken.
         if !check_destroyed(unsafe { ffi::ibv_destroy_srq(self.raw.as_ptr()) }, &self.pd.context().name) {
             // The tag is leaked, because events may still refer to it.
             mem::forget(mem::replace(&mut self.tag, Box::new(SrqTag(0))));

@@ -52,7 +52,7 @@ impl<T> WorkerEnd<T> {
 }
 
 impl<T> FromWorkers<T> {
-    /// Creates queues with `capacity` elements for each stage of each worker.
+    /// Creates an empty set of queues. Each queue that [`FromWorkers::join`] adds has room for `capacity` elements.
     pub(crate) fn new(capacity: usize) -> Self {
         Self { capacity, rings: Mutex::default() }
     }
@@ -87,7 +87,7 @@ impl<T> FromWorkers<T> {
 }
 
 impl<T> ToWorkers<T> {
-    /// Creates queues with `capacity` elements for each stage of each worker.
+    /// Creates an empty set of queues. Each queue that [`ToWorkers::join`] adds has room for `capacity` elements.
     pub(crate) fn new(capacity: usize) -> Self {
         Self { capacity, rings: Mutex::default() }
     }

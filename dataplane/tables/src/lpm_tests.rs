@@ -37,7 +37,7 @@ macro_rules! lpm_tests {
         }
 
         /// Generates random addresses, the lowest and the highest address, and addresses with equal leading bits.
-        /// Prefixes of addresses with equal leading bits are nested.
+        /// Many short prefixes of addresses with equal leading bits contain longer prefixes.
         fn address() -> impl Strategy<Value = $Address> {
             prop_oneof![
                 2 => any::<$Address>(),
@@ -217,7 +217,8 @@ macro_rules! lpm_tests {
                     seen
                 };
                 let readers: Vec<_> = passes.iter().map(|pass| scope.spawn(move || look(pass))).collect();
-                // Retired lines are reused only after each reader was quiescent once.
+                // Wait until each reader has been quiescent once. Before, `reclaim` frees no memory of removed
+                // prefixes.
                 while passes.iter().any(|pass| pass.load(Ordering::SeqCst) == 0) {
                     std::thread::yield_now();
                 }

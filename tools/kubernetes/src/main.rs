@@ -1,9 +1,10 @@
 //! Checks Kubernetes manifests. Standard input has a JSON array of manifests. The program prints each mistake, and exits
 //! with status 1 if there is a mistake.
 //!
-//! The schemas of the kinds of Kubernetes come from the crate `k8s-openapi`, which is generated from the OpenAPI
-//! description of Kubernetes. Unknown fields are mistakes, as for `kubectl apply --validate=strict`. The kinds of other
-//! projects have schemas in this file, which contain only the fields that the manifests use.
+//! The schemas of the kinds that Kubernetes itself defines, such as `Deployment`, come from the crate `k8s-openapi`,
+//! which is generated from the OpenAPI description of Kubernetes. Unknown fields are mistakes, as for
+//! `kubectl apply --validate=strict`. The kinds of other projects have schemas in this file, which contain only the
+//! fields that the manifests use.
 
 use std::io::Read;
 use std::process::ExitCode;
@@ -57,7 +58,7 @@ fn check(version: &str, kind: &str, manifest: &Value) -> Vec<String> {
     }
 }
 
-/// Returns the schema of a kind of Kubernetes, without unknown fields.
+/// Returns the schema of a kind that Kubernetes itself defines. The schema forbids unknown fields.
 fn schema_of<T: JsonSchema>() -> Value {
     let generator: SchemaGenerator = SchemaSettings::draft2020_12().into_generator();
     let mut schema = generator.into_root_schema_for::<T>().to_value();

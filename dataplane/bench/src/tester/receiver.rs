@@ -20,8 +20,8 @@ pub(super) struct Receiver<'a> {
     pub(super) foreign: u64,
 }
 
-/// Packets of one stream and one frame size with consecutive sequence numbers and equal times. All these packets arrived
-/// one after the other, with the right content.
+/// Packets of one stream and one frame size with consecutive sequence numbers and equal times, which arrived one after
+/// the other. If a run has several packets, all these packets have the right content.
 struct Run {
     /// The number of the stream.
     stream: usize,
@@ -49,7 +49,7 @@ impl Run {
             middle = middle.wrapping_add(1);
             let next = Words { check: hash.check(middle), middle, ..signature };
             let Some((before, bytes)) = data.split_last_chunk::<LENGTH>() else { return false };
-            // The signature has the checksum of the filler. An empty filler therefore needs no further check.
+            // Equal signatures contain equal checksums of the filler. A filler that is not empty must be summed too.
             Words::new(bytes) == next && arrived == stamp && (filler.0 == 0 || is_filler(before, filler))
         };
         for packet in packets {
@@ -102,7 +102,8 @@ impl Receiver<'_> {
         let is_intact = !repaired && data.get(..offset).is_some_and(|before| is_filler(before, filler));
         let latency = at.0.saturating_sub(signature.sent_before(at).0);
         let first = Arrival { sequence, at: at.0.saturating_sub(self.start.0), latency, corrupted: !is_intact };
-        // The frames of a capture differ in the length of the filler. All packets of a run are intact and have no padding.
+        // A run of several packets has only intact packets without padding. The frames of a capture differ in the
+        // length of the filler, so each of these frames has a run of its own.
         let is_single = !is_intact || stream.is_capture() || offset + LENGTH != data.len();
         let left = sent.saturating_sub(sequence).min(SEQUENCES - signature.sequence);
         Some(Run {

@@ -52,7 +52,8 @@ pub(super) struct LocalSide {
 pub(super) struct Agreed {
     /// The code of the path MTU of the peer.
     pub(super) peer_mtu: u8,
-    /// The size of the area in which consecutive messages have different addresses.
+    /// The size of the memory area that consecutive messages use in turn (the "cycle buffer" of perftest). After the
+    /// last message that fits, the next message is at the start of the area again.
     pub(super) cycle: usize,
     /// The size of the largest message.
     pub(super) largest: u32,
@@ -79,8 +80,8 @@ pub(super) struct Endpoint<'p, D: Device> {
     local: LocalSide,
     plan: &'p Plan,
     agreed: Agreed,
-    /// The length of the part of the memory that a queue pair sends from. After the parts of all queue pairs, each queue
-    /// pair has a part of the same length for the messages of the peer.
+    /// The length of each part of the memory. The memory starts with one part for each queue pair, for the messages
+    /// that the queue pair sends. Behind these parts, each queue pair has another part, for the messages of its peer.
     part: usize,
     completions: Vec<Completion>,
 }
@@ -168,7 +169,7 @@ impl<'p, D: Device> Endpoint<'p, D> {
                 Err(error) => return Err(failed(error)),
             });
         }
-        // hns grants less inline data without an error.
+        // The driver `hns` may grant less inline data than requested, without an error.
         let granted = qps.iter().map(|qp| qp.caps().inline).min().unwrap_or(0);
         if granted < plan.inline {
             return Err(inline_error(device.name(), plan.inline, granted, None));
@@ -256,7 +257,8 @@ impl<'p, D: Device> Endpoint<'p, D> {
         (local.link_layer, local.gid)
     }
 
-    /// Returns the number of messages of this size in the area in which consecutive messages have different addresses.
+    /// Returns the number of places for messages of this size in the area of [`Agreed::cycle`]. For a message that is
+    /// larger than half of the area, there is one place.
     pub(super) fn places(&self, size: u32) -> usize {
         let size = size as usize;
         if size > self.agreed.cycle / 2 { 1 } else { self.agreed.cycle / size.next_multiple_of(LINE) }
@@ -371,7 +373,7 @@ impl<'p, D: Device> Endpoint<'p, D> {
         self.memory.write(size as usize - 1, &[value]);
     }
 
-    /// Reads the last byte of the memory that a message of `size` bytes to the first queue pair writes.
+    /// Reads the byte at the end of the memory for a received message of `size` bytes of the first queue pair.
     #[inline]
     pub(super) fn read_last_byte(&self, size: u32) -> u8 {
         let mut byte = [0];

@@ -86,7 +86,7 @@ impl Test {
         }
     }
 
-    /// Returns the operation as the title of the text.
+    /// Returns the name of the operation for the title of the text report.
     pub(super) fn title(self) -> &'static str {
         if self.is_atomic() { "Atomic" } else { self.operation() }
     }

@@ -88,7 +88,7 @@ pub struct SideReport {
 /// The program of the peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PeerReport {
-    /// The version of perftest, or of the exchange if the peer is this program.
+    /// The version of perftest. If the peer is this program, the version of perftest whose messages the peer uses.
     pub version: String,
     /// Whether the peer is this program.
     pub is_dataplane: bool,

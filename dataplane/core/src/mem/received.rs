@@ -63,7 +63,8 @@ impl RecvInfo {
 /// The distance of the receive information from the end of its slot, in bytes.
 const FROM_END: usize = 16;
 // `Packet` writes up to 12 bytes from the start of a packet, even if the packet is shorter. All other writes to packets
-// and heads end with the packet. No write to a packet therefore reaches the receive information.
+// and heads end at or before the last byte of the packet. No write to a packet therefore reaches the receive
+// information.
 const _: () = assert!(FROM_END + 12 <= GUARD && size_of::<RecvInfo>() <= FROM_END);
 
 impl SlotMemory {
@@ -119,9 +120,9 @@ impl Pool {
     #[inline]
     fn write_received(&mut self, slot: u32, info: RecvInfo) {
         if slot < self.memory.layout.count() {
-            // SAFETY: the slot exists. It is free or belongs to a batch of this worker, whose packets are not borrowed
-            // during this call, because the caller has the batch or the pool. A device may write the bytes of the
-            // guard only while the slot is posted, and the slot is not posted now.
+            // SAFETY: the slot exists. The slot is free, or belongs to a batch of this worker. The caller has exclusive
+            // access to the pool or to the batch, so no packet in the slot is borrowed during this call. A device may
+            // write the bytes of the guard only while the slot is posted, and the slot is not posted now.
             unsafe { self.memory.received_at(slot).write(info) };
         }
     }

@@ -269,8 +269,8 @@ impl Contract {
     }
 }
 
-// A stage of another type can have this contract: the substitute of a stage that panicked, or a `StandIn`. These
-// functions then do nothing.
+// The contract of a stage of type `S` can also belong to a stage of another type: the substitute of a stage that
+// panicked, or a `StandIn`. These functions do nothing for a stage of another type.
 
 fn offload_checksums<S: Any + ChecksumOffload>(stage: &mut dyn Any) {
     if let Some(stage) = stage.downcast_mut::<S>() {
@@ -298,8 +298,8 @@ fn load_state<S: Any + StateTransfer>(stage: &mut dyn Any, state: &[u8]) -> Resu
     stage.downcast_mut::<S>().map_or(Ok(()), |stage| stage.load_state(state))
 }
 
-/// The capability of a stage that computes checksums to leave checksums to the devices that send the packets.
-/// [`Contract::computes_checksums`] declares the capability.
+/// The capability of a stage to leave its checksums to the devices that send the packets. A stage that computes
+/// checksums declares the capability with [`Contract::computes_checksums`].
 pub trait ChecksumOffload {
     /// Leaves checksums to the devices. From now on, the stage computes checksums only for packets whose checksums no
     /// device computes: see [`checksum_covers_payload`](crate::verbs::checksum_covers_payload). Called before the first

@@ -346,8 +346,8 @@ impl Graph {
                     node.watch = None;
                 },
             );
-            // The first packet of this inbox is the packet that the stage observed. Its drop is already counted, so
-            // only free its buffer. Then move the remaining packets.
+            // The first packet of the first inbox that is not empty is the packet that the stage observed. The drop of
+            // this packet is already counted, so only free its buffer. Then move the remaining packets.
             if let Some(at) = nodes.iter().position(|node| !node.inbox.is_empty()) {
                 nodes[at].inbox.free_one(0, pool);
                 nodes[at].inbox.forget_first(1);
@@ -557,8 +557,8 @@ impl Graph {
         earlier.drop_held(pool);
     }
 
-    /// Calls [`Stage::finish`] of each stage that did not move to a later graph. `is_finished` selects the stages by
-    /// name. Returns the errors.
+    /// Calls [`Stage::finish`] of each stage in this graph for whose name `is_finished` returns `true`. Returns the
+    /// errors.
     pub fn finish(&mut self, is_finished: impl Fn(&str) -> bool) -> Vec<Error> {
         let nodes = self.nodes.iter_mut().filter(|node| is_finished(&node.name));
         nodes.filter_map(|node| node.stage.finish().err()).collect()

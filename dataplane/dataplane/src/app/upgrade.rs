@@ -92,7 +92,7 @@ fn check_program(stream: &UnixStream) -> Result<(), CommandError> {
         true => Ok(()),
         false => Err(CommandError::Failed(format!(
             "the program at the socket belongs to the user {owner}; help: run the command as this user, for example \
-             `sudo -u '#{owner}' dataplane upgrade ...`, or as the unit of the program (docs/upgrade.md)",
+             `sudo -u '#{owner}' dataplane upgrade ...`, or let systemd run the command (docs/upgrade.md)",
             owner = owner.as_raw()
         ))),
     }

@@ -217,6 +217,6 @@ fn socket_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<S
     let address = text.parse().ok().filter(|address: &SocketAddr| address.port() != 0);
     address.map(Some).ok_or_else(|| {
         let help = "write an IP address and a port: \"192.0.2.1:18515\" or \"[2001:db8::1]:18515\"";
-        serde::de::Error::custom(format!("`{text}` is not an address with a port; help: {help}"))
+        serde::de::Error::custom(format!("`{text}` is not an IP address with a port from 1 to 65535; help: {help}"))
     })
 }

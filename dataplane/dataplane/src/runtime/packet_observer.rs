@@ -166,7 +166,8 @@ struct CaptureObserver {
 struct TraceObserver {
     /// The number of packets that are still to be traced.
     left: usize,
-    /// The selection of packets to find a drop. If set, only packets that end with this drop are traced.
+    /// Set if only packets that end with a certain drop are traced: the name of the drop, and the selection of the
+    /// packets whose paths are recorded.
     dropped: Option<DropSample>,
     recorder: PathRecorder,
     traced: Producer<(u64, TracedPacket)>,
@@ -180,8 +181,8 @@ const DROP_SAMPLES: usize = 8;
 struct DropSample {
     /// The drop, as `STAGE.REASON`.
     name: Arc<str>,
-    /// The number of batches so far. In each batch, the first selected packet has another position, so that regular
-    /// traffic does not hide the drop.
+    /// The number of batches so far. From batch to batch, the position of the first selected packet changes, so that a
+    /// drop in periodic traffic is found too.
     batches: usize,
     /// The number of packets before the next selected packet.
     at: usize,
@@ -389,8 +390,8 @@ impl Observer for PacketObserver {
     }
 
     fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &PacketFate) {
-        // `begin_release` is also called for a stage that generates packets. For generated packets, `after` is called
-        // first, so the batch of the next call of `before` consists of generated packets, not of held packets.
+        // The worker calls `begin_release` also before a stage generates packets. The graph passes generated packets to
+        // `after` first, and held packets to `before` first. If `after` is called first, the packets are not held.
         self.is_release = false;
         if !self.is_valid {
             return;

@@ -125,13 +125,13 @@ fn invalid_connection_is_reported() {
         (
             "rc",
             "to = \"localhost:18515\"",
-            "`localhost:18515` is not an address with a port",
+            "`localhost:18515` is not an IP address with a port from 1 to 65535",
             "write an IP address and a port: \"192.0.2.1:18515\" or \"[2001:db8::1]:18515\"",
         ),
         (
             "rc",
             "listen = \"[::]:0\"",
-            "`[::]:0` is not an address with a port",
+            "`[::]:0` is not an IP address with a port from 1 to 65535",
             "write an IP address and a port: \"192.0.2.1:18515\" or \"[2001:db8::1]:18515\"",
         ),
         ("rc", "peer = \"wan\"", "`wan` is its own peer", "name another port, or add allow_self = true"),

@@ -99,8 +99,8 @@ fn raw_packet_keys_are_refused_on_xdp_links_and_ud_queue_pairs() {
     let found: Vec<String> = records(&text).into_iter().map(|(_, _, message, _)| message).collect();
     let of_xdp = |key: &str| {
         format!(
-            "`{key}` is not available on `xdp` links, because the kernel accesses the packet buffers without the software \
-             device"
+            "`{key}` is not available on `xdp` links, because the kernel reads and writes the packet buffers directly, \
+             and the software device does not process the frames"
         )
     };
     assert_eq!(found, ["flow", "offload", "rate_limit"].map(of_xdp));
@@ -123,7 +123,7 @@ fn promiscuous_mode_is_for_raw_packet_ports_of_rdma_devices() {
         ("kind = 'tap', name = 't'", "remove the key"),
     ] {
         let (message, help) = refused(&format!("device = 'host'\nlink = {{ {link} }}"));
-        assert_eq!(message, "`promiscuous` of a port is only for RDMA devices, and `wan` has a link");
+        assert_eq!(message, "`promiscuous` of a port is only for RDMA devices, but `wan` has the device `host`");
         assert_eq!(help, expected);
     }
     let (message, _) = refused("device = 'rxe0'\nqp = 'ud'\nconnection = { to = '192.0.2.1:5' }");

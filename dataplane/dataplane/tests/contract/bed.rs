@@ -54,8 +54,9 @@ pub(crate) struct TestBed<D: Device> {
 }
 
 impl<D: Device> TestBed<D> {
-    /// Skips the case unless both devices list the capability for this type of queue pairs. A device may create queue
-    /// pairs of a type that it does not list: iWARP devices create RC queue pairs, but verbs cannot connect them.
+    /// Ends the case unless both devices list the capability for this type of queue pairs: see [`lacks_type`]. A device
+    /// may create queue pairs of a type that it does not list: iWARP devices create RC queue pairs, but verbs cannot
+    /// connect these queue pairs.
     pub(crate) fn require_type(&self, kind: QpType) -> Outcome {
         let capability = match kind {
             QpType::Rc => Capability::Rc,

@@ -2,8 +2,8 @@
 //! every change of the API. The facade crate `dataplane` re-exports the other crates.
 //!
 //! A listing has the public items of a crate, as Rust code without documentation, private items and function bodies.
-//! The listing has every item with the visibility `pub`. All these items are public, because the lint `unreachable_pub`
-//! refuses `pub` for items that users of the crate cannot name. For items that a macro generates, the listing shows the
+//! The listing has every item with the visibility `pub`. Users of the crate can name each of these items, because the
+//! lint `unreachable_pub` refuses `pub` for all other items. For items that a macro generates, the listing shows the
 //! call of the macro.
 //!
 //! To update the listings after a change of the API:

@@ -106,8 +106,8 @@ fn all_frames_are_distributed_over_three_queues() {
             Call::CreateHashQp { kind: 8, comp_mask: 1 | 16 | 32, table, function: 1, key: key.clone(), fields };
         assert_eq!(calls[2 + at], wanted);
     }
-    // The specification types and the priority of each rule. A rule with more headers has a smaller priority number, so
-    // it wins.
+    // The types of the flow specs (`enum ibv_flow_spec_type`) and the priority of each rule. A rule with more headers
+    // has a smaller priority number, so it wins.
     let specs: [(&[u32], u16); 7] = [
         (&[0x30, 0x40, 0x1000], 6),
         (&[0x30, 0x41, 0x1000], 6),

@@ -1,4 +1,4 @@
-//! Tests of numbers and keys that are reused, and of queue pairs that two threads use.
+//! Tests of reused queue pair numbers and memory keys, and of a queue pair whose completion queue another thread polls.
 
 use super::ends::*;
 use super::*;

@@ -37,7 +37,8 @@ pub(super) fn packet(interface: &str) -> Rig {
     rig(LinkSpec::Packet(PacketSpec::new(interface)), 1500)
 }
 
-/// Returns a numbered frame with this length and these VLAN tags. Normal traffic has no frames with this EtherType.
+/// Returns a numbered frame with this length and these VLAN tags. The frame has the EtherType `ETHER_TYPE`, which
+/// normal traffic does not use.
 fn numbered(number: u8, len: usize, tags: &[[u8; 4]]) -> Vec<u8> {
     let mut frame = frame(number, len);
     frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
@@ -388,8 +389,8 @@ fn arriving_frame_wakes_a_sleeping_thread() {
             channel.wait(Duration::ZERO).unwrap().is_some() && !is_readable(&channel),
             "after one arming, the queue raises only one event"
         );
-        // While the interface is missing, an armed queue raises events periodically, so that the worker waits on the
-        // new file descriptors of the queue after these descriptors change.
+        // While the interface is missing, an armed queue raises events periodically. The events wake the worker, which
+        // then waits on the file descriptors of the new interface.
         ip("link del va");
         b.expect_event(EventKind::PortErr);
         b.recv.arm(false).unwrap();
@@ -553,7 +554,8 @@ fn queue_of_a_packet_link_continues_in_another_program() {
     });
 }
 
-/// The ring of another descriptor can have any format and any bytes.
+/// A descriptor that is no packet socket with the expected ring can map memory of any format, so `attach` refuses the
+/// descriptor.
 #[test]
 fn only_a_packet_socket_with_the_format_of_the_ring_is_taken_over() {
     in_namespace(|| {

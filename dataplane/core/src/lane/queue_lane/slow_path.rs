@@ -67,8 +67,8 @@ impl<D: Device> DataPath<D> {
         }
     }
 
-    /// Returns the slot of the receive that completion `i` belongs to. A completion that matches no posted receive is
-    /// counted as stale.
+    /// Returns the slot of the receive that completion `i` belongs to. Counts a completion that matches no posted
+    /// receive in `unmatched_completions`.
     fn completed_receive(&mut self, i: usize) -> Option<u32> {
         let slot = match self.run.in_order {
             true => self.posted.pop(),

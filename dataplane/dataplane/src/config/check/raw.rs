@@ -23,8 +23,8 @@ pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &
             };
             let kind = link.kind();
             let message = format!(
-                "`{key}` is not available on `{kind}` links, because the kernel accesses the packet buffers without the \
-                 software device"
+                "`{key}` is not available on `{kind}` links, because the kernel reads and writes the packet \
+                 buffers directly, and the software device does not process the frames"
             );
             checker.error(key, message, help);
         } else if port.qp != Qp::RawPacket {
@@ -37,7 +37,8 @@ pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &
                 Some("packet" | "xdp") => "write the key in `link`",
                 _ => "remove the key",
             };
-            let message = format!("`promiscuous` of a port is only for RDMA devices, and `{}` has a link", port.name);
+            let message =
+                format!("`promiscuous` of a port is only for RDMA devices, but `{}` has the device `host`", port.name);
             checker.error("promiscuous", message, help);
         } else if port.qp != Qp::RawPacket {
             checker.needs_raw_packets("promiscuous", port);

@@ -95,7 +95,7 @@ impl RunState {
         retiring.extend(thread.map(|thread| Retiring { thread, written, closes_ports }));
     }
 
-    /// Waits until all workers have switched to their graphs of an exchange.
+    /// Waits until all workers have switched to their new graphs. `exchange` is the number of this exchange of graphs.
     fn await_late_workers(&self, exchange: u64) {
         while !lock(&self.sampler).exchanging(exchange).is_empty() {
             thread::sleep(POLL_INTERVAL);

@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn error_without_file_descriptors_names_the_limit() {
+    fn error_for_exhausted_file_descriptors_names_the_limit() {
         let error = io::Error::from_raw_os_error(libc::EMFILE);
         let message = unreadable("va", &error);
         assert!(message.starts_with("interface `va`: cannot read the state of the interface: "), "{message}");
