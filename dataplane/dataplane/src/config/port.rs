@@ -131,9 +131,10 @@ pub struct Port {
     )]
     #[schemars(with = "Bytes", range(min = 68, max = 65000))]
     pub mtu: Option<u32>,
-    /// The MAC address of the port. Default: the address of the interface of a `packet` or `xdp` link. For all other
-    /// ports, the default contains the index of the port in the config: 02:00:00:00:00:01 for the first port,
-    /// 02:00:00:00:00:02 for the second port, and so on.
+    /// The MAC address of the port. Default: the address of the interface of a `packet` link, of an `xdp` link or of a
+    /// raw-packet port on an RDMA device. For all other ports, the default contains the index of the port in the
+    /// config: 02:00:00:00:00:01 for the first port, 02:00:00:00:00:02 for the second port, and so on. Two programs
+    /// that are connected by RDMA need different addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
     /// The kernel interface that represents this port for a routing daemon. For this port, stages with `source =

@@ -5,7 +5,7 @@ use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::{difference, memory, offload};
+use super::{difference, memory, offload, rdma_interface};
 use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
@@ -507,9 +507,11 @@ fn check_black_box(loaded: &Loaded<'_>, plan: &Option<Plan>, diagnostics: &mut D
 fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
     // The port of a TAP link is at the opposite end of the kernel interface, so the port must not use the MAC address
     // of the interface.
-    let interface = |port: &config::Port| {
-        let link = port.link.as_ref().filter(|link| !offline && !link.is_host_end())?;
-        mac_of(link.interface()?)
+    let of_interface = |port: &config::Port| match &port.link {
+        _ if offline => None,
+        Some(link) if link.is_host_end() => None,
+        Some(link) => mac_of(link.interface()?),
+        None => rdma_interface::mac(Path::new("/sys"), port),
     };
     let addresses = loaded.port_addresses().unwrap_or_default();
     let info = |(index, (name, port)): (usize, (&str, Option<&config::Port>))| PortInfo {
@@ -517,7 +519,7 @@ fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
         mac: match port.and_then(|port| port.mac) {
             Some(mac) => mac.0,
             // A locally administered address, different for every port.
-            None => port.and_then(interface).unwrap_or([2, 0, 0, 0, 0, (index as u8).wrapping_add(1)]),
+            None => port.and_then(of_interface).unwrap_or([2, 0, 0, 0, 0, (index as u8).wrapping_add(1)]),
         },
         mtu: port.map_or(u16::MAX, |port| port.max_packet().min(u32::from(u16::MAX)) as u16),
         interface: port.and_then(config::Port::kernel_interface).map(str::to_owned),

@@ -2,10 +2,10 @@
 //! function or subfunction. The function requests all frames by the promiscuous mode of its interface
 //! (`mlx5e_vport_context_update` in the kernel's mlx5 driver).
 
-use std::fs;
 use std::path::Path;
 
 use crate::config::PortPlan;
+use crate::runtime::rdma_interface;
 use dataplane_core::error::{Error, Result};
 use dataplane_soft::PromiscuousMode;
 
@@ -21,7 +21,7 @@ pub(super) fn start(sysfs: &Path, plan: &PortPlan) -> Result<Option<PromiscuousM
         return Ok(None);
     }
     let (port, number) = (&plan.config, plan.config.device_port);
-    let Some(interface) = interface_of(sysfs, &port.device, number) else {
+    let Some(interface) = rdma_interface::find(sysfs, &port.device, number) else {
         let problem = format!(
             "port `{}`: port {number} of `{}` has no interface in this network namespace, so promiscuous mode is off and \
              the NIC may filter frames to other MAC addresses; help: move the interface to this namespace (`ip link set \
@@ -36,23 +36,6 @@ pub(super) fn start(sysfs: &Path, plan: &PortPlan) -> Result<Option<PromiscuousM
     };
     let started = PromiscuousMode::start(&interface);
     started.map(Some).map_err(|error| Error::Config(format!("port `{}`: {error}", port.name)))
-}
-
-/// Returns the network interface of a port of an RDMA device, in the network namespace of the program.
-fn interface_of(sysfs: &Path, device: &str, number: u8) -> Option<String> {
-    let read = |interface: &str, file: &str| {
-        fs::read_to_string(sysfs.join("class/net").join(interface).join(file)).unwrap_or_default()
-    };
-    let listed = fs::read_dir(sysfs.join("class/infiniband").join(device).join("device/net")).ok()?;
-    let mut interfaces: Vec<String> = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
-    // In switchdev mode, the interfaces of a physical function include the representors of its functions, whose port
-    // names are for example `pf0vf0`.
-    interfaces.retain(|interface| !["vf", "sf"].iter().any(|kind| read(interface, "phys_port_name").contains(kind)));
-    // The two ports of an mlx4 device have one folder. A device with one port may have any number in `dev_port`.
-    if let ([_], 1) = (&interfaces[..], number) {
-        return interfaces.pop();
-    }
-    interfaces.into_iter().find(|interface| read(interface, "dev_port").trim().parse() == Ok(number - 1))
 }
 
 #[cfg(test)]
@@ -106,24 +89,5 @@ mod tests {
         assert!(start(sysfs.path(), &plan("", true)).unwrap().is_none());
         let error = start(sysfs.path(), &plan("promiscuous = true", true)).unwrap_err().to_string();
         assert!(error.contains("port 1 of `mlx5_0` has no interface") && error.contains("help: "), "{error}");
-    }
-
-    #[test]
-    fn interface_is_found_by_port_and_without_representors() {
-        let sysfs = Folder::new();
-        let add = |device: &str, name: &str, port: &str, phys: &str| {
-            sysfs.write(&format!("class/infiniband/{device}/device/net/{name}/mtu"), "1500");
-            sysfs.write(&format!("class/net/{name}/dev_port"), port);
-            sysfs.write(&format!("class/net/{name}/phys_port_name"), phys);
-        };
-        add("mlx4_0", "eth0", "0\n", "");
-        add("mlx4_0", "eth1", "1\n", "");
-        add("mlx5_0", "eth2_0", "0\n", "pf0vf0\n");
-        add("mlx5_0", "eth2", "0\n", "p0\n");
-        add("bnxt_re1", "eth3", "1\n", "");
-        let found = |device, number| interface_of(sysfs.path(), device, number);
-        assert_eq!([found("mlx4_0", 1), found("mlx4_0", 2)], ["eth0", "eth1"].map(|name| Some(name.to_owned())));
-        assert_eq!([found("mlx5_0", 1), found("mlx5_0", 2)], [Some("eth2".to_owned()), None]);
-        assert_eq!(found("bnxt_re1", 1), Some("eth3".to_owned()));
     }
 }

@@ -1,0 +1,73 @@
+//! The network interfaces of RDMA devices.
+
+use std::fs;
+use std::path::Path;
+
+use crate::config::{Port, Qp};
+use dataplane_soft::mac_of;
+
+/// Returns the MAC address of the interface of a raw-packet port on an RDMA device. `sysfs` is the folder at which sysfs is
+/// mounted. `None` for all other ports, and if the network namespace of the program does not have the interface.
+///
+/// The switch in a NIC delivers to an untrusted virtual function only the unicast frames to this address.
+pub(super) fn mac(sysfs: &Path, port: &Port) -> Option<[u8; 6]> {
+    let is_raw = port.is_rdma() && port.qp == Qp::RawPacket;
+    mac_of(&find(sysfs, &port.device, port.device_port).filter(|_| is_raw)?)
+}
+
+/// Returns the network interface of a port of an RDMA device, in the network namespace of the program.
+pub(super) fn find(sysfs: &Path, device: &str, number: u8) -> Option<String> {
+    let read = |interface: &str, file: &str| {
+        fs::read_to_string(sysfs.join("class/net").join(interface).join(file)).unwrap_or_default()
+    };
+    let listed = fs::read_dir(sysfs.join("class/infiniband").join(device).join("device/net")).ok()?;
+    let mut interfaces: Vec<String> = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    // In switchdev mode, the interfaces of a physical function include the representors of its functions, whose port
+    // names are for example `pf0vf0`.
+    interfaces.retain(|interface| !["vf", "sf"].iter().any(|kind| read(interface, "phys_port_name").contains(kind)));
+    // The two ports of an mlx4 device have one folder. A device with one port may have any number in `dev_port`.
+    if let ([_], 1) = (&interfaces[..], number) {
+        return interfaces.pop();
+    }
+    interfaces.into_iter().find(|interface| read(interface, "dev_port").trim().parse() == Ok(number - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::raw::tests::plan;
+    use dataplane_testing::Folder;
+    use dataplane_testing::namespace::{in_namespace, ip};
+
+    #[test]
+    fn raw_packet_port_has_the_mac_address_of_its_interface() {
+        in_namespace(|| {
+            ip("link add va address 0e:42:a1:00:00:07 type veth peer name vb");
+            let sysfs = Folder::new();
+            let mac = |keys: &str| mac(sysfs.path(), &plan(keys, true).config);
+            assert_eq!(mac(""), None);
+            sysfs.write("class/infiniband/mlx5_0/device/net/va/mtu", "1500");
+            assert_eq!(mac(""), Some([0x0e, 0x42, 0xa1, 0, 0, 7]));
+            assert_eq!(mac("qp = 'ud'\nconnection = { to = '127.0.0.1:18515' }"), None);
+        });
+    }
+
+    #[test]
+    fn interface_is_found_by_port_and_without_representors() {
+        let sysfs = Folder::new();
+        let add = |device: &str, name: &str, port: &str, phys: &str| {
+            sysfs.write(&format!("class/infiniband/{device}/device/net/{name}/mtu"), "1500");
+            sysfs.write(&format!("class/net/{name}/dev_port"), port);
+            sysfs.write(&format!("class/net/{name}/phys_port_name"), phys);
+        };
+        add("mlx4_0", "eth0", "0\n", "");
+        add("mlx4_0", "eth1", "1\n", "");
+        add("mlx5_0", "eth2_0", "0\n", "pf0vf0\n");
+        add("mlx5_0", "eth2", "0\n", "p0\n");
+        add("bnxt_re1", "eth3", "1\n", "");
+        let found = |device, number| find(sysfs.path(), device, number);
+        assert_eq!([found("mlx4_0", 1), found("mlx4_0", 2)], ["eth0", "eth1"].map(|name| Some(name.to_owned())));
+        assert_eq!([found("mlx5_0", 1), found("mlx5_0", 2)], [Some("eth2".to_owned()), None]);
+        assert_eq!(found("bnxt_re1", 1), Some("eth3".to_owned()));
+    }
+}
