@@ -21,30 +21,12 @@ pub(super) fn pid_namespace() -> Option<String> {
     fs::read_link("/proc/self/ns/pid").ok()?.into_os_string().into_string().ok()
 }
 
-/// Returns the parent of a process. `None` if there is no such process.
-fn parent(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
-}
-
 impl Process {
     /// Opens a descriptor of the process with this id. Until the value is dropped, the descriptor refers to the opened
     /// process, even if this process has ended and another process has the same id.
     pub(super) fn open(pid: u32) -> Self {
         let id = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL);
         Self { pid, descriptor: id.and_then(|id| pidfd_open(id, PidfdFlags::empty())) }
-    }
-
-    /// Returns whether the process is `ancestor`, or was started by `ancestor` or by one of its descendants.
-    pub(super) fn descends_from(&self, ancestor: Pid) -> bool {
-        let ancestor = ancestor.as_raw_nonzero().get().unsigned_abs();
-        let mut pid = self.pid;
-        // The parent of the first process of a namespace is 0.
-        while pid != 0 && pid != ancestor {
-            let Some(parent) = parent(pid) else { return false };
-            pid = parent;
-        }
-        pid != 0
     }
 
     /// Waits for the end of the process. Returns `false` if the process still runs after `limit`, or if the kernel gives
@@ -70,8 +52,7 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader};
-    use std::process::{Command, Stdio};
+    use std::process::Command;
 
     use super::*;
 
@@ -86,21 +67,6 @@ mod tests {
         assert!(process.has_ended(Duration::ZERO));
         let ended = Process::open(child.id());
         assert!(ended.has_ended(Duration::ZERO) && !ended.kill());
-    }
-
-    #[test]
-    fn descendants_of_a_process_are_known() {
-        let [own, first] = [std::process::id(), 1].map(|id| Pid::from_raw(id as i32).unwrap());
-        let mut shell = Command::new("sh");
-        let mut child = shell.args(["-c", "sleep 600 & echo $!; wait"]).stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let grandchild = Process::open(line.trim().parse().unwrap());
-        assert!(grandchild.descends_from(own) && grandchild.descends_from(first));
-        assert!(Process::open(std::process::id()).descends_from(own));
-        assert!(!Process::open(1).descends_from(own) && !Process::open(u32::MAX).descends_from(own));
-        assert!(grandchild.kill());
-        child.wait().unwrap();
     }
 
     #[test]

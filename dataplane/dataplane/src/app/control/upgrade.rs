@@ -163,13 +163,7 @@ impl Upgrade {
                         PROCESS`";
             return Err(SwitchError::Refused(Refusal::new(ErrorCode::Failed, message, help)));
         }
-        let program = Process::open(request.pid);
-        // The program may have to kill this process, so a client must not name any other process.
-        let client = socket_peercred(stream).map_err(|error| failed(error.to_string()))?.pid;
-        if !program.descends_from(client) {
-            return Err(failed(format!("the client of the upgrade has not started process {}", program.pid)));
-        }
-        self.program = Some(program);
+        self.program = Some(Process::open(request.pid));
         let source = run.source();
         let memories = run.shared_memories().map_err(|error| failed(format!("the packet memory: {error}")))?;
         let row = |memory: &SharedMemory| {
