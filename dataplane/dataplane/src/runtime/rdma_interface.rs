@@ -11,8 +11,10 @@ use dataplane_soft::mac_of;
 ///
 /// The switch in a NIC delivers to an untrusted virtual function only the unicast frames to this address.
 pub(super) fn mac(sysfs: &Path, port: &Port) -> Option<[u8; 6]> {
-    let is_raw = port.is_rdma() && port.qp == Qp::RawPacket;
-    mac_of(&find(sysfs, &port.device, port.device_port).filter(|_| is_raw)?)
+    if !port.is_rdma() || port.qp != Qp::RawPacket {
+        return None;
+    }
+    mac_of(&find(sysfs, &port.device, port.device_port)?)
 }
 
 /// Returns the network interface of a port of an RDMA device, in the network namespace of the program.
@@ -29,7 +31,9 @@ pub(super) fn find(sysfs: &Path, device: &str, number: u8) -> Option<String> {
     if let ([_], 1) = (&interfaces[..], number) {
         return interfaces.pop();
     }
-    interfaces.into_iter().find(|interface| read(interface, "dev_port").trim().parse() == Ok(number - 1))
+    // The config may name port 0, which no device has.
+    let index = number.checked_sub(1)?;
+    interfaces.into_iter().find(|interface| read(interface, "dev_port").trim().parse() == Ok(index))
 }
 
 #[cfg(test)]
@@ -68,6 +72,7 @@ mod tests {
         let found = |device, number| find(sysfs.path(), device, number);
         assert_eq!([found("mlx4_0", 1), found("mlx4_0", 2)], ["eth0", "eth1"].map(|name| Some(name.to_owned())));
         assert_eq!([found("mlx5_0", 1), found("mlx5_0", 2)], [Some("eth2".to_owned()), None]);
+        assert_eq!(found("mlx4_0", 0), None);
         assert_eq!(found("bnxt_re1", 1), Some("eth3".to_owned()));
     }
 }
