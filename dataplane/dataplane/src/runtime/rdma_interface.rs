@@ -36,6 +36,7 @@ pub(super) fn find(sysfs: &Path, device: &str, number: u8) -> Option<String> {
     interfaces.into_iter().find(|interface| read(interface, "dev_port").trim().parse() == Ok(index))
 }
 
+#[cfg(feature = "ibverbs")]
 #[cfg(test)]
 mod tests {
     use super::*;
