@@ -1,5 +1,5 @@
-"""Devices under test for the tester, in network namespaces: the bridge, the router and the NAT of the kernel, and the bridge, the router
-and the firewall of this project.
+"""Devices under test for the tester, in network namespaces: the bridge, the router and the NAT of the kernel, DPDK's testpmd, and the
+bridge, the router and the firewall of this project. BIRD gives one router its route.
 
 The tester is in the namespace `a`, with the interfaces `to-left` and `to-right`. The device is in the namespace `m`, with the interfaces
 `left` and `right`.
@@ -7,6 +7,7 @@ The tester is in the namespace `a`, with the interfaces `to-left` and `to-right`
 
 import contextlib
 import os
+import pathlib
 import subprocess
 
 import live
@@ -52,14 +53,14 @@ outputs = { arp = "other", other = "other" }
 
 [[pipeline.stage]]
 use = "route"
-table = [{ prefix = "198.18.0.0/24", port = "left" }, { prefix = "198.19.0.0/24", port = "right" }]
+ROUTES
 
 [[pipeline.stage]]
 use = "ttl"
 
 [[pipeline.stage]]
 use = "neighbor"
-table = [{ address = "198.18.0.1", mac = "LEFT" }, { address = "198.19.0.1", mac = "RIGHT" }]
+NEIGHBORS
 
 [[pipeline.stage]]
 use = "tx"
@@ -67,6 +68,21 @@ use = "tx"
 [[pipeline.stage]]
 name = "other"
 use = "drop"
+"""
+STATIC = {
+    "ROUTES": 'table = [{ prefix = "198.18.0.0/24", port = "left" }, { prefix = "198.19.0.0/24", port = "right" }]',
+    "NEIGHBORS": 'table = [{ address = "198.18.0.1", mac = "LEFT" }, { address = "198.19.0.1", mac = "RIGHT" }]',
+}
+KERNEL = {
+    "ROUTES": 'source = "kernel"\noutputs = { local = "other", no_route = "other", unreachable = "other", prohibited = "other" }',
+    "NEIGHBORS": 'source = "kernel"\noutputs = { unresolved = "other", unreachable = "other" }',
+}
+# The route to the network behind the host on the right.
+BIRD = """
+router id 198.19.0.254;
+protocol device {}
+protocol kernel { ipv4 { import none; export all; }; }
+protocol static { ipv4; route 198.19.8.0/24 via 198.19.0.1; }
 """
 
 FIREWALL = """
@@ -98,6 +114,15 @@ use = "drop"
 """
 
 
+def polls(pid):
+    """Whether the thread of testpmd that polls the ports has used processor time."""
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        name, _, fields = (task / "stat").read_text().partition("(")[2].rpartition(")")
+        if "-worker" in name:
+            return int(fields.split()[11]) > 0
+    return False
+
+
 class Lab(Network):
     """The tester in the namespace `a`, and the device under test in the namespace `m`."""
 
@@ -123,11 +148,15 @@ class Lab(Network):
             self.ip("m", "link", "set", "dev", port, "master", "bridge")
         self.ip("m", "link", "set", "dev", "bridge", "up")
 
-    def router(self):
-        """Lets the kernel of the device route from 198.18.0.0/24 on the left to 198.19.0.0/24 on the right."""
+    def addresses(self):
+        """Gives the device an address on each side, and the MAC addresses of its neighbours."""
         for port, net in (("left", "198.18.0"), ("right", "198.19.0")):
             self.ip("m", "address", "add", f"{net}.254/24", "dev", port)
             self.ip("m", "neighbour", "add", f"{net}.1", "lladdr", self.mac("a", f"to-{port}"), "dev", port)
+
+    def router(self):
+        """Lets the kernel of the device route from 198.18.0.0/24 on the left to 198.19.0.0/24 on the right."""
+        self.addresses()
         self.settings("m", "net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.left.rp_filter=0")
 
     def masquerade(self):
@@ -146,9 +175,35 @@ class Lab(Network):
             program.wait_for("running")
             yield program
 
-    def own(self, pipeline):
-        """Runs this project's program with a pipeline."""
+    def own(self, pipeline, words=None):
+        """Runs this project's program with a pipeline, in which each word is replaced by its value."""
+        for word, value in (words or {}).items():
+            pipeline = pipeline.replace(word, value)
         return self.program(HEAD.format(core=CORES[-1], kind=self.kind) + pipeline)
+
+    @contextlib.contextmanager
+    def bird(self):
+        """Runs BIRD, which adds a route to the kernel of the device."""
+        self.addresses()
+        # The kernel does not forward, so each packet is forwarded once.
+        self.settings("m", "net.ipv4.ip_forward=0")
+        path = self.folder / "bird.conf"
+        path.write_text(BIRD)
+        with Process(*self.words("m", "bird", "-f", "-c", path, "-s", self.folder / "bird.ctl")):
+            live.until("the route of BIRD", lambda: "198.19.8.0/24" in self.ip("m", "route").stdout)
+            yield
+
+    @contextlib.contextmanager
+    def testpmd(self, driver):
+        """Runs testpmd, which sends the frames of each port to the other port."""
+        words = ["nice", "-n", "-20", "stdbuf", "-oL", "dpdk-testpmd", f"--lcores=0@{CORES[0]},1@{CORES[-1]}", "--no-pci", "--no-huge"]
+        words += ["-m", "256", "--no-telemetry", f"--vdev={driver}0,iface=left", f"--vdev={driver}1,iface=right", "--"]
+        # With a period, testpmd does not read its standard input.
+        words += ["--forward-mode=io", "--port-topology=paired", "--total-num-mbufs=16384", "--stats-period=60"]
+        with Process(*self.words("m", *words)) as program:
+            program.wait_for("io packet forwarding")
+            live.until("testpmd to poll its ports", lambda: polls(program.process.pid))
+            yield
 
 
 @contextlib.contextmanager
@@ -168,17 +223,20 @@ def device(lab, name):
         with lab.own(BRIDGE):
             yield ""
     elif name == "Dataplane router":
-        macs = {"LEFT": lab.mac("a", "to-left"), "RIGHT": lab.mac("a", "to-right")}
-        pipeline = ROUTER
-        for word, mac in macs.items():
-            pipeline = pipeline.replace(word, mac)
-        with lab.own(pipeline):
+        with lab.own(ROUTER, {**STATIC, "LEFT": lab.mac("a", "to-left"), "RIGHT": lab.mac("a", "to-right")}):
             yield routed
+    elif name == "Dataplane router with BIRD":
+        with lab.bird(), lab.own(ROUTER, KERNEL):
+            yield f'{routed}, dst_ip = "198.19.8.1"'
     elif name == "Dataplane firewall":
         with lab.own(FIREWALL):
+            yield ""
+    elif name.startswith("testpmd "):
+        with lab.testpmd(name.split()[1]):
             yield ""
     else:
         raise Failed(f"unknown device {name}")
 
 
-DEVICES = ["kernel bridge", "Dataplane bridge", "kernel router", "Dataplane router", "nftables masquerade", "Dataplane firewall"]
+DEVICES = ["kernel bridge", "Dataplane bridge", "testpmd net_af_packet", "testpmd net_af_xdp"]
+DEVICES += ["kernel router", "Dataplane router", "Dataplane router with BIRD", "nftables masquerade", "Dataplane firewall"]
