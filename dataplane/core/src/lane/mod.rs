@@ -163,7 +163,8 @@ pub trait Lane: Send {
 pub struct LaneSpec {
     /// Type of the queue pair.
     pub kind: QpType,
-    /// The index of the queue on the port, and the number of queues of the port.
+    /// The index of the worker, and the number of workers of the port. For raw packets, these numbers are also the index
+    /// of the queue on the port, and the number of queues of the port.
     pub queue: (u16, u16),
     /// The number of receives posted in advance. 0 for a lane that only sends.
     pub recv_depth: u32,

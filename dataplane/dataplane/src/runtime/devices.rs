@@ -322,9 +322,6 @@ impl<D: Device> PortDevice for OpenPort<D> {
                 Box::new(PeerWiring::new((device, paths), connector, lane, it.rendezvous.clone(), it.addresses.clone()))
             }
         };
-        // A port with connections uses no RSS, so each lane creates its queue pair as queue 0 of 1.
-        let queue = if self.connection.is_some() { (0, 1) } else { spec.queue };
-        let spec = LaneSpec { queue, ..spec };
         let watch = &self.watch;
         let lane = lane::open(device, pd, pool, spec, wiring, watch.pending_events(), watch.clocks());
         // The error of the link is more precise than the error of the failed verb.

@@ -191,7 +191,8 @@ symbols! {
     fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex, (*qp).context => if (*qp.cast::<FakeQp>()).extended { qp.cast() } else { ptr::null_mut() };
     fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel, context => {
         state(context).number("channel");
-        Box::into_raw(Box::new(ibv_comp_channel { context, fd: -1, refcnt: 0 }))
+        let fd = state(context).channel_fd.unwrap_or(-1);
+        Box::into_raw(Box::new(ibv_comp_channel { context, fd, refcnt: 0 }))
     };
     fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int, (*channel).context => {
         state((*channel).context).live -= 1;

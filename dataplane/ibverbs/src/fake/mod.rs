@@ -298,6 +298,8 @@ pub(super) struct State {
     /// set.
     lacks_together: Option<(u64, u64, c_int)>,
     tags: bool,
+    /// The file descriptor of completion channels. `None`: channels have no descriptor.
+    channel_fd: Option<c_int>,
     /// Whether the device refuses CQs with a completion channel.
     refuses_channels: bool,
     /// The fields with which a CQ cannot be used: the device refuses queue pairs and work queues on a CQ that requests
@@ -460,6 +462,14 @@ impl Fake {
     /// Makes the creation of a CQ fail if it requests a field of `first` together with a field of `second`.
     pub(crate) fn lacks_together(&self, first: u64, second: u64, errno: c_int) {
         self.state().lacks_together = Some((first, second, errno));
+    }
+
+    /// Sets the file descriptor of completion channels and the number of completion vectors. The descriptor must stay open
+    /// while the device is used.
+    pub(crate) fn has_channels(&self, fd: c_int, vectors: c_int) {
+        self.state().channel_fd = Some(fd);
+        // SAFETY: the context is valid, and nothing else accesses it during this call.
+        unsafe { (*self.context()).num_comp_vectors = vectors };
     }
 
     /// Makes the creation of a CQ with a completion channel fail, as efa does on some devices (`efa_create_cq_ex`).

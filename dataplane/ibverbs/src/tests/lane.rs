@@ -1,6 +1,8 @@
 //! Tests of lanes on the fake driver, with failures that the software device cannot produce. A lane is the queue pair
 //! and the completion queues of one worker on one port.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,6 +41,16 @@ struct TestLane {
     /// The work queue, if the port has several queues.
     wq: Option<u32>,
 }
+
+const SPEC: LaneSpec = LaneSpec {
+    kind: QpType::RawPacket,
+    queue: (0, 1),
+    recv_depth: 16,
+    send_depth: 8,
+    stamps: Stamping::None,
+    recv_fields: RecvFields::empty(),
+    sleeps: false,
+};
 
 /// The wiring of a datagram queue pair: connects the queue pair to a peer.
 #[derive(Debug)]
@@ -88,17 +100,13 @@ impl TestLane {
 
     /// Opens a lane whose packets get timestamps.
     fn open_stamped(test: &TestDevice, kind: QpType, queue: (u16, u16), stamps: Stamping) -> Self {
+        Self::open_spec(test, LaneSpec { kind, queue, stamps, ..SPEC })
+    }
+
+    fn open_spec(test: &TestDevice, spec: LaneSpec) -> Self {
         let (mut pool, pending_events) = (pool(), Arc::new(PendingEvents::default()));
         let pd = test.device.alloc_pd().unwrap();
-        let spec = LaneSpec {
-            kind,
-            queue,
-            recv_depth: 16,
-            send_depth: 8,
-            stamps,
-            recv_fields: RecvFields::empty(),
-            sleeps: false,
-        };
+        let LaneSpec { kind, queue, .. } = spec;
         let wiring: Box<dyn Wiring<VerbsDevice>> = match kind {
             QpType::Ud => Box::new(DatagramWiring { pd: pd.clone(), handle: None }),
             _ => Box::new(RawWiring { port: 1 }),
@@ -107,8 +115,9 @@ impl TestLane {
         let [cq, qp, wq] = ["cq", "qp", "wq"].map(|kind| test.fake.last(kind) + 1);
         let lane = lane::open(&test.device, &pd, &mut pool, spec, wiring, pending_events.clone(), &clocks).unwrap();
         assert_eq!(lane.posted(), 16);
+        let has_wq = kind == QpType::RawPacket && queue.1 > 1;
         // The completion queue for sends is created before the completion queue for receives.
-        Self { lane, pool, pending_events, send_cq: cq, recv_cq: cq + 1, qp, wq: (queue.1 > 1).then_some(wq) }
+        Self { lane, pool, pending_events, send_cq: cq, recv_cq: cq + 1, qp, wq: has_wq.then_some(wq) }
     }
 
     /// Returns the kind and the number of the object that receives.
@@ -679,5 +688,25 @@ fn datagram_queue_pair_of_efa_can_be_queried() {
             qp.modify(attributes, *mask).unwrap();
         }
         assert_eq!(qp.query().map(|it| it.state).map_err(|error| error.errno), expected, "{kind}");
+    }
+}
+
+/// With one vector for all workers, the wake-ups of all workers would interrupt one core.
+#[test]
+fn wake_ups_of_workers_use_different_completion_vectors() {
+    let null = File::open("/dev/null").unwrap();
+    let test = test_device_of("fake", 1 | 2 | 8, |fake| fake.has_channels(null.as_raw_fd(), 4));
+    test.device.capabilities();
+    test.fake.calls();
+    // Returns the vectors of the completion queues for sends and for receives.
+    let vectors = |kind, worker, sleeps| {
+        let _lane = TestLane::open_spec(&test, LaneSpec { kind, queue: (worker, 6), sleeps, ..SPEC });
+        let vector = |call| if let Call::CreateCqEx { vector, .. } = call { Some(vector) } else { None };
+        test.fake.calls().into_iter().filter_map(vector).collect::<Vec<u32>>()
+    };
+    for kind in [QpType::RawPacket, QpType::Ud] {
+        assert_eq!([0, 1, 5].map(|worker| vectors(kind, worker, true)), [[0, 0], [0, 1], [0, 1]], "{kind}");
+        // A lane without a channel causes no wake-ups.
+        assert_eq!(vectors(kind, 1, false), [0, 0]);
     }
 }

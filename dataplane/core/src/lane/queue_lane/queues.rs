@@ -62,8 +62,11 @@ impl<D: Device> Queues<D> {
             true => Some(device.create_channel()?).filter(|channel| channel.descriptor().is_some()),
             false => None,
         };
-        let cq = |depth, fields, channel| {
-            let spec = CqSpec { depth, fields, flags: CqFlags::SINGLE_THREADED, ..CqSpec::default() };
+        // With a vector for each worker, the wake-ups of one worker do not interrupt the core of another worker.
+        let of_worker = u32::from(spec.queue.0) % device.capabilities().completion_vectors.max(1);
+        let cq = |depth, fields, channel: Option<&D::Channel>| {
+            let vector = if channel.is_some() { of_worker } else { 0 };
+            let spec = CqSpec { depth, fields, vector, flags: CqFlags::SINGLE_THREADED, ..CqSpec::default() };
             device.create_cq(&spec, channel)
         };
         let (send_cq, _) = cq(spec.send_depth, send_fields, None)?;
@@ -73,7 +76,9 @@ impl<D: Device> Queues<D> {
         let create = |inline| {
             let (send_depth, recv_depth) = (spec.send_depth, spec.recv_depth.max(1));
             let caps = QpCaps { send_depth, recv_depth, send_sges: 1, recv_sges: 1, inline };
-            let spec = QpSpec { queue: spec.queue, ..QpSpec::new(spec.kind, caps) };
+            let only = QpSpec::new(spec.kind, caps);
+            // Only raw-packet queue pairs use RSS.
+            let spec = if spec.kind == QpType::RawPacket { QpSpec { queue: spec.queue, ..only } } else { only };
             pd.create_qp(&spec, &send_cq, &recv_cq, None)
         };
         let may_inline = spec.kind == QpType::RawPacket && device.capabilities().has.contains(&Capability::Inline);
