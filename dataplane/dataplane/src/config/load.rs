@@ -52,7 +52,7 @@ pub(super) struct PortEntry {
     /// The addresses, which may be known even if the rest of the table has mistakes. `None` if the addresses could not
     /// be read.
     pub(super) addresses: Option<Vec<Address>>,
-    /// The MTU of the link's interface, if the port uses this MTU because the config sets none.
+    /// The MTU of the port's interface, if the port uses this MTU because the config sets none.
     pub(super) interface_mtu: Option<u32>,
     /// Whether the config sets no MTU.
     pub(super) has_default_mtu: bool,
@@ -259,17 +259,17 @@ impl<'s> Loaded<'s> {
         self.ports.iter().filter_map(|entry| entry.port.as_ref())
     }
 
-    /// Sets the MTU of each port without the key `mtu`. The MTU of a link's interface is read from this host. For a
-    /// change of a running program, `running` is the plan of the program, and its ports keep the default MTU that was
-    /// read at the start.
-    pub fn set_default_mtus(&mut self, running: Option<&Plan>) {
+    /// Sets the MTU of each port without the key `mtu`. The MTU of a link's interface is read from this host. `of_rdma`
+    /// returns the MTU of the interface of an RDMA port. For a change of a running program, `running` is the plan of the
+    /// program, and its ports keep the default MTU that was read at the start.
+    pub fn set_default_mtus(&mut self, running: Option<&Plan>, of_rdma: impl Fn(&Port) -> Option<u32>) {
         for entry in &mut self.ports {
             let Some(port) = &mut entry.port else { continue };
             entry.has_default_mtu = port.mtu.is_none();
             let known = running.iter().flat_map(|plan| &plan.ports);
             let known = known.filter(|known| known.has_default_mtu).find(|known| known.config.name == port.name);
             port.mtu = port.mtu.or(known.and_then(|known| known.config.mtu));
-            entry.interface_mtu = port.set_default_mtu();
+            entry.interface_mtu = port.set_default_mtu(&of_rdma);
         }
     }
 

@@ -121,9 +121,9 @@ pub struct Port {
     #[serde(default = "depth", deserialize_with = "within::<_, u32, 1, 32768>")]
     #[schemars(range(min = 1, max = 32768))]
     pub tx_depth: u32,
-    /// The maximum packet length in bytes, without Ethernet header and VLAN tags. Default: the MTU of the link's
-    /// interface, but at most 65000. If the link has no interface, or if the interface's MTU is less than 68, the
-    /// default is 1500.
+    /// The maximum packet length in bytes, without Ethernet header and VLAN tags. Default: the MTU of the interface of
+    /// the link, or of a raw-packet port on an RDMA device, but at most 65000. If the port has no interface in this
+    /// network namespace, or if the interface's MTU is less than 68, the default is 1500.
     #[serde(
         default,
         deserialize_with = "bytes_within_some::<_, u32, 68, 65000>",
@@ -213,12 +213,16 @@ impl Port {
         self.mtu.unwrap_or(DEFAULT_MTU)
     }
 
-    /// Sets the MTU if the config does not set it. The default is the MTU of the link's interface, but at most the
-    /// maximum of the key `mtu`. If the link has no interface, or if the MTU is too small for IPv4, the default is
-    /// [`DEFAULT_MTU`]. Returns the MTU of the interface if the port uses this MTU.
-    pub(super) fn set_default_mtu(&mut self) -> Option<u32> {
-        let of_link = || self.link.as_ref()?.default_mtu().filter(|mtu| mtu >= Self::MTU.start());
-        let given = if self.mtu.is_some() { None } else { of_link() };
+    /// Sets the MTU if the config does not set it. The default is the MTU of the interface of the link or of the RDMA
+    /// port, but at most the maximum of the key `mtu`. If the port has no interface, or if the MTU is too small for IPv4,
+    /// the default is [`DEFAULT_MTU`]. Returns the MTU of the interface if the port uses this MTU. `of_rdma` returns the
+    /// MTU of the interface of an RDMA port.
+    pub(super) fn set_default_mtu(&mut self, of_rdma: impl Fn(&Self) -> Option<u32>) -> Option<u32> {
+        let of_interface = || {
+            let mtu = self.link.as_ref().map_or_else(|| of_rdma(self), |link| link.default_mtu());
+            mtu.filter(|mtu| mtu >= Self::MTU.start())
+        };
+        let given = if self.mtu.is_some() { None } else { of_interface() };
         let default = || given.map_or(DEFAULT_MTU, |mtu| mtu.min(*Self::MTU.end()));
         self.mtu = self.mtu.or_else(|| Some(default()));
         given

@@ -143,7 +143,8 @@ fn build(
     let mut loaded = config::load(source, diagnostics);
     // The default MTU of a port is the MTU of an interface of this host. An offline check does not depend on this host.
     if !offline {
-        loaded.set_default_mtus(running.map(|running| running.plan));
+        let of_rdma = |port: &config::Port| rdma_interface::mtu(Path::new("/sys"), port);
+        loaded.set_default_mtus(running.map(|running| running.plan), of_rdma);
     }
     let mut plan = config::plan(&loaded, registry, &topology, diagnostics);
     if let (Some(running), Some(plan)) = (running, &mut plan) {

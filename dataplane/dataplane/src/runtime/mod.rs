@@ -26,7 +26,7 @@ mod ports;
 #[cfg(feature = "ibverbs")]
 mod promiscuous;
 mod raw;
-mod rdma_interface;
+pub(crate) mod rdma_interface;
 mod removed_workers;
 mod report;
 mod run;

@@ -4,21 +4,29 @@ use std::fs;
 use std::path::Path;
 
 use crate::config::{Port, Qp};
-use dataplane_soft::mac_of;
+use dataplane_soft::{mac_of, mtu_of};
 
-/// Returns the MAC address of the interface of a raw-packet port on an RDMA device. `sysfs` is the folder at which sysfs is
-/// mounted. `None` for all other ports, and if the network namespace of the program does not have the interface.
+/// Returns the MAC address of the interface of a raw-packet port on an RDMA device, like [`of_port`].
 ///
 /// The switch in a NIC delivers to an untrusted virtual function only the unicast frames to this address.
 pub(super) fn mac(sysfs: &Path, port: &Port) -> Option<[u8; 6]> {
-    if !port.is_rdma() || port.qp != Qp::RawPacket {
-        return None;
-    }
-    mac_of(&find(sysfs, &port.device, port.device_port)?)
+    mac_of(&of_port(sysfs, port)?)
+}
+
+/// Returns the MTU of the interface of a raw-packet port on an RDMA device, like [`of_port`].
+pub(super) fn mtu(sysfs: &Path, port: &Port) -> Option<u32> {
+    mtu_of(&of_port(sysfs, port)?)
+}
+
+/// Returns the network interface of a raw-packet port on an RDMA device. `sysfs` is the folder at which sysfs is mounted.
+/// `None` for all other ports, and if the network namespace of the program does not have the interface.
+pub(crate) fn of_port(sysfs: &Path, port: &Port) -> Option<String> {
+    let has_frames = port.is_rdma() && port.qp == Qp::RawPacket;
+    if has_frames { find(sysfs, &port.device, port.device_port) } else { None }
 }
 
 /// Returns the network interface of a port of an RDMA device, in the network namespace of the program.
-pub(super) fn find(sysfs: &Path, device: &str, number: u8) -> Option<String> {
+pub(crate) fn find(sysfs: &Path, device: &str, number: u8) -> Option<String> {
     let read = |interface: &str, file: &str| {
         fs::read_to_string(sysfs.join("class/net").join(interface).join(file)).unwrap_or_default()
     };
@@ -45,15 +53,18 @@ mod tests {
     use dataplane_testing::namespace::{in_namespace, ip};
 
     #[test]
-    fn raw_packet_port_has_the_mac_address_of_its_interface() {
+    fn raw_packet_port_has_the_mac_address_and_the_mtu_of_its_interface() {
         in_namespace(|| {
-            ip("link add va address 0e:42:a1:00:00:07 type veth peer name vb");
+            ip("link add va address 0e:42:a1:00:00:07 mtu 1400 type veth peer name vb");
             let sysfs = Folder::new();
-            let mac = |keys: &str| mac(sysfs.path(), &plan(keys, true).config);
-            assert_eq!(mac(""), None);
-            sysfs.write("class/infiniband/mlx5_0/device/net/va/mtu", "1500");
-            assert_eq!(mac(""), Some([0x0e, 0x42, 0xa1, 0, 0, 7]));
-            assert_eq!(mac("qp = 'ud'\nconnection = { to = '127.0.0.1:18515' }"), None);
+            let of_interface = |keys: &str| {
+                let port = plan(keys, true).config;
+                (mac(sysfs.path(), &port), mtu(sysfs.path(), &port))
+            };
+            assert_eq!(of_interface(""), (None, None));
+            sysfs.write("class/infiniband/mlx5_0/device/net/va/mtu", "");
+            assert_eq!(of_interface(""), (Some([0x0e, 0x42, 0xa1, 0, 0, 7]), Some(1400)));
+            assert_eq!(of_interface("qp = 'ud'\nconnection = { to = '127.0.0.1:18515' }"), (None, None));
         });
     }
 

@@ -727,15 +727,27 @@ fn default_mtu_of_a_running_port_stays_the_same() {
     let source = Source::new("x.toml", GOOD, &[]);
     let mut diagnostics = Diagnostics::new(&source);
     let mut loaded = config::load(&source, &mut diagnostics);
-    loaded.set_default_mtus(None);
+    loaded.set_default_mtus(None, |_| None);
     let mut running = config::plan(&loaded, &Kinds, &Topology::uniform(4), &mut diagnostics).unwrap();
     let is_default: Vec<bool> = running.ports.iter().map(|port| port.has_default_mtu).collect();
     assert!(is_default.contains(&true), "{GOOD}");
     running.ports.iter_mut().for_each(|port| port.config.mtu = Some(1300));
     let mut loaded = config::load(&source, &mut diagnostics);
-    loaded.set_default_mtus(Some(&running));
+    loaded.set_default_mtus(Some(&running), |_| None);
     let mtus: Vec<bool> = loaded.ports().map(|port| port.mtu == Some(1300)).collect();
     assert_eq!(mtus, is_default);
+}
+
+#[test]
+fn default_mtu_of_an_rdma_port_is_the_mtu_of_its_interface() {
+    let text = "[[port]]\nname = 'a'\ndevice = 'mlx5_0'\n[[port]]\nname = 'b'\ndevice = 'mlx5_1'\nmtu = 1400\n";
+    let source = Source::new("x.toml", text, &[]);
+    for (of_interface, default) in [(None, 1500), (Some(4200), 4200), (Some(60), 1500), (Some(70_000), 65_000)] {
+        let mut loaded = config::load(&source, &mut Diagnostics::new(&source));
+        loaded.set_default_mtus(None, |_| of_interface);
+        let mtus: Vec<Option<u32>> = loaded.ports().map(|port| port.mtu).collect();
+        assert_eq!(mtus, [Some(default), Some(1400)]);
+    }
 }
 
 #[test]

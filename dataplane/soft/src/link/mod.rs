@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 pub use facts::InterfaceFacts;
 pub use generator::{FrameKind, GeneratorSpec};
-pub use interface::{PromiscuousMode, mac_of, next_hop};
+pub use interface::{PromiscuousMode, mac_of, mtu_of, next_hop};
 pub use loopback::LoopbackLink;
 pub use packet::PacketSpec;
 pub use pcap::{Capture, Pace, PcapSpec};

@@ -5,6 +5,7 @@ use std::io;
 use super::super::privileges::names;
 use super::section::Section;
 use crate::config::{NodePlan, Plan, Port, PortPlan};
+use crate::runtime::rdma_interface;
 use dataplane_core::topology::parse_ranges;
 use dataplane_core::units::CoreId;
 use dataplane_soft::config::LinkParameters;
@@ -15,7 +16,7 @@ use dataplane_soft::{InterfaceFacts, of_unused_interface};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case<'a> {
     pub(super) name: &'a str,
-    /// The link that uses the interface. If `None`, the checks of all kinds of links run.
+    /// The link that uses the interface. `None` for the interface of an RDMA port, and if no port uses the interface.
     pub(super) link: Option<&'a dyn LinkParameters>,
     /// The cores of the workers.
     pub(super) cores: &'a [CoreId],
@@ -33,7 +34,10 @@ impl Case<'_> {
 pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
     let mut sections = Vec::new();
     for (place, port) in plan.ports.iter().enumerate() {
-        let Some(link) = port.config.link.as_deref() else { continue };
+        let Some(link) = port.config.link.as_deref() else {
+            sections.extend(of_rdma(roots, plan, place, port));
+            continue;
+        };
         let Some(name) = link.interface() else { continue };
         let source =
             |node: &NodePlan| node.parameters.get("source").and_then(|source| source.as_str()) == Some("kernel");
@@ -53,6 +57,17 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
     sections
 }
 
+/// Checks the interface of a raw-packet port on an RDMA device. The frames of the port bypass the kernel, so only some
+/// checks apply.
+fn of_rdma(roots: &Roots, plan: &Plan, place: usize, port: &PortPlan) -> Option<Section> {
+    let name = rdma_interface::of_port(&roots.sys, &port.config)?;
+    let facts = InterfaceFacts::of(&name).ok()??;
+    let case = Case { name: &name, link: None, cores: &plan.cores, port: Some(port) };
+    let findings = [down(&case, &facts), node(roots, &case), mtu(&case, &facts)];
+    let subject = format!("port `{}`, interface `{name}`", port.config.name);
+    Some(Section::new(subject, format!("port[{place}].device"), findings.into_iter().flatten().collect()))
+}
+
 /// Checks all interfaces that a link could use.
 pub(super) fn all(roots: &Roots) -> Vec<Section> {
     let mut sections = Vec::new();
@@ -70,7 +85,7 @@ pub(super) fn all(roots: &Roots) -> Vec<Section> {
     sections
 }
 
-/// Returns the findings for one interface.
+/// Returns the findings for one interface. Without a link, the checks of all kinds of links run.
 pub(super) fn findings(roots: &Roots, case: &Case<'_>, facts: &io::Result<Option<InterfaceFacts>>) -> Vec<Finding> {
     let name = case.name;
     let mut found: Vec<Finding> = capabilities(roots, case).into_iter().collect();
@@ -107,10 +122,7 @@ pub(super) fn findings(roots: &Roots, case: &Case<'_>, facts: &io::Result<Option
         ));
         return found;
     }
-    if !facts.is_up && case.link.is_some() && !case.is_host_end() {
-        let fix = format!("ip link set dev {name} up");
-        found.push(Finding::new(Severity::Breaks, "the interface is down", "nothing is received or sent", fix));
-    }
+    found.extend(down(case, facts));
     found.extend(master(roots, name));
     found.extend(wireless(roots, name));
     let link_case = LinkCase { roots, name, facts, workers: case.cores.len() };
@@ -124,6 +136,15 @@ pub(super) fn findings(roots: &Roots, case: &Case<'_>, facts: &io::Result<Option
     found.extend(node(roots, case));
     found.extend(mtu(case, facts));
     found
+}
+
+/// Checks whether an interface that a port uses is down.
+fn down(case: &Case<'_>, facts: &InterfaceFacts) -> Option<Finding> {
+    let is_used = case.link.is_some() || case.port.is_some();
+    (is_used && !facts.is_up && !case.is_host_end()).then(|| {
+        let fix = format!("ip link set dev {} up", case.name);
+        Finding::new(Severity::Breaks, "the interface is down", "nothing is received or sent", fix)
+    })
 }
 
 fn capabilities(roots: &Roots, case: &Case<'_>) -> Option<Finding> {
@@ -242,10 +263,21 @@ fn mtu(case: &Case<'_>, facts: &InterfaceFacts) -> Option<Finding> {
             true => format!("{of_interface}, or mtu = {} in the config", facts.mtu),
             false => format!("{of_interface} (the mtu of a port is {} to {})", Port::MTU.start(), Port::MTU.end()),
         };
+        let effect = match case.link {
+            Some(_) => "packets longer than the smaller MTU are dropped and counted".to_owned(),
+            // The driver of an RDMA NIC sets the MTU of the NIC's port, also for the frames that bypass the kernel
+            // (`mlx5e_set_mtu`).
+            None if facts.mtu < wanted => {
+                format!("the NIC drops longer frames, and counts them only in `rx_errors` of `{name}`")
+            }
+            None => "received frames that do not fit into a packet buffer are dropped, and counted in `rx_errors` of \
+                     the port"
+                .to_owned(),
+        };
         Finding::new(
             Severity::Breaks,
             format!("the MTU of the interface is {}, but the mtu of the port is {wanted}", facts.mtu),
-            "packets longer than the smaller MTU are dropped and counted",
+            effect,
             fix,
         )
     })

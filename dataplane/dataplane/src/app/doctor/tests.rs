@@ -7,6 +7,7 @@ use dataplane_core::units::CoreId;
 use dataplane_soft::config::{LinkParameters, PacketConfig, TapConfig, XdpConfig};
 use dataplane_soft::{InterfaceFacts, XdpFacts, XdpProgram, XdpSupport};
 use dataplane_testing::Folder;
+use dataplane_testing::namespace::{in_namespace, ip};
 
 /// A fake host: a temporary folder with the files of `/sys` and `/proc`.
 struct Host(Roots, Folder);
@@ -365,4 +366,39 @@ fn mtu_that_differs_from_the_config_is_found() {
     // The key `mtu` of a port does not allow 65536, which is the MTU of `lo`.
     let found = findings(&host.0, &case, &Ok(Some(InterfaceFacts { mtu: 65536, ..good() })));
     assert!(found[0].fix == "ip link set dev eth9 mtu 1400 (the mtu of a port is 68 to 65000)", "{found:#?}");
+}
+
+/// The NIC applies the settings of its interface also to the frames of a raw-packet port.
+#[test]
+fn interface_of_a_raw_packet_port_on_an_rdma_device_is_checked() {
+    use Severity::{Breaks, Slow};
+    const CONFIG: &str = "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\n\
+                          input = [\"a\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n";
+    in_namespace(|| {
+        ip("link add eth9 mtu 1400 type veth peer name vb");
+        let host = Host::new()
+            .with_file("sys/class/infiniband/rdma7/device/net/eth9/mtu", "1400")
+            .with_file("sys/class/net/eth9/device/numa_node", "1")
+            .with_file("sys/devices/system/node/node1/cpulist", "4-7");
+        let cores = 0..4;
+        let host = cores
+            .fold(host, |host, core| host.with_file(&format!("sys/devices/system/cpu/cpu{core}/node0/cpulist"), "0-3"));
+        let found = |keys: &str| {
+            let plan = plan(&CONFIG.replace("rdma7\"", &format!("rdma7\"\n{keys}")));
+            let sections = examine(&host.0, &Topology::uniform(4), Some(&plan));
+            let found = |section: &Section| section.subject == "port `a`, interface `eth9`";
+            sections.into_iter().find(found).map(|section| section.findings)
+        };
+        let findings = found("").unwrap();
+        let fixes: Vec<(Severity, &str)> = findings.iter().map(|it| (it.severity, it.fix.as_str())).collect();
+        let mtu = "ip link set dev eth9 mtu 1500, or mtu = 1400 in the config";
+        let node = "set workers = [..] in the config to cores of 4-7";
+        assert_eq!(fixes, [(Breaks, "ip link set dev eth9 up"), (Slow, node), (Breaks, mtu)]);
+        assert!(findings[2].effect.contains("the NIC drops longer frames"), "{findings:?}");
+        ip("link set eth9 up\nlink set vb up");
+        let effects = |keys: &str| -> Vec<String> { found(keys).unwrap().into_iter().map(|it| it.effect).collect() };
+        assert!(effects("mtu = 1300")[1].contains("do not fit into a packet buffer"), "{:?}", effects("mtu = 1300"));
+        assert_eq!(effects("mtu = 1400").len(), 1, "only the NUMA node");
+        assert_eq!(found("qp = \"ud\"\nconnection = { to = \"127.0.0.1:18515\" }"), None);
+    });
 }

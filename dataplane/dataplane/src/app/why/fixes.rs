@@ -159,7 +159,7 @@ const REASONS: [(&str, &[&str], &str); 36] = [
 ];
 
 /// The fixes of the drops and counters of ports.
-const PORTS: [(&[&str], &str); 12] = [
+const PORTS: [(&[&str], &str); 13] = [
     (
         &["tx_full"],
         "set a larger `tx_depth` for the port `{port}` if the packets come in bursts; otherwise use a faster link, or \
@@ -183,6 +183,11 @@ const PORTS: [(&[&str], &str); 12] = [
         &["rx_too_long"],
         "set a larger `buffer_size` in [runtime] and a larger `mtu` for the port `{port}`, or lower the MTU of the \
          sender",
+    ),
+    (
+        &["rx_errors"],
+        "set `mtu` of the port `{port}` to the MTU of its interface, or the MTU of the interface to `mtu`: `dataplane \
+         doctor CONFIG` prints both values and the command",
     ),
     (&["rx_unmatched"], "add a flow rule for these frames to the port `{port}`: docs/config/flow.md"),
     (
@@ -229,7 +234,9 @@ pub(super) fn of_interface(interface: &str, kind: CauseKind) -> String {
             "enlarge the ring of the NIC: `ethtool -G {interface} rx N`; `ethtool -g {interface}` prints the maximum"
         }
         CauseKind::LinkErrors => {
-            "replace the cable or the transceiver; `ethtool -S {interface}` shows the kind of the errors"
+            "`ethtool -S {interface}` shows the kind of the errors: replace the cable or the transceiver, or for frames \
+             that are too long (`rx_oversize_pkts_phy` of mlx5), run `ip link set dev {interface} mtu MTU` and set `mtu` \
+             of the port"
         }
         _ => {
             "see the counters of the driver: `ethtool -S {interface}`; if the second column of /proc/net/softnet_stat \

@@ -5,6 +5,7 @@ use super::cause::{Cause, CauseKind};
 use super::fixes;
 use super::observe::Observed;
 use dataplane_core::telemetry::{CostReport, Duration, PortReport, WorkerRates};
+use dataplane_core::verbs::WcStatus;
 
 /// The device counters of packets that found no place in a queue ([`PortReport::LOSSES`]), with their meanings and the
 /// names of the queues.
@@ -81,6 +82,7 @@ fn port_losses(observed: &Observed, port: &PortReport) -> Vec<Cause> {
             causes.push(cause);
         }
     }
+    causes.extend(failed_receives(observed, port));
     causes.extend(interface_causes(observed, port).into_iter().map(|cause| without_buffers(observed, port, cause)));
     let unwritten = observed.port_growth(&port.name, |port| port.tx_lost);
     if unwritten > 0 {
@@ -109,6 +111,23 @@ fn new(port: &PortReport, counter: &str, kind: CauseKind, packets: u64, meaning:
     let mut cause = Cause::new(format!("{}.{counter}", port.name), kind, Some(packets), meaning);
     cause.port = Some(port.name.clone());
     cause
+}
+
+/// Returns the cause of failed receives of an RDMA port if the first error of the port is a local length error. For all
+/// other ports, the device counter `rx_too_long` counts these frames.
+fn failed_receives(observed: &Observed, port: &PortReport) -> Option<Cause> {
+    let packets = observed.port_growth(&port.name, |port| port.rx_errors);
+    let error = port.first_error.as_ref().filter(|error| error.starts_with(&WcStatus::LocLenErr.to_string()))?;
+    if packets == 0 || !observed.rdma_ports.contains(&port.name) {
+        return None;
+    }
+    let meaning = "a receive completed with an error, without a packet";
+    let mut cause = new(port, "rx_errors", CauseKind::NotAccepted, packets, meaning);
+    cause.reason = Some("the frame was longer than a packet buffer".to_owned());
+    cause.evidence.push(format!("failed receives of port {}: {packets}", port.name));
+    cause.evidence.push(format!("the first error of the port: {error}"));
+    cause.fix = fixes::of_port(&port.name, "rx_errors");
+    Some(cause)
 }
 
 /// Returns the values of a device counter before and after the examined time, as evidence.
@@ -275,7 +294,7 @@ fn interface_causes(observed: &Observed, port: &PortReport) -> Vec<Cause> {
             "interface_rx_errors",
             CauseKind::LinkErrors,
             counters.errors.saturating_sub(counters.fifo),
-            "the frames were damaged on the link",
+            "the frames were damaged on the link, or longer than the MTU of the interface",
             "rx_errors",
         ),
     ];

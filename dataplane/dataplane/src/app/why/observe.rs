@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::app::console::CommandError;
 use crate::app::{args, stats};
+use crate::runtime::rdma_interface;
 use dataplane_control::rows::LinkRow;
 use dataplane_control::{Call, Client, Show};
 use dataplane_core::telemetry::{LiveStatistics, PortReport, Report, WorkerRates};
@@ -148,12 +149,18 @@ fn links(client: &mut Client) -> Result<(BTreeMap<String, String>, BTreeSet<Stri
     let (mut interfaces, mut rdma_ports) = (BTreeMap::new(), BTreeSet::new());
     for page in client.show(Show { what: "links".to_owned(), ..Show::default() }) {
         for row in page.map_err(|error| stats::failed(error, ""))?.rows {
-            let Ok(LinkRow { port, device_port, interface, .. }) = serde_json::from_str(row.get()) else { continue };
-            rdma_ports.extend(device_port.map(|_| port.clone()));
-            interfaces.extend(interface.map(|interface| (port, interface)));
+            let Ok(row) = serde_json::from_str::<LinkRow>(row.get()) else { continue };
+            rdma_ports.extend(row.device_port.map(|_| row.port.clone()));
+            interfaces.extend(interface(Path::new("/sys"), &row).map(|interface| (row.port, interface)));
         }
     }
     Ok((interfaces, rdma_ports))
+}
+
+/// Returns the kernel interface of a port: the interface behind the port, or the interface of its RDMA device. `sysfs` is
+/// the folder at which sysfs is mounted.
+fn interface(sysfs: &Path, row: &LinkRow) -> Option<String> {
+    row.interface.clone().or_else(|| rdma_interface::find(sysfs, &row.device, row.device_port?))
 }
 
 /// Returns the folders of the worker threads of a process in `/proc`, by the number of the worker. The map is empty if
@@ -215,6 +222,24 @@ fn parse_net_dev(text: &str) -> BTreeMap<&str, InterfaceCounters> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dataplane_testing::Folder;
+
+    #[test]
+    fn interface_of_an_rdma_device_is_the_interface_of_its_port() {
+        let sysfs = Folder::new();
+        sysfs.write("class/infiniband/mlx5_0/device/net/eth9/mtu", "1500");
+        let of = |device_port, interface: Option<&str>| {
+            let interface = interface.map(str::to_owned);
+            let (port, device, mac) = ("wan".to_owned(), "mlx5_0".to_owned(), String::new());
+            super::interface(
+                sysfs.path(),
+                &LinkRow { port, device, device_port, interface, mac, mtu: 1500, addresses: Vec::new() },
+            )
+        };
+        assert_eq!(of(Some(1), None).as_deref(), Some("eth9"));
+        assert_eq!(of(Some(1), Some("tap0")).as_deref(), Some("tap0"));
+        assert_eq!(of(None, None), None);
+    }
 
     #[test]
     fn interface_counters_are_read_by_column() {

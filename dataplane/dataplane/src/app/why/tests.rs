@@ -85,6 +85,29 @@ fn cause_of_a_full_queue_depends_on_the_workers() {
     }
 }
 
+/// Makes nine receives of the port `lan` fail.
+fn fail_receives(observed: &mut Observed, first_error: &str) {
+    let port = &mut observed.after.report.ports[0];
+    port.rx_errors += 9;
+    port.first_error = Some(first_error.to_owned());
+}
+
+#[test]
+fn failed_receives_are_a_cause_only_if_frames_of_an_rdma_port_are_too_long() {
+    for (is_rdma, first_error, count) in [
+        (true, "IBV_WC_LOC_LEN_ERR (local length error)", 1),
+        (true, "IBV_WC_LOC_PROT_ERR (local protection error)", 0),
+        (false, "IBV_WC_LOC_LEN_ERR (local length error)", 0),
+    ] {
+        let mut observed = observed();
+        fail_receives(&mut observed, first_error);
+        observed.rdma_ports.extend(is_rdma.then(|| "lan".to_owned()));
+        let causes = losses::losses(&observed);
+        assert_eq!(causes.len(), count, "{first_error}");
+        assert!(causes.iter().all(|cause| cause.fix.contains("set `mtu` of the port `lan`")), "{causes:?}");
+    }
+}
+
 #[test]
 fn counters_of_ports_and_interfaces_are_named() {
     for (name, kind, change) in [
@@ -100,6 +123,10 @@ fn counters_of_ports_and_interfaces_are_named() {
             observed.drop("lan.tx_error", 9);
         }),
         ("lan.rx_unmatched", CauseKind::NotAccepted, |observed| observed.count("rx_unmatched", 9)),
+        ("lan.rx_errors", CauseKind::NotAccepted, |observed| {
+            observed.rdma_ports.insert("lan".to_owned());
+            fail_receives(observed, "IBV_WC_LOC_LEN_ERR (local length error): a raw frame longer than the receive");
+        }),
         ("lan.tx_lost", CauseKind::File, |observed| observed.after.report.ports[0].tx_lost += 9),
         ("limit.copies_missed", CauseKind::Copies, |observed| observed.after.report.stages[2].copies_missed += 9),
         ("gone.denied", CauseKind::Stage, |observed| observed.drop("gone.denied", 9)),

@@ -115,7 +115,11 @@ pub mod config {
         impl<'s> Loaded<'s> {
             pub fn source(&self) -> &'s Source {}
             pub fn ports(&self) -> impl Iterator<Item = &Port> {}
-            pub fn set_default_mtus(&mut self, running: Option<&Plan>) {}
+            pub fn set_default_mtus(
+                &mut self,
+                running: Option<&Plan>,
+                of_rdma: impl Fn(&Port) -> Option<u32>,
+            ) {}
             pub fn named_ports(&self) -> impl Iterator<Item = (&str, Option<&Port>)> {}
             pub fn port_addresses(&self) -> Option<Vec<&[Address]>> {}
             pub fn may_lack_ports(&self) -> bool {}

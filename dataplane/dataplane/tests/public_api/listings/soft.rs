@@ -322,6 +322,7 @@ mod link {
         pub use netlink::next_hop;
         pub use packet_socket::PromiscuousMode;
         pub fn mac_of(name: &str) -> Option<[u8; 6]> {}
+        pub fn mtu_of(name: &str) -> Option<u32> {}
     }
     mod loopback {
         pub(super) mod config {
@@ -678,7 +679,7 @@ mod link {
     }
     pub use facts::InterfaceFacts;
     pub use generator::{FrameKind, GeneratorSpec};
-    pub use interface::{PromiscuousMode, mac_of, next_hop};
+    pub use interface::{PromiscuousMode, mac_of, mtu_of, next_hop};
     pub use loopback::LoopbackLink;
     pub use packet::PacketSpec;
     pub use pcap::{Capture, Pace, PcapSpec};

@@ -123,7 +123,7 @@ pub fn mac_of(name: &str) -> Option<[u8; 6]> {
 }
 
 /// Returns the MTU of an interface in bytes, or `None` if there is no interface of that name.
-pub(crate) fn mtu_of(name: &str) -> Option<u32> {
+pub fn mtu_of(name: &str) -> Option<u32> {
     Interface::find(name).ok().flatten().map(|interface| interface.mtu)
 }
 
