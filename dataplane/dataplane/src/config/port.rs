@@ -166,12 +166,12 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<Vec<FlowRuleConfig>>,
     /// Whether the network interface of the RDMA device is in promiscuous mode while the port is open. Without this
-    /// mode, the NIC delivers only these frames to a virtual function or subfunction: frames to the MAC address of the
-    /// interface, broadcast frames, and multicast frames of joined groups. A virtual function also needs `trust on`,
-    /// which only the owner of its physical function can set. Only with `qp = "raw_packet"` on an RDMA device. Default:
-    /// `false` if the port is not in `input`, if a `flow` rule has `frames = "all_default"` or `"multicast_default"`,
-    /// or if all `flow` rules that receive frames match a destination MAC address. Otherwise, the default is `true`.
-    /// Not tested on hardware.
+    /// mode, the NIC delivers only these frames to a virtual function: frames to the MAC address of the interface,
+    /// broadcast frames, and multicast frames of joined groups. A virtual function also needs `trust on`, which only the
+    /// owner of its physical function can set. In switchdev mode, and so for a subfunction, the flow rules of the host
+    /// select the frames instead. Only with `qp = "raw_packet"` on an RDMA device. Default: `false` if the port is not in
+    /// `input`, if a `flow` rule has `frames = "all_default"` or `"multicast_default"`, or if all `flow` rules that
+    /// receive frames match a destination MAC address. Otherwise, the default is `true`. Not tested on hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promiscuous: Option<bool>,
     /// Raw-packet offloads of the device. Not for `xdp` links. With `"auto"`, the program requests the offloads that

@@ -398,7 +398,7 @@ impl FlowRuleConfig {
 
     /// Returns whether the rule gets only the frames that the network interface of the device does not take. mlx5 applies
     /// such a rule after the rules of the interface. In promiscuous mode, the interface takes all frames.
-    pub(super) fn follows_interface(&self) -> bool {
+    pub(crate) fn follows_interface(&self) -> bool {
         matches!(self.frames, Frames::AllDefault | Frames::MulticastDefault)
     }
 }

@@ -2,7 +2,7 @@
 //! filter their frames, and the devices have a known counter of lost packets.
 
 use super::section::Section;
-use crate::config::{Plan, PortPlan, Qp};
+use crate::config::{FlowRuleConfig, Plan, PortPlan, Qp};
 use dataplane_soft::doctor::{Finding, Roots, Severity};
 
 /// Checks the RDMA devices that ports name. The kernel lists RDMA devices in `/sys/class/infiniband`
@@ -54,39 +54,57 @@ pub(super) fn unlisted(_: &str) -> Option<(String, String)> {
 }
 
 /// Returns a finding if the switch in the NIC may filter the frames for a raw-packet port. This is the case if the device
-/// is a virtual function without trust, or a virtual function or subfunction whose interface the run does not
-/// set to promiscuous mode. The kernel's mlx5 driver ignores the promiscuous mode of a virtual function without trust
-/// (`esw_update_vport_rx_mode`), and only the host of the virtual function can read this setting.
+/// is a subfunction, a virtual function without trust, or a virtual function whose interface the run does not set to
+/// promiscuous mode. The kernel's mlx5 driver ignores the promiscuous mode of a virtual function without trust
+/// (`esw_update_vport_rx_mode`), and only the host of the virtual function can read this setting. A subfunction exists only
+/// in switchdev mode (`mlx5_devlink_sf_port_new`), in which the driver ignores promiscuous mode.
 fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
-    let device = &port.config.device;
+    let (device, name) = (&port.config.device, &port.config.name);
     let files = roots.sys_names(&format!("class/infiniband/{device}/device"));
     let has = |name: &str| files.iter().any(|file| file == name);
+    let has_default_mode = port.config.qp == Qp::RawPacket && port.config.promiscuous.is_none();
+    let may_need_other_frames = port.is_promiscuous() || (port.input && has_default_mode);
+    if !may_need_other_frames {
+        return None;
+    }
+    let finding = |what, effect, fix| Some(Finding::new(Severity::Unseen, what, effect, fix));
+    if has("sfnum") {
+        return finding(
+            format!("`{device}` is a subfunction, so the flow rules of its host select the frames for `{name}`"),
+            "the port receives only the frames that these rules send to the subfunction",
+            "on the host of the subfunction, let the rules of `tc` or Open vSwitch send the frames to its representor"
+                .to_owned(),
+        );
+    }
+    if !has("physfn") {
+        return None;
+    }
     let effect = "the NIC delivers only frames to the MAC address of the interface, broadcast frames and joined multicast \
                   groups";
     let trust = "on the host of the virtual function, `ip link set dev PF vf N trust on`";
-    let (kind, and_trust) = match (has("physfn"), has("sfnum")) {
-        (true, _) => ("a virtual function", format!(", and {trust}")),
-        (_, true) => ("a subfunction", String::new()),
-        _ => return None,
-    };
-    let (what, fix) = if port.is_promiscuous() {
-        if !has("physfn") {
-            return None;
-        }
-        (
-            format!("`{device}` is {kind}, and only its host can read whether the function is trusted"),
+    if port.is_promiscuous() {
+        finding(
+            format!("`{device}` is a virtual function, and only its host can read whether the function is trusted"),
+            effect,
             format!("if the port needs other frames: {trust}"),
         )
-    } else if port.input && port.config.qp == Qp::RawPacket && port.config.promiscuous.is_none() {
-        let name = &port.config.name;
-        (
-            format!("`{device}` is {kind}, and the flow rules of `{name}` match destination MAC addresses"),
-            format!("if these are not the address of the interface: promiscuous = true for the port{and_trust}"),
+    } else if port.config.flow.iter().flatten().any(FlowRuleConfig::follows_interface) {
+        finding(
+            format!(
+                "`{device}` is a virtual function, and `{name}` has a rule with `all_default` or `multicast_default`"
+            ),
+            "the NIC delivers only frames that the network interface takes, so the rule receives no frame",
+            format!(
+                "replace the rule by a rule without `match` and with a larger `priority`: {{ priority = 1 }}, and {trust}"
+            ),
         )
     } else {
-        return None;
-    };
-    Some(Finding::new(Severity::Unseen, what, effect, fix))
+        finding(
+            format!("`{device}` is a virtual function, and the flow rules of `{name}` match destination MAC addresses"),
+            effect,
+            format!("if these are not the address of the interface: promiscuous = true for the port, and {trust}"),
+        )
+    }
 }
 
 /// Returns a note if no known counter counts the packets that are lost because no receive buffer is posted. A reliable

@@ -279,7 +279,8 @@ fn missing_rdma_device_is_found() {
     );
 }
 
-/// A virtual function without trust, or a function without promiscuous mode, does not get frames to other MAC addresses.
+/// A virtual function without trust or without promiscuous mode does not get frames to other MAC addresses. The host of a
+/// subfunction selects the frames.
 #[test]
 fn function_that_may_not_get_all_frames_is_found() {
     const CONFIG: &str = "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\n\
@@ -290,11 +291,16 @@ fn function_that_may_not_get_all_frames_is_found() {
     // A UD port needs no promiscuous mode, because its datagrams are sent to the address of the device.
     let datagrams = with("qp = \"ud\"\nconnection = { to = \"127.0.0.1:18515\" }");
     let off = with("promiscuous = false");
+    let rest = with("flow = [{ frames = \"all_default\" }]");
+    // Each key that a fix names passes the check of the config.
+    let fixed = [with("flow = [{ priority = 1 }]"), own.replace("flow =", "promiscuous = true\nflow =")];
+    assert!(fixed.iter().all(|text| plan(text).ports[0].is_promiscuous()));
+    let (key, rule, representor) = ("promiscuous = true", "{ priority = 1 }", &["representor"][..]);
     for (file, by_config) in [
-        ("physfn/vendor", [(CONFIG, &[TRUST][..]), (&own, &["promiscuous = true", TRUST])]),
-        ("sfnum", [(CONFIG, &[]), (&own, &["promiscuous = true"])]),
+        ("physfn/vendor", [(CONFIG, &[TRUST][..]), (&own, &[key, TRUST]), (&rest, &[rule, TRUST])]),
+        ("sfnum", [(CONFIG, representor), (&own, representor), (&rest, representor)]),
         // The run sets the interface of a physical function to promiscuous mode.
-        ("sriov_numvfs", [(CONFIG, &[]), (&own, &[])]),
+        ("sriov_numvfs", [(CONFIG, &[]), (&own, &[]), (&rest, &[])]),
     ] {
         let host = Host::new().with_file(&format!("sys/class/infiniband/rdma7/device/{file}"), "7");
         let found = |text: &str| device::of_plan(&host.0, &plan(text), |_| None).remove(0).findings;
@@ -304,6 +310,7 @@ fn function_that_may_not_get_all_frames_is_found() {
                 [one] => {
                     assert_eq!(one.severity, Severity::Unseen);
                     assert!(!fixes.is_empty() && fixes.iter().all(|fix| one.fix.contains(fix)), "{one:?}");
+                    assert_eq!(one.fix.contains(key), fixes.contains(&key), "{one:?}");
                 }
                 more => panic!("{more:?}"),
             }
