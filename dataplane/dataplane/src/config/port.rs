@@ -81,7 +81,7 @@ impl Qp {
 /// [[port]]
 /// name        = "lan"
 /// device      = "mlx5_0"
-/// device_port = 2
+/// device_port = 1
 /// numa_node   = 1
 /// qp          = "raw_packet"
 /// promiscuous = false

@@ -64,13 +64,25 @@ pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) 
 /// interface.
 ///
 /// # Errors
-/// Returns the errors of [`prepare`], and an error if the port of the device is an InfiniBand port.
+/// Returns the errors of [`prepare`], and an error if the port of the device does not exist or is an InfiniBand port.
 #[cfg(feature = "ibverbs")]
 pub(super) fn prepare_rdma<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) -> Result<(D, PreparedRaw)> {
     if plan.config.qp != config::Qp::RawPacket {
         return Ok((device, PreparedRaw::default()));
     }
     let (name, number) = (&plan.config.name, plan.config.device_port);
+    let ports = device.capabilities().ports;
+    if number > ports {
+        let device = device.name();
+        let (has, fix) = match ports {
+            1 => ("only port 1".to_owned(), "device_port = 1".to_owned()),
+            _ => (format!("only the ports 1 to {ports}"), format!("device_port to a number from 1 to {ports}")),
+        };
+        return Err(Error::Config(format!(
+            "port `{name}`: `{device}` has {has}, but device_port is {number}; help: set {fix}, or set `device` to the RDMA \
+             device of the other port, which `dataplane devices` lists"
+        )));
+    }
     if device.port(number).is_ok_and(|port| port.link_layer == dataplane_core::verbs::LinkLayer::InfiniBand) {
         let device = device.name();
         return Err(Error::Config(format!(
@@ -257,6 +269,16 @@ pub(crate) mod tests {
         assert!(error.contains("port 1 of `mlx5_0` is an InfiniBand port; help: set qp = \"rc\""), "{error}");
         let connected = plan("qp = \"rc\"\nconnection = { to = \"127.0.0.1:18515\" }", true);
         assert!(prepare_rdma(device, &connected, 1).is_ok());
+    }
+
+    #[test]
+    fn missing_port_of_a_device_is_refused_with_a_remedy() {
+        let (link, _other) = LoopbackLink::pair();
+        let device = SoftDevice::new(SoftSpec::new("mlx5_0", LinkSpec::Loopback(link))).unwrap();
+        let error = prepare_rdma(device.clone(), &plan("device_port = 2", true), 1).err().unwrap().to_string();
+        let problem = "`mlx5_0` has only port 1, but device_port is 2; help: set device_port = 1, or set `device`";
+        assert!(error.contains(problem), "{error}");
+        assert!(prepare_rdma(device, &plan("device_port = 1", true), 1).is_ok());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Checks the RDMA devices of a plan: the devices exist, libibverbs knows the devices, the switch in the NIC does not
+//! Checks the RDMA devices of a plan: the devices and their ports exist, libibverbs knows the devices, the switch in the NIC does not
 //! filter their frames, and the devices have a known counter of lost packets.
 
 use super::section::Section;
@@ -28,13 +28,34 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan, unlisted: impl Fn(&str) -> Opt
             let what = format!("the kernel has the RDMA device `{device}`, but {why}");
             Some(Finding::new(Severity::Fails, what, "the run fails at its start", fix))
         });
+        let (missing, key) = match missing {
+            Some(missing) => (Some(missing), "device"),
+            None => (missing_port(roots, port, &known), "device_port"),
+        };
         let subject = format!("port `{}`, device `{device}`", port.config.name);
         let facts = if missing.is_none() { uncounted_losses(roots, port) } else { None };
         let findings = missing.or_else(|| filtered(roots, port)).into_iter().collect();
-        let section = Section::new(subject, format!("port[{place}].device"), findings);
+        let section = Section::new(subject, format!("port[{place}].{key}"), findings);
         Section { facts: facts.into_iter().collect(), ..section }
     };
     named.map(section).collect()
+}
+
+/// Returns a finding if the device has no port with the number of the config. `known` has the names of all devices.
+fn missing_port(roots: &Roots, port: &PortPlan, known: &[String]) -> Option<Finding> {
+    let (device, number) = (&port.config.device, port.config.device_port.to_string());
+    let ports = roots.sys_names(&format!("class/infiniband/{device}/ports"));
+    if ports.is_empty() || ports.contains(&number) {
+        return None;
+    }
+    let others: Vec<&str> = known.iter().filter(|other| *other != device).map(String::as_str).collect();
+    let other = match others[..] {
+        [] => String::new(),
+        _ => format!(", or device to the RDMA device of the other port: {}", others.join(", ")),
+    };
+    let what = format!("the RDMA device `{device}` has no port {number}");
+    let fix = format!("set device_port to {}{other}", ports.join(" or "));
+    Some(Finding::new(Severity::Fails, what, "the run fails at its start", fix))
 }
 
 /// Returns the reason and the fix if the kernel of this host has a device that libibverbs does not list.

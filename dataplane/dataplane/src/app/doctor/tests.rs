@@ -279,6 +279,25 @@ fn missing_rdma_device_is_found() {
     );
 }
 
+#[test]
+fn missing_port_of_an_rdma_device_is_found() {
+    let plan = |number: u8| {
+        plan(&format!(
+            "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\ndevice_port = {number}\n[pipeline]\n\
+             input = [\"a\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n"
+        ))
+    };
+    let host = Host::new().with_file("sys/class/infiniband/rdma7/ports/1/state", "4: ACTIVE");
+    let found = |host: &Host, number| device::of_plan(&host.0, &plan(number), |_| None).remove(0);
+    assert_eq!(found(&host, 1).findings, []);
+    let Section { key, findings, .. } = found(&host, 2);
+    assert_eq!((key.as_str(), findings.len()), ("port[0].device_port", 1));
+    assert_eq!((findings[0].severity, findings[0].fix.as_str()), (Severity::Fails, "set device_port to 1"));
+    let host = host.with_file("sys/class/infiniband/rdma8/ports/1/state", "4: ACTIVE");
+    let fix = "set device_port to 1, or device to the RDMA device of the other port: rdma8";
+    assert_eq!(found(&host, 2).findings[0].fix, fix);
+}
+
 /// A virtual function without trust or without promiscuous mode does not get frames to other MAC addresses. The host of a
 /// subfunction selects the frames.
 #[test]
@@ -326,7 +345,7 @@ fn rdma_device_without_a_counter_of_lost_packets_is_reported() {
     const CONFIG: &str = "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\n\
                           input = [\"a\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n";
     let facts = |host: &Host, text: &str| device::of_plan(&host.0, &plan(text), |_| None).remove(0).facts;
-    let host = || Host::new().with_file("sys/class/infiniband/rdma7/node_type", "1: CA");
+    let host = || Host::new().with_file("sys/class/infiniband/rdma7/ports/1/state", "4: ACTIVE");
     let found = facts(&host(), CONFIG);
     assert!(matches!(&found[..], [one] if one.contains("knows no counter of `rdma7`")), "{found:?}");
     assert_eq!(facts(&Host::new(), CONFIG), [""; 0], "the device does not exist");
