@@ -141,8 +141,10 @@ const MAX_TAG: u64 = (1 << 24) - 1;
 pub struct FlowRuleConfig {
     /// The frames that the rule applies to. `"matching"` selects the frames that match `match`. `"all_default"` selects
     /// all frames that match no other rule of this device port. `"multicast_default"` selects the multicast frames that
-    /// match no other rule of this device port. `"sniffer"` selects a copy of every frame on this device port,
-    /// including RDMA frames.
+    /// match no other rule of this device port. On mlx5, `"all_default"` and `"multicast_default"` select only frames
+    /// that the network interface does not take, so neither broadcast frames nor frames to the address of the interface.
+    /// To select all other frames, use a rule without `match` and with a larger `priority`. `"sniffer"` selects a copy
+    /// of every frame on this device port, including RDMA frames.
     pub frames: Frames,
     /// The headers that a frame must have. Only with `frames = "matching"`. Default: the rule matches every frame.
     #[serde(rename = "match", skip_serializing_if = "Option::is_none")]

@@ -141,7 +141,7 @@ fn invalid_values_are_reported_at_their_location() {
         (
             "promiscuous = true\nflow = [{ frames = 'all_default' }]",
             "`wan` is promiscuous, so its interface takes the frames of rules with `all_default` or `multicast_default`",
-            "remove this key, or select the frames with `match`",
+            "remove this key, or use a rule without `match` and with a larger `priority`",
         ),
         (
             "flow = []",

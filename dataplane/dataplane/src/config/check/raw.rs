@@ -49,7 +49,8 @@ pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &
                 "`{}` is promiscuous, so its interface takes the frames of rules with `all_default` or `multicast_default`",
                 port.name
             );
-            checker.error("promiscuous", message, "remove this key, or select the frames with `match`");
+            let help = "remove this key, or use a rule without `match` and with a larger `priority`";
+            checker.error("promiscuous", message, help);
         }
     }
     for (at, offload) in port.offloads().iter().enumerate() {
