@@ -139,8 +139,11 @@ fn device_without_reads_and_atomics_is_refused() {
 
 /// Runs a server with a peer that sends these bytes and then closes its side. Returns the failure of the server.
 fn serve(sent: &[u8]) -> String {
+    serve_plan(&plan("send_bw -s 64"), sent)
+}
+
+fn serve_plan(plan: &Plan, sent: &[u8]) -> String {
     let [device, _] = devices(|_| {});
-    let plan = plan("send_bw -s 64");
     let (listener, address) = Listener::local().unwrap();
     let mut peer = TcpStream::connect(address).unwrap();
     peer.write_all(sent).unwrap();
@@ -151,7 +154,7 @@ fn serve(sent: &[u8]) -> String {
             let _ = peer.read_to_end(&mut Vec::new());
         });
         let exchange = listener.accept(plan.timeout, &RUNNING).unwrap();
-        let (report, error) = Session::new(&device, &plan, exchange, &mut StopAfter(usize::MAX, &RUNNING)).run();
+        let (report, error) = Session::new(&device, plan, exchange, &mut StopAfter(usize::MAX, &RUNNING)).run();
         assert_eq!(error.unwrap().to_string(), failure(&report));
         failure(&report).to_owned()
     })
@@ -184,6 +187,23 @@ fn peer_that_is_not_perftest_is_refused_with_the_reason() {
         let found = serve(&sent);
         assert!(found.starts_with(expected), "{found}");
     }
+}
+
+#[test]
+fn peer_does_not_choose_the_memory_of_many_queue_pairs() {
+    let plan = Plan { queue_pairs: 512, ..plan("write_bw -s 64") };
+    let sent = |cycle: u32| {
+        let mut bytes = b"6.06".to_vec();
+        bytes.resize(16, 0);
+        [&bytes[..], &cycle.to_be_bytes(), &64u32.to_be_bytes()].concat()
+    };
+    let found = serve_plan(&plan, &sent(1 << 24));
+    assert!(
+        found.starts_with("cycle buffer: the peer sent 16777216, which is not in 1 to 131072 for 512 queue pairs"),
+        "{found}"
+    );
+    let found = serve_plan(&plan, &sent(1 << 16));
+    assert!(found.starts_with("path MTU: the peer closed the connection"), "{found}");
 }
 
 /// Two messages of a datagram test are lost: the receiver reports the loss, and the run is complete.

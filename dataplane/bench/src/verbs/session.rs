@@ -37,7 +37,12 @@ use super::watch::Watch;
 /// The size of the area in which consecutive messages have different addresses, and the size of a cache line.
 const SYSTEM: [(u32, &str); 2] = [(4096, "cycle buffer"), (64, "cache line")];
 /// The largest cycle buffer that this program accepts from its peer.
-const MAX_CYCLE: u32 = 1 << 24;
+const MAX_CYCLE: usize = 1 << 24;
+/// The most memory for the cycle buffers of all queue pairs that an unauthenticated peer can request.
+const MAX_CYCLES: usize = 1 << 26;
+/// perftest uses the size of a page as the size of the cycle buffer, and this is the largest page. Accept this size with
+/// any number of queue pairs.
+const LARGEST_PAGE: usize = 1 << 16;
 
 /// Receives the parts of the report as soon as they are known.
 pub trait Output {
@@ -102,12 +107,17 @@ impl<'a, 'x, D: Device> Session<'a, 'x, D> {
         let local = LocalSide::new(self.device, self.plan)?;
         let peer = self.versions()?;
         self.report.peer = Some(PeerReport { version: peer.text, is_dataplane: peer.identity.is_some() });
+        let queue_pairs = self.plan.queue_pairs;
+        let most = MAX_CYCLE.min((MAX_CYCLES / queue_pairs.max(1)).max(LARGEST_PAGE));
         let mut cycle = 0;
         for (own, name) in SYSTEM {
             let received = self.exchange.swap(&own.to_be_bytes(), name, Limit::Step)?;
             let value = u32::from_be_bytes(received.try_into().unwrap_or_default());
-            if !(1..=MAX_CYCLE).contains(&value) {
-                return Err(Error::Peer(format!("{name}: the peer sent {value}, which is not in 1 to {MAX_CYCLE}")));
+            if !(1..=most).contains(&(value as usize)) {
+                return Err(Error::Peer(format!(
+                    "{name}: the peer sent {value}, which is not in 1 to {most} for {queue_pairs} queue pairs; help: check \
+                     HOST and --port"
+                )));
             }
             cycle = value.max(own).max(cycle);
         }
