@@ -42,7 +42,8 @@ pub trait HandOver: Send + Sync {
     /// Returns the queues, or `None` while a queue has not stopped yet.
     ///
     /// # Errors
-    /// Fails if the process has no free descriptors.
+    /// Fails if the process has no free descriptors, or if the interface of an idle queue was created again. After
+    /// [`HandOver::resume`], this queue uses the new interface.
     fn detached(&self) -> io::Result<Option<Vec<HandedQueue>>>;
 
     /// Lets all queues receive again. `is_touched` is whether the other program may have received frames.
@@ -50,6 +51,12 @@ pub trait HandOver: Send + Sync {
     /// # Errors
     /// Fails if the kernel refuses new sockets.
     fn resume(&self, is_touched: bool) -> io::Result<()>;
+
+    /// Returns whether the kernel has released the packet memory after [`HandOver::resume`]. A queue pair that runs again
+    /// before the release fails if the release takes more than a second.
+    fn is_released(&self) -> bool {
+        true
+    }
 
     /// Makes the queues of this link continue the queues of another program. The link must have been opened with
     /// [`LinkSpec::take_over`](crate::LinkSpec::take_over). The queues must come from [`HandOver::detached`] of that program.

@@ -21,6 +21,12 @@ use dataplane_soft::upgrade::{HandOver, HandedQueue};
 
 /// The maximum time until all workers have stopped receiving and have saved the states of their stages.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
+/// The maximum time until the kernel has released the packet memory after a failed hand-over. With many zero-copy queues,
+/// the release may take more than a second.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The interval between two checks whether the kernel has released the packet memory. Each check takes a lock of the
+/// kernel.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(1);
 /// The interval between two checks of the workers.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
@@ -117,12 +123,25 @@ impl Run {
     /// Receives again. `is_touched` is whether the other program may have received packets.
     pub(crate) fn resume(&self, is_touched: bool) {
         let mut is_memory_touched = false;
-        for port in lock(&self.state.ports).iter() {
+        let (_, ports) = self.state.current_ports();
+        for port in &ports {
             let Some(device) = port.device.hand_over() else { continue };
             if let Err(error) = device.resume(is_touched) {
                 tracing::error!("port `{}` cannot receive again: {error}", port.name);
             }
             is_memory_touched |= is_touched && device.shares_memory();
+        }
+        // A lane that runs before the release would fail, and would stop the run.
+        let deadline = Instant::now() + RELEASE_TIMEOUT;
+        for port in &ports {
+            while port.device.hand_over().is_some_and(|device| !device.is_released()) {
+                if Instant::now() >= deadline {
+                    let seconds = RELEASE_TIMEOUT.as_secs();
+                    tracing::error!("port `{}`: the kernel has not released the queues after {seconds} s", port.name);
+                    break;
+                }
+                thread::sleep(RELEASE_INTERVAL);
+            }
         }
         lock(&self.state.sampler).ask_resume(is_memory_touched);
     }
@@ -154,7 +173,7 @@ mod tests {
     use dataplane_control::ErrorCode;
     use dataplane_core::topology::Topology;
     use dataplane_testing::config::Config;
-    use dataplane_testing::namespace::in_namespace;
+    use dataplane_testing::namespace::{in_namespace, ip};
     use dataplane_testing::wait_until;
 
     fn start(config: String, options: Options) -> Run {
@@ -228,6 +247,37 @@ mod tests {
         assert!(run.detach().err().unwrap().contains("port `in` cannot be handed over"));
         run.stop();
         run.join().unwrap();
+    }
+
+    #[test]
+    fn run_continues_although_the_kernel_releases_a_queue_late() {
+        in_namespace(|| {
+            ip("link add name va type veth peer name vb\nlink set va up\nlink set vb up");
+            let config = Config::new().runtime("idle = 'sleep'\nsandbox = false").port("in", "kind = 'generator'");
+            let config = config.stage("drop", "").to_string();
+            let link = "device = 'host'\nlink = { kind = 'xdp', interface = 'va' }";
+            let config = config.replace("device = 'soft'\nlink = { kind = 'generator' }", link);
+            let run = start(config, Options::default());
+            let mut handed = None;
+            wait_until("the queue is handed over", || {
+                handed = run.detach().ok();
+                handed.is_some()
+            });
+            // The other program ends later than the time that a lane waits.
+            let other = thread::spawn(move || {
+                thread::sleep(Duration::from_secs(3));
+                drop(handed);
+            });
+            run.resume(true);
+            other.join().unwrap();
+            let before = run.loops();
+            wait_until("the worker runs", || run.loops() != before);
+            wait_until("the port is handed over again", || run.detach().is_ok());
+            run.resume(false);
+            assert!(!run.is_stopped());
+            run.stop();
+            run.join().unwrap();
+        });
     }
 
     #[test]

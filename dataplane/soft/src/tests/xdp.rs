@@ -315,7 +315,9 @@ fn slots_stay_posted_while_another_program_has_the_socket() {
         // `queues` stands for the other program, which still has the socket.
         assert_eq!(b.received(), []);
         assert_eq!(b.go(QpState::Reset).unwrap_err().errno, libc::EBUSY);
+        assert!(!b.device.hand_over().unwrap().is_released());
         drop(queues);
+        wait_until("the kernel releases the queue", || b.device.hand_over().unwrap().is_released());
         let mut flushed = Vec::new();
         wait_until("the kernel releases the slots", || {
             flushed.extend(b.received());
@@ -349,6 +351,27 @@ fn queue_that_waits_for_its_interface_is_not_handed_over() {
         end.start(0);
         let error = end.device.hand_over().unwrap().detach(1, true).unwrap_err().to_string();
         assert!(error.contains("`vb`: cannot bind to queue 1") && error.contains("help: `ethtool -L vb"), "{error}");
+    });
+}
+
+#[test]
+fn idle_queue_of_a_deleted_interface_is_handed_over_only_after_its_restart() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let mut end = End::new(device(link("vb"), 1500).unwrap(), (0, 1), 2048);
+        // The queue pair does not poll, like a queue pair that only sends.
+        end.open(0);
+        ip("link del vb");
+        veth(1, 1500);
+        wait_until("the program is attached", || has_program("vb"));
+        end.device.hand_over().unwrap().detach(1, false).unwrap();
+        end.go(QpState::Err).unwrap();
+        let error = end.device.hand_over().unwrap().detached().unwrap_err().to_string();
+        assert!(error.contains("the interface was created again"), "{error}");
+        end.device.hand_over().unwrap().resume(false).unwrap();
+        end.go(QpState::Reset).unwrap();
+        end.start(0);
+        assert_eq!(detach(&mut end).len(), 1);
     });
 }
 

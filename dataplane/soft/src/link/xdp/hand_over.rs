@@ -12,19 +12,24 @@ use std::sync::atomic::Ordering;
 
 use super::handed::{DetachedSocket, Detaching, HandedSocket};
 use super::socket::XdpSocket;
-use super::{Attachment, Xdp, bpf, lock};
+use super::{Attachment, InterfaceEpoch, Xdp, bpf, lock};
 use crate::hand_over::{HandOver, HandedQueue, deleted, misfit, recreated, wrong_count};
 use crate::link::interface::{PromiscuousMode, number_option};
 
 impl Xdp {
-    /// Keeps a socket for another program, with the values that `detach` adds. Returns the socket if no other program
-    /// takes the queues over.
+    /// Keeps a socket for another program, with the values that `detach` adds. `epoch` is the interface of the socket.
+    /// Returns the socket if no other program takes the queues over, or if the interface was deleted.
     pub(super) fn keep_socket(
         &self,
         socket: XdpSocket,
+        epoch: InterfaceEpoch,
         detach: impl FnOnce(XdpSocket) -> DetachedSocket,
     ) -> Option<XdpSocket> {
         match &mut *lock(&self.detaching) {
+            Some(detaching) if epoch != self.epoch() => {
+                detaching.is_stale = true;
+                Some(socket)
+            }
             Some(detaching) => {
                 detaching.sockets.push(detach(socket));
                 None
@@ -85,20 +90,25 @@ impl HandOver for Xdp {
             return Err(io::Error::new(io::ErrorKind::NotConnected, why));
         }
         drop(sockets);
-        *lock(&self.detaching) = Some(Detaching { expected, sockets: Vec::new() });
+        *lock(&self.detaching) = Some(Detaching { expected, sockets: Vec::new(), is_stale: false });
         Ok(())
     }
 
     fn detached(&self) -> io::Result<Option<Vec<HandedQueue>>> {
         let detaching = lock(&self.detaching);
-        let Some(Detaching { expected, sockets }) = &*detaching else { return Ok(None) };
+        let Some(Detaching { expected, sockets, is_stale }) = &*detaching else { return Ok(None) };
+        if *is_stale {
+            // The socket of a queue that neither sends nor receives stays open after its interface was deleted.
+            let why = "the interface was created again, and an idle queue only now opens a socket on the new interface";
+            return Err(io::Error::new(io::ErrorKind::NotConnected, why));
+        }
         if sockets.len() < *expected {
             return Ok(None);
         }
         let attachment = lock(&self.attachment);
         let link = attachment.attached.as_ref().ok_or_else(|| misfit("the XDP program is not attached"))?;
         let handed = |detached: &DetachedSocket| {
-            let DetachedSocket { queue, socket, redirected, posted } = detached;
+            let DetachedSocket { queue, socket, redirected, posted, .. } = detached;
             let descriptors = vec![socket.as_fd().try_clone_to_owned()?, link.as_fd().try_clone_to_owned()?];
             let (receives, sends) = (socket.rx.entries(), socket.tx.entries());
             let flags = [attachment.native, attachment.by_nic, socket.several, *redirected].map(u64::from);
@@ -111,10 +121,17 @@ impl HandOver for Xdp {
     fn resume(&self, _: bool) -> io::Result<()> {
         // The queue pairs restart and open new sockets, so close the earlier sockets. The frames in their rings are lost.
         let Some(detaching) = lock(&self.detaching).take() else { return Ok(()) };
-        let missed: u64 = detaching.sockets.into_iter().map(|detached| u64::from(detached.socket.close())).sum();
-        lock(&self.sockets).retired.rx_missed += missed;
+        let (closed, missed): (Vec<_>, Vec<_>) = detaching.sockets.into_iter().map(DetachedSocket::close).unzip();
+        lock(&self.closed).extend(closed);
+        lock(&self.sockets).retired.rx_missed += missed.into_iter().map(u64::from).sum::<u64>();
         // The other program may have attached its own program.
         self.replace_program(self.epoch().index)
+    }
+
+    fn is_released(&self) -> bool {
+        let mut closed = lock(&self.closed);
+        closed.retain(|queue| !queue.is_released());
+        closed.is_empty()
     }
 
     fn attach(&self, queues: Vec<HandedQueue>) -> io::Result<()> {

@@ -348,9 +348,10 @@ impl Queue {
             self.xdp.closes(self.index, socket.raw());
             let detach = |mut socket: XdpSocket| {
                 let posted = self.posted_slots(&mut socket);
-                DetachedSocket { queue: self.index, socket, redirected: self.redirected, posted }
+                let (queue, interface) = (self.index, self.epoch.index);
+                DetachedSocket { queue, interface, socket, redirected: self.redirected, posted }
             };
-            match self.xdp.keep_socket(socket, detach) {
+            match self.xdp.keep_socket(socket, self.epoch, detach) {
                 Some(returned) => socket = returned,
                 None => {
                     (self.bound, self.redirected, self.is_absent) = (false, false, false);

@@ -61,7 +61,7 @@ pub(super) struct XdpSocket {
     pub(super) several: bool,
     fd: OwnedFd,
     /// Declared after `fd`, because the kernel uses the memory until the socket is closed.
-    _region: Arc<Region>,
+    region: Arc<Region>,
 }
 
 impl XdpSocket {
@@ -121,7 +121,7 @@ impl XdpSocket {
             zero_copy: false,
             several: false,
             fd,
-            _region: region.clone(),
+            region: region.clone(),
         })
     }
 
@@ -238,6 +238,11 @@ impl XdpSocket {
         unsafe { libc::recvfrom(self.fd.as_raw_fd(), none, 0, libc::MSG_DONTWAIT, std::ptr::null_mut(), none.cast()) };
     }
 
+    /// Returns the memory of the socket.
+    pub(super) fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
     pub(super) fn raw(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
@@ -255,8 +260,8 @@ pub(super) fn statistics(fd: RawFd) -> io::Result<libc::xdp_statistics> {
 }
 
 /// Waits until the kernel has released a queue whose socket was closed. Until then, the kernel or the hardware may still
-/// write into the posted buffers: in zero-copy mode, or if another program has a descriptor of the socket. The function binds another socket to the queue, which succeeds only after the
-/// release. Returns `false` if the release is not certain after `timeout`, for example because a socket of another
+/// write into the posted buffers: in zero-copy mode, or if another program has a descriptor of the socket. The function
+/// binds another socket to the queue, which succeeds only after the release. Returns `false` if the release is not certain after `timeout`, for example because a socket of another
 /// program is bound to the queue.
 pub(super) fn await_release(region: &Arc<Region>, interface: u32, queue: u32, timeout: Duration) -> bool {
     let spec = SocketSpec { bytes: 4096, chunk: 4096, headroom: 0, receives: 1, sends: 1, busy_poll: None };
