@@ -19,11 +19,13 @@ use super::console::{self, CommandError};
 use super::control::{ENVIRONMENT, TAKE_OVER_OPTION};
 use super::process::Process;
 use super::{args, stats};
-use dataplane_control::Call;
 use dataplane_control::upgrade::UpgradeStart;
+use dataplane_control::{Call, Client};
 
 /// The maximum time that the command waits for the end of the old program after the hand-over.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
+/// The interval between two checks of the new program while the old program ends.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The command line in messages about several running programs.
 const EXAMPLE: &str = "dataplane upgrade --to PROGRAM PROCESS";
 
@@ -52,23 +54,66 @@ pub(super) fn upgrade(args: &args::Upgrade) -> Result<(), CommandError> {
         .map_err(|error| stats::failed(error, EXAMPLE))?;
     check_network(start.pid)?;
     let old = Process::open(start.pid);
+    let path = client.path().to_owned();
     let stream = client.into_stream();
     check_program(&stream)?;
     let begin = Instant::now();
-    let child = start_program(&args.to, &start, stream.into())?;
-    let pid = await_program(child, &args.to, args.timeout)?;
+    let mut child = start_program(&args.to, &start, stream.into())?;
+    let pid = await_program(&mut child, &args.to, args.timeout)?;
     let prepared_s = begin.elapsed().as_secs_f64();
-    let has_ended = old.has_ended(END_TIMEOUT);
+    let has_ended = await_end(&mut child, &old, &path, END_TIMEOUT).map_err(|why| {
+        CommandError::Failed(format!("{}: {why}; help: the messages of the new program are above", args.to.display()))
+    })?;
     let UpgradeStart { pid: replaced_pid, version: replaced_version, .. } = start;
     let upgraded = Upgraded { pid, replaced_pid, replaced_version, prepared_s, has_ended };
-    if args.json {
-        return console::print_json(&upgraded);
-    }
     let end = match has_ended {
         true => format!("process {replaced_pid} has ended"),
         false => format!("process {replaced_pid} still runs, but forwards no packets"),
     };
-    console::print(&format!("upgraded: process {pid} forwards the packets after {prepared_s:.1} s, {end}\n"))
+    let printed = match args.json {
+        true => console::print_json(&upgraded),
+        false => {
+            console::print(&format!("upgraded: process {pid} forwards the packets after {prepared_s:.1} s, {end}\n"))
+        }
+    };
+    printed.map_err(|error| match error {
+        CommandError::Failed(why) => CommandError::Failed(format!(
+            "the upgrade is complete, and process {pid} forwards the packets, but the result is lost: {why}"
+        )),
+        error => error,
+    })
+}
+
+/// Waits for the end of the old program, which listens on the control socket `path`. Returns `false` if the old program
+/// still runs after `limit`, for example because nobody reads its report.
+///
+/// # Errors
+/// Fails if the new program has ended, or if the old program still forwards packets.
+fn await_end(child: &mut Child, old: &Process, path: &Path, limit: Duration) -> Result<bool, String> {
+    let old_pid = old.pid;
+    let begin = Instant::now();
+    let mut is_asked = false;
+    loop {
+        let left = limit.saturating_sub(begin.elapsed());
+        let has_ended = old.has_ended(left.min(CHECK_INTERVAL));
+        if let Ok(Some(status)) = child.try_wait() {
+            let old = match has_ended {
+                true => format!("process {old_pid} has ended too"),
+                false => format!("process {old_pid} still runs"),
+            };
+            return Err(format!("the new program has ended ({status}), and {old}"));
+        }
+        if has_ended || left.is_zero() {
+            return Ok(has_ended);
+        }
+        // After a hand-over, the old program accepts no clients.
+        let mut asked = (!std::mem::replace(&mut is_asked, true)).then(|| Client::connect(path).ok()).flatten();
+        if asked.as_mut().and_then(|client| client.hello().ok()).is_some_and(|hello| hello.pid == old_pid) {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("the new program has not taken over, so it was killed; process {old_pid} continues"));
+        }
+    }
 }
 
 /// Checks that the command runs in the network namespace of the old program, because the new program inherits the
@@ -140,7 +185,7 @@ fn read_all(
 }
 
 /// Waits until the new program forwards packets. Returns its process id.
-fn await_program(mut child: Child, file: &Path, timeout: Duration) -> Result<u32, CommandError> {
+fn await_program(child: &mut Child, file: &Path, timeout: Duration) -> Result<u32, CommandError> {
     let (sender, events) = mpsc::channel();
     // The new program closes both pipes when it has taken over, and when it ends.
     let reading = child.stdout.take().map_or(Ok(()), |pipe| read_all(pipe, true, sender.clone()));
@@ -188,10 +233,72 @@ fn await_program(mut child: Child, file: &Path, timeout: Duration) -> Result<u32
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
 
     use super::*;
+    use dataplane_control::{Hello, Response};
     use dataplane_testing::Folder;
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("600").spawn().unwrap()
+    }
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn new_program_that_has_ended_has_not_taken_over() {
+        let (folder, old) = (Folder::new(), Process::open(std::process::id()));
+        let mut child = Command::new("true").spawn().unwrap();
+        let error = await_end(&mut child, &old, &folder.file("none"), END_TIMEOUT).unwrap_err();
+        assert_eq!(
+            error,
+            format!("the new program has ended (exit status: 0), and process {} still runs", std::process::id())
+        );
+    }
+
+    #[test]
+    fn new_program_is_killed_if_the_old_program_still_answers() {
+        let folder = Folder::new();
+        let path = folder.file("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let serve = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+            let hello = Hello {
+                version: String::new(),
+                pid: std::process::id(),
+                config: String::new(),
+                running_s: 0.0,
+                protocol_versions: Vec::new(),
+                requests: Vec::new(),
+                max_request: 0,
+            };
+            let answer = serde_json::to_string(&Response::result(1, &hello).unwrap()).unwrap();
+            writeln!(stream, "{answer}").unwrap();
+        });
+        let (old, mut child) = (Process::open(std::process::id()), sleeper());
+        let error = await_end(&mut child, &old, &path, END_TIMEOUT).unwrap_err();
+        assert!(error.contains("the new program has not taken over, so it was killed; process"), "{error}");
+        assert!(child.try_wait().unwrap().is_some());
+        serve.join().unwrap();
+    }
+
+    #[test]
+    fn old_program_may_end_later() {
+        let folder = Folder::new();
+        let (mut child, old) = (sleeper(), sleeper());
+        let process = Process::open(old.id());
+        let mut wait = |limit| await_end(&mut child, &process, &folder.file("none"), limit);
+        assert_eq!(wait(Duration::from_millis(1)), Ok(false));
+        end(old);
+        assert_eq!(wait(END_TIMEOUT), Ok(true));
+        end(child);
+    }
 
     #[test]
     fn new_program_gets_only_the_known_variables() {
