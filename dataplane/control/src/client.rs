@@ -1,6 +1,7 @@
 //! The client.
 
-use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::socket;
+use crate::upgrade::send_with_descriptors;
 use crate::{Call, Error, Get, GetResult, Hello, Page, Refusal, Request, Response, Show, TIMEOUT, VERSION};
 
 /// The maximum length of an answer, in bytes.
@@ -172,11 +174,19 @@ impl Client {
     /// Fails if the program refuses the request, does not answer in time, or has ended. After a failure other than
     /// [`Error::Refused`], the connection is not usable.
     pub fn call(&mut self, call: &Call) -> Result<Answer, Error> {
+        self.call_with_descriptors(call, &[])
+    }
+
+    /// Sends a request together with descriptors, and waits for its answer.
+    ///
+    /// # Errors
+    /// Fails as [`Client::call`] does.
+    pub fn call_with_descriptors(&mut self, call: &Call, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, Error> {
         self.last += 1;
         let request = Request { version: VERSION, id: self.last, call: call.clone() };
         let mut text = serde_json::to_vec(&request).map_err(|error| self.failed(&error.to_string()))?;
         text.push(b'\n');
-        match self.stream.get_mut().write_all(&text) {
+        match send_with_descriptors(self.stream.get_ref(), &text, descriptors) {
             // The program may have sent an error before it closed the connection.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
             sent => sent.map_err(|error| self.lost(error))?,

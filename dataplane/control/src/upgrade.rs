@@ -1,10 +1,11 @@
 //! The hand-over of a running program to another program.
 //!
 //! The client of an upgrade sends [`Call::Upgrade`](crate::Call::Upgrade), and starts the new program with this
-//! connection as standard input. The new program sends [`Call::TakeOver`](crate::Call::TakeOver). After the answer, the
-//! new program sends the byte [`READY`], and the running program sends the descriptors of the packet memory
-//! ([`send_descriptors`]). The new program prepares its run with the returned config, and then sends
-//! [`Call::HandOver`](crate::Call::HandOver). After the answer to `hand_over`, the messages on the connection are not JSON:
+//! connection as standard input. The new program sends [`Call::TakeOver`](crate::Call::TakeOver) together with a descriptor
+//! of its process (pidfd_open(2)), in one message. After the answer, the new program sends the byte [`READY`], and the
+//! running program sends the descriptors of the packet memory ([`send_descriptors`]). The new program prepares its run with
+//! the returned config, and then sends [`Call::HandOver`](crate::Call::HandOver). After the answer to `hand_over`, the
+//! messages on the connection are not JSON:
 //!
 //! 1. The new program sends [`READY`]. The running program sends the descriptors, and then the states of the stages, one
 //!    after the other.
@@ -16,16 +17,17 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The version of the messages and of the descriptors of a hand-over. Programs with different versions cannot hand over
 /// to each other.
-pub const HAND_OVER_VERSION: u32 = 1;
+pub const HAND_OVER_VERSION: u32 = 2;
 
 /// The message of the new program when it waits for the descriptors.
 pub const READY: u8 = b'+';
@@ -51,18 +53,12 @@ pub struct UpgradeStart {
     pub environment: Vec<(String, String)>,
 }
 
-/// The parameters of [`Call::TakeOver`](crate::Call::TakeOver).
+/// The parameters of [`Call::TakeOver`](crate::Call::TakeOver). A program ignores unknown fields, because a new program with
+/// another version of the hand-over may send other fields. The version is then the reason for the refusal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 pub struct TakeOver {
     /// The version of the hand-over: [`HAND_OVER_VERSION`].
     pub hand_over_version: u32,
-    /// The process id of the new program.
-    pub pid: u32,
-    /// The namespace of the process id, as the link `/proc/self/ns/pid` names it. The running program refuses the hand-over
-    /// if its own namespace differs, because the process id then refers to another process.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pid_namespace: Option<String>,
 }
 
 /// The result of [`Call::TakeOver`](crate::Call::TakeOver).
@@ -137,39 +133,80 @@ const DESCRIPTORS: usize = 64;
 /// # Errors
 /// Returns the errors of sendmsg(2).
 pub fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    for part in descriptors.chunks(DESCRIPTORS) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !control.push(SendAncillaryMessage::ScmRights(part)) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        sendmsg(stream, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+    descriptors.chunks(DESCRIPTORS).try_for_each(|part| send_with_descriptors(stream, &[0], part))
+}
+
+/// Sends bytes together with descriptors, at most 64.
+///
+/// # Errors
+/// Returns the errors of sendmsg(2), or an error if there are too many descriptors.
+pub fn send_with_descriptors(mut stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
     }
-    Ok(())
+    let part = [IoSlice::new(bytes)];
+    let sent = retry_on_intr(|| sendmsg(stream, &part, &mut control, SendFlags::NOSIGNAL))?;
+    // The first part carries all descriptors.
+    stream.write_all(&bytes[sent..])
+}
+
+/// Returns the error for descriptors that the kernel has closed, because this process has reached its limit of open
+/// files.
+fn too_many_files() -> io::Error {
+    Errno::MFILE.into()
 }
 
 /// Receives this number of descriptors.
 ///
 /// # Errors
-/// Returns the errors of recvmsg(2), or an error if the other program sends fewer descriptors or ends.
+/// Returns the errors of recvmsg(2), `EMFILE` if this process has reached its limit of open files, or an error if the
+/// other program sends fewer descriptors or ends.
 pub fn receive_descriptors(stream: &UnixStream, count: usize) -> io::Result<Vec<OwnedFd>> {
     let mut descriptors = Vec::new();
     while descriptors.len() < count {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
-        let received = recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let mut part = [IoSliceMut::new(&mut byte)];
+        let received = retry_on_intr(|| recvmsg(stream, &mut part, &mut control, RecvFlags::CMSG_CLOEXEC))?;
         let before = descriptors.len();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
                 descriptors.extend(rights);
             }
         }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(too_many_files());
+        }
         if received.bytes == 0 || descriptors.len() == before {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
     }
     Ok(descriptors)
+}
+
+/// Receives bytes like recv(2), and a descriptor if the sender has sent a descriptor with these bytes. Closes further
+/// descriptors. The descriptor is `EMFILE` if this process has reached its limit of open files.
+///
+/// # Errors
+/// Returns the errors of recvmsg(2).
+pub fn receive_with_descriptor(
+    stream: &UnixStream,
+    into: &mut [u8],
+) -> io::Result<(usize, Option<io::Result<OwnedFd>>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(stream, &mut [IoSliceMut::new(into)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut descriptor = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            rights.for_each(|right| descriptor = Some(Ok(right)));
+        }
+    }
+    let is_cut = received.flags.contains(ReturnFlags::CTRUNC);
+    Ok((received.bytes, descriptor.or_else(|| is_cut.then(|| Err(too_many_files())))))
 }
 
 /// Sends a message of one byte.
@@ -219,5 +256,19 @@ mod tests {
         assert_eq!(receive_descriptors(&theirs, 1).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         drop(ours);
         assert_eq!(receive_descriptors(&theirs, 1).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn descriptor_arrives_with_the_bytes_of_its_message() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (first, second) = UnixStream::pair().unwrap();
+        send_with_descriptors(&ours, b"line\n", &[first.as_fd(), second.as_fd()]).unwrap();
+        send_with_descriptors(&ours, b"next", &[]).unwrap();
+        let mut bytes = [0; 64];
+        let (read, descriptor) = receive_with_descriptor(&theirs, &mut bytes).unwrap();
+        assert_eq!(&bytes[..read], b"line\n");
+        assert!(descriptor.unwrap().is_ok());
+        let (read, descriptor) = receive_with_descriptor(&theirs, &mut bytes).unwrap();
+        assert_eq!((&bytes[..read], descriptor.is_none()), (&b"next"[..], true));
     }
 }

@@ -11,13 +11,14 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use super::args;
 use super::console::CommandError;
 use super::control::Socket;
 use super::metrics::Listener;
-use super::process::pid_namespace;
+use super::process::own_descriptor;
 use crate::config::{Control, Runtime, Source};
 use crate::runtime::{Gate, HandedWorker, Run, SavedStates, SharedMemory};
 use dataplane_control::upgrade::{self, DONE, HAND_OVER_VERSION, HandedOver, READY, RUNNING, TakenConfig, WITHDRAWN};
@@ -61,15 +62,32 @@ fn failed(error: ClientError) -> Error {
 fn lost(error: io::Error) -> Error {
     Error::Topology(match error.kind() {
         ErrorKind::UnexpectedEof => "the running program ended during the hand-over".to_owned(),
-        _ => format!("the running program does not answer: {error}"),
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "the running program closed the connection".to_owned(),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            format!("the running program did not answer within {} s", MESSAGE_TIMEOUT.as_secs())
+        }
+        _ => format!("the connection to the running program failed: {error}"),
     })
+}
+
+/// Returns the number of descriptors that follow.
+fn descriptors(head: &HandedOver) -> Result<usize> {
+    let mut queues = head.queues.iter();
+    let count = queues.try_fold(head.descriptors.len(), |sum, queue| sum.checked_add(queue.descriptors));
+    count.ok_or_else(|| Error::Topology("the running program announces too many descriptors".to_owned()))
 }
 
 /// Receives descriptors.
 fn receive(stream: &UnixStream, count: usize) -> Result<Vec<OwnedFd>> {
     stream.set_read_timeout(Some(MESSAGE_TIMEOUT)).map_err(lost)?;
     upgrade::send_byte(stream, READY).map_err(lost)?;
-    upgrade::receive_descriptors(stream, count).map_err(lost)
+    upgrade::receive_descriptors(stream, count).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::MFILE) => Error::Topology(format!(
+            "the new program cannot receive the {count} file descriptors of the running program: {error}; help: raise the \
+             limit of open files for the new program (`ulimit -n`)"
+        )),
+        _ => lost(error),
+    })
 }
 
 impl TakeOver {
@@ -87,13 +105,12 @@ impl TakeOver {
             dup2_stdin(File::open("/dev/null").map_err(wrong)?).map_err(|error| wrong(error.into()))?;
             let mut client = Client::of_stream(stream, Path::new(RUNNING_PROGRAM));
             client.set_timeout(MESSAGE_TIMEOUT).map_err(failed)?;
-            let request = upgrade::TakeOver {
-                hand_over_version: HAND_OVER_VERSION,
-                pid: std::process::id(),
-                pid_namespace: pid_namespace(),
-            };
-            let config: TakenConfig =
-                client.call(&Call::TakeOver(request)).map_err(failed)?.parse_exactly().map_err(failed)?;
+            let call = Call::TakeOver(upgrade::TakeOver { hand_over_version: HAND_OVER_VERSION });
+            let own = own_descriptor().map_err(|error| {
+                Error::Topology(format!("the kernel gives no descriptor of this process (pidfd_open): {error}"))
+            })?;
+            let answer = client.call_with_descriptors(&call, &[own.as_fd()]).map_err(failed)?;
+            let config: TakenConfig = answer.parse_exactly().map_err(failed)?;
             let received = receive(client.stream(), config.memories.len())?;
             let memory = |(row, descriptor): (&upgrade::MemoryRow, OwnedFd)| {
                 let pages = serde_json::from_value(row.pages.as_str().into())
@@ -130,8 +147,7 @@ impl TakeOver {
     pub(super) fn take(&mut self, gate: &Gate<'_>) -> Result<Vec<HandedWorker>> {
         let head: HandedOver = self.client.call(&Call::HandOver {}).map_err(failed)?.parse().map_err(failed)?;
         let stream = self.client.stream();
-        let count = head.descriptors.len() + head.queues.iter().map(|queue| queue.descriptors).sum::<usize>();
-        let mut received = receive(stream, count)?.into_iter();
+        let mut received = receive(stream, descriptors(&head)?)?.into_iter();
         self.descriptors = head.descriptors.into_iter().zip(received.by_ref()).collect();
         let mut queue = |row: upgrade::QueueRow| {
             let upgrade::QueueRow { port, queue, descriptors, position, posted } = row;
@@ -229,6 +245,35 @@ mod tests {
     use crate::runtime::{Options, Predecessor, assemble};
     use dataplane_core::topology::Topology;
     use dataplane_testing::config::Config;
+    use dataplane_testing::namespace::in_namespace;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    #[test]
+    fn number_of_descriptors_does_not_overflow() {
+        let queue = |descriptors| {
+            let port = "a".to_owned();
+            upgrade::QueueRow { port, queue: 0, descriptors, posted: Vec::new(), position: Vec::new() }
+        };
+        let head = |queues| HandedOver { descriptors: vec!["stdout".to_owned()], queues, ..HandedOver::default() };
+        assert_eq!(descriptors(&head(vec![queue(1), queue(2)])).unwrap(), 4);
+        let error = descriptors(&head(vec![queue(1), queue(usize::MAX)])).unwrap_err().to_string();
+        assert!(error.contains("too many descriptors"), "{error}");
+    }
+
+    #[test]
+    fn program_with_too_few_descriptors_names_the_limit() {
+        // The process of the test runs only this test.
+        in_namespace(|| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let file = File::open("/dev/null").unwrap();
+            upgrade::send_descriptors(&theirs, &[file.as_fd(); 64]).unwrap();
+            let limit = getrlimit(Resource::Nofile);
+            setrlimit(Resource::Nofile, Rlimit { current: Some(32), ..limit }).unwrap();
+            let error = receive(&ours, 64).unwrap_err().to_string();
+            assert!(error.contains("cannot receive the 64 file descriptors of the running program"), "{error}");
+            assert!(error.contains("`ulimit -n`"), "{error}");
+        });
+    }
 
     #[test]
     fn program_whose_worker_has_failed_does_not_take_over() {

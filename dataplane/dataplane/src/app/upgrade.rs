@@ -11,13 +11,12 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use serde::Serialize;
 
 use super::console::{self, CommandError};
 use super::control::{ENVIRONMENT, TAKE_OVER_OPTION};
-use super::process::Process;
+use super::process::{self, Process};
 use super::{args, stats};
 use dataplane_control::upgrade::UpgradeStart;
 use dataplane_control::{Call, Client};
@@ -132,7 +131,9 @@ fn check_network(process: u32) -> Result<(), CommandError> {
 /// Checks that this user, or root, has created the control socket. The new program gets arguments, a working directory and
 /// a config from the program at the socket, so another user could otherwise run code as this user.
 fn check_program(stream: &UnixStream) -> Result<(), CommandError> {
-    let owner = socket_peercred(stream).map_err(|error| CommandError::Failed(error.to_string()))?.uid;
+    let in_container = "help: run the command in the container of the program, for example with `nsenter --all --target \
+                        PROCESS`";
+    let owner = process::peer(stream).map_err(|why| CommandError::Failed(format!("{why}; {in_container}")))?.uid;
     match owner.is_root() || owner == geteuid() {
         true => Ok(()),
         false => Err(CommandError::Failed(format!(

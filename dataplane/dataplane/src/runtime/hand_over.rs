@@ -236,7 +236,7 @@ mod tests {
     fn port_that_cannot_be_handed_over_is_named() {
         let run = run_of_a_generator(Options { packets: Some(1 << 40), ..Options::default() });
         for _ in 0..2 {
-            let refusal = run.changer().begin_upgrade().err().unwrap();
+            let refusal = run.changer().begin_upgrade(String::new()).err().unwrap();
             assert_eq!(refusal.code, ErrorCode::NeedsRestart);
             assert_eq!(
                 refusal.message,
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn upgrade_is_refused_while_a_removed_port_is_closing() {
         let run = run_of_a_generator(Options::default());
-        let code = || run.changer().begin_upgrade().err().unwrap().code;
+        let code = || run.changer().begin_upgrade(String::new()).err().unwrap().code;
         let end = run.state.add_closing_thread();
         assert_eq!(code(), ErrorCode::Busy);
         drop(end);

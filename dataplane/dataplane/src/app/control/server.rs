@@ -58,8 +58,8 @@ pub(in crate::app) struct ControlServer {
     socket: Option<Socket>,
     /// The socket of the metrics server.
     metrics: Option<SharedListener>,
-    /// The process id of the program that has taken over the run.
-    successor: Option<u32>,
+    /// The process id of the program that has taken over the run, and the upgrade, which refuses further changes.
+    successor: Option<(u32, Upgrade)>,
     feed: Option<Arc<Feed>>,
     /// The number of log messages that were lost.
     logs_lost: Option<ErrorCounter>,
@@ -194,7 +194,7 @@ impl ControlServer {
 
     /// Returns the process id of the program that has taken over the run.
     pub(in crate::app) fn successor(&self) -> Option<u32> {
-        self.successor
+        self.successor.as_ref().map(|(process, _)| *process)
     }
 
     /// Hands the run over to the new program, which is the client with the index `at`. `id` is the number of the
@@ -215,7 +215,7 @@ impl ControlServer {
             shared.into_iter().filter_map(|(name, shared)| Some((name, shared.as_ref()?))).collect();
         match upgrade::switch(run, &client.stream, (id, program), &listeners) {
             Ok(time) => {
-                self.successor = Some(process);
+                self.successor = client.upgrade.take().map(|upgrade| (process, upgrade));
                 let waited = time.as_secs_f64() * 1e3;
                 let message =
                     format!("process {process} has taken over this run; packets waited {waited:.1} ms at most");
@@ -380,7 +380,11 @@ impl ControlServer {
         if let Some((at, id)) = switching {
             self.switch(run, at, id);
         }
-        self.clients.retain(|client| client.upgrade.as_ref().is_none_or(|upgrade| !upgrade.is_overdue()));
+        let now = Instant::now();
+        self.clients.retain(|client| {
+            let overdue = client.upgrade.as_ref().and_then(|upgrade| upgrade.overdue(now));
+            overdue.inspect(|why| upgrade::log_failure(why)).is_none()
+        });
         let is_due = self.answered.is_none_or(|answered| answered.elapsed() >= INTERVAL);
         if self.asking.is_none() && is_due && output <= MAX_OUTPUT {
             let mut clients = self.clients.iter();
@@ -618,7 +622,11 @@ impl ClientConnection {
         if self.line_end().is_none() {
             let mut bytes = [0; READ_SIZE];
             let room = (MAX_REQUEST - self.input.len()).min(READ_SIZE);
-            match self.stream.read(&mut bytes[..room]) {
+            let read = match &mut self.upgrade {
+                Some(upgrade) => upgrade.read(&self.stream, &mut bytes[..room]),
+                None => self.stream.read(&mut bytes[..room]),
+            };
+            match read {
                 Ok(0) => return false,
                 Ok(read) => self.input.extend(&bytes[..read]),
                 Err(error) => return is_later(&error),
@@ -771,12 +779,19 @@ pub(crate) fn fuzz(input: &[u8]) {
 #[cfg(test)]
 mod tests {
     use std::fmt::Write as _;
+    use std::fs::File;
     use std::io::{BufRead, BufReader};
+    use std::os::fd::BorrowedFd;
+    use std::process::Command;
+
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
     use super::*;
+    use crate::app::process::own_descriptor;
     use crate::config::{Diagnostics, Source};
     use crate::prelude::*;
     use crate::runtime::{Options, assemble};
+    use dataplane_control::upgrade::{HAND_OVER_VERSION, send_with_descriptors};
     use dataplane_core::topology::Topology;
     use dataplane_testing::config::Config;
     use dataplane_testing::namespace::in_namespace;
@@ -876,22 +891,44 @@ mod tests {
                 String::from_utf8(answer).unwrap()
             };
             assert!(answer(&mut server, &mut client).contains("\"arguments\""));
-            let take_over = |namespace: &str| {
-                let request = "\"version\":1,\"id\":2,\"request\":\"take_over\",\"hand_over_version\":1,\"pid\":1";
-                format!("{{{request}{namespace}}}\n")
+            let take_over = |client: &BufReader<UnixStream>, descriptors: &[BorrowedFd<'_>]| {
+                let request = format!("\"request\":\"take_over\",\"hand_over_version\":{HAND_OVER_VERSION}");
+                let request = format!("{{\"version\":1,\"id\":2,{request}}}\n");
+                send_with_descriptors(client.get_ref(), request.as_bytes(), descriptors).unwrap();
             };
-            // The process id is not the id of the new program for this program.
-            client.get_mut().write_all(take_over(",\"pid_namespace\":\"pid:[1]\"").as_bytes()).unwrap();
-            let refused = answer(&mut server, &mut client);
-            assert!(refused.contains("another pid namespace (pid:[1], not pid:["), "{refused}");
+            let (own, other) = (own_descriptor().unwrap(), File::open("/dev/null").unwrap());
+            for (descriptors, why) in [
+                (Vec::new(), "the new program has sent no descriptor of its process (pidfd) together with `take_over`"),
+                (vec![other.as_fd()], "its descriptor does not refer to a process"),
+                (vec![own.as_fd()], "which is the running program"),
+                // The refusal has used the descriptor.
+                (Vec::new(), "the new program has sent no descriptor of its process"),
+            ] {
+                take_over(&client, &descriptors);
+                let refused = answer(&mut server, &mut client);
+                assert!(refused.contains(why), "{refused}");
+            }
+            let overdue = |server: &ControlServer, time| {
+                server.clients[0].upgrade.as_ref().unwrap().overdue(Instant::now() + time)
+            };
+            let time = upgrade::START_TIMEOUT;
+            assert_eq!(overdue(&server, time).unwrap(), "no new program has started within 30 s");
             assert_eq!(server.clients.len(), 1);
-            client.get_mut().write_all(take_over("").as_bytes()).unwrap();
+            let refused = run.changer().begin_upgrade(String::new()).err().unwrap();
+            let id = std::process::id();
+            let expected = format!("another change or an upgrade is in progress: an upgrade by process {id} of user ");
+            assert!(refused.message.starts_with(&expected), "{refused}");
+            let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+            let descriptor = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+            take_over(&client, &[descriptor.as_fd()]);
             client.get_mut().shutdown(std::net::Shutdown::Write).unwrap();
             let config = answer(&mut server, &mut client);
             assert!(config.contains("\"memories\":[]"), "{config}");
             // The connection has blocked during the request, and its state is not known.
             assert_eq!(answer(&mut server, &mut client), "");
             assert!(server.clients.is_empty());
+            child.kill().unwrap();
+            child.wait().unwrap();
             run.stop();
             run.join().unwrap();
         });

@@ -1,18 +1,17 @@
 //! The hand-over of a running program to the new program of an upgrade: the side of the running program.
 
 use std::ffi::OsString;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use serde::Serialize;
 
-use crate::app::process::{Process, pid_namespace};
+use crate::app::process::{self, Process};
 use crate::runtime::{HandedRun, RESTART_HELP, Run, SharedMemory, UpgradeHold};
 use dataplane_control::upgrade::{
     self, DONE, HAND_OVER_VERSION, HandedOver, MemoryRow, QueueRow, RUNNING, StateRow, TakeOver, TakenConfig,
@@ -27,7 +26,10 @@ pub(in crate::app) const TAKE_OVER_OPTION: &str = "--take-over";
 /// `WATCHDOG_PID`, because the process id of the new program differs.
 pub(in crate::app) const ENVIRONMENT: [&str; 6] =
     ["NOTIFY_SOCKET", "WATCHDOG_USEC", "JOURNAL_STREAM", "RUST_LOG", "NO_COLOR", "XDG_RUNTIME_DIR"];
-/// The maximum time from the start of an upgrade to the hand-over.
+/// The maximum time from the start of an upgrade to `take_over`. The new program sends `take_over` before it prepares
+/// anything, so only the kernel needs time to load the program file.
+pub(super) const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// The maximum time from the start of an upgrade to the hand-over. The new program allocates memory and compiles tables.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(600);
 /// The maximum time of `take_over`, and the maximum time from the hand-over until the workers of the new program run. Packets
 /// wait during the hand-over.
@@ -44,6 +46,8 @@ pub(super) struct Upgrade {
     /// Refuses changes of the config.
     _hold: UpgradeHold,
     since: Instant,
+    /// The last descriptor that the client has sent.
+    descriptor: Option<io::Result<OwnedFd>>,
     /// The new program, after its first request.
     program: Option<Process>,
 }
@@ -76,7 +80,7 @@ impl TimedStream<'_> {
     fn limit(&self) -> io::Result<()> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
+            return Err(ErrorKind::TimedOut.into());
         }
         self.stream.set_nonblocking(false)?;
         self.stream.set_read_timeout(Some(left))?;
@@ -105,7 +109,7 @@ impl Write for &TimedStream<'_> {
 impl Upgrade {
     /// Starts an upgrade. `peer` is the connection of the client.
     pub(super) fn start(run: &Run, peer: &UnixStream) -> Result<(Self, UpgradeStart), Refusal> {
-        check_peer(peer)?;
+        let client = check_peer(peer)?;
         let arguments = arguments(std::env::args_os().skip(1))?;
         let failed = |what: &str, why: String| {
             let message = format!("{what}: {why}");
@@ -122,13 +126,27 @@ impl Upgrade {
             directory,
             environment: ENVIRONMENT.iter().filter_map(variable).collect(),
         };
-        let hold = run.changer().begin_upgrade()?;
-        Ok((Self { _hold: hold, since: Instant::now(), program: None }, start))
+        let hold = run.changer().begin_upgrade(client)?;
+        Ok((Self { _hold: hold, since: Instant::now(), descriptor: None, program: None }, start))
     }
 
-    /// Returns `true` if the new program has taken too long to prepare its run.
-    pub(super) fn is_overdue(&self) -> bool {
-        self.since.elapsed() >= PREPARE_TIMEOUT
+    /// Returns the reason if the upgrade has taken too long at the time `now`.
+    pub(super) fn overdue(&self, now: Instant) -> Option<String> {
+        let (what, limit) = match self.program {
+            None => ("no new program has started", START_TIMEOUT),
+            Some(_) => ("the new program was not ready", PREPARE_TIMEOUT),
+        };
+        let is_overdue = now.saturating_duration_since(self.since) >= limit;
+        is_overdue.then(|| format!("{what} within {} s", limit.as_secs()))
+    }
+
+    /// Reads from the connection of the client. Keeps a descriptor that the client has sent.
+    pub(super) fn read(&mut self, stream: &UnixStream, into: &mut [u8]) -> io::Result<usize> {
+        let (read, descriptor) = upgrade::receive_with_descriptor(stream, into)?;
+        if descriptor.is_some() {
+            self.descriptor = descriptor;
+        }
+        Ok(read)
     }
 
     /// Returns the new program.
@@ -155,15 +173,7 @@ impl Upgrade {
             );
             return Err(SwitchError::Refused(Refusal::new(ErrorCode::NeedsRestart, message, RESTART_HELP)));
         }
-        if let Some((own, theirs)) = pid_namespace().zip(request.pid_namespace.as_ref())
-            && own != *theirs
-        {
-            let message = format!("the new program is in another pid namespace ({theirs}, not {own})");
-            let help = "run `dataplane upgrade` in the container of the program, for example with `nsenter --all --target \
-                        PROCESS`";
-            return Err(SwitchError::Refused(Refusal::new(ErrorCode::Failed, message, help)));
-        }
-        self.program = Some(Process::open(request.pid));
+        self.program = Some(new_program(self.descriptor.take()).map_err(SwitchError::Refused)?);
         let source = run.source();
         let memories = run.shared_memories().map_err(|error| failed(format!("the packet memory: {error}")))?;
         let row = |memory: &SharedMemory| {
@@ -185,15 +195,32 @@ impl Upgrade {
     }
 }
 
-/// Refuses a client that is neither root nor the user of this program, because the client gets the descriptors of this
-/// program.
-fn check_peer(peer: &UnixStream) -> Result<(), Refusal> {
-    let help = "run `dataplane upgrade` as the user of the program";
+/// Returns the new program, which has sent a descriptor of its process.
+fn new_program(descriptor: Option<io::Result<OwnedFd>>) -> Result<Process, Refusal> {
+    let failed = |message: String, help| Refusal::new(ErrorCode::Failed, message, help);
+    match descriptor {
+        Some(Ok(descriptor)) => Process::of_descriptor(descriptor),
+        Some(Err(error)) => Err(failed(
+            format!("the running program cannot receive a descriptor of the new program: {error}"),
+            "raise the limit of open files of the running program, for example with `prlimit --nofile`",
+        )),
+        None => Err(failed(
+            "the new program has sent no descriptor of its process (pidfd) together with `take_over`".to_owned(),
+            "use `dataplane upgrade --to PROGRAM`",
+        )),
+    }
+}
+
+/// Refuses a client of another user, because the client gets the descriptors of this program, and chooses the process
+/// that this program may have to kill. Returns a description of the client.
+fn check_peer(peer: &UnixStream) -> Result<String, Refusal> {
+    let help = "run `dataplane upgrade` as the user of the program, and in the container of the program, for example with \
+                `nsenter --all --target PROCESS`";
     let refuse = |why: String| Refusal::new(ErrorCode::Failed, format!("upgrade refused: {why}"), help);
-    let user = socket_peercred(peer).map_err(|error| refuse(error.to_string()))?.uid;
-    match user.is_root() || user == geteuid() {
-        true => Ok(()),
-        false => Err(refuse(format!("the client runs as user {user}, the program runs as user {}", geteuid()))),
+    let peer = process::peer(peer).map_err(refuse)?;
+    match peer.uid == geteuid() {
+        true => Ok(format!("process {} of user {}", peer.pid.as_raw_nonzero(), peer.uid)),
+        false => Err(refuse(format!("the client runs as user {}, the program runs as user {}", peer.uid, geteuid()))),
     }
 }
 
@@ -263,8 +290,27 @@ pub(super) fn switch(
 /// may have the sockets, and the kernel may write to the packet memory.
 fn end(program: &Process, stream: &UnixStream) {
     let _ = upgrade::send_byte(stream, WITHDRAWN);
-    if !program.has_ended(WITHDRAW_TIMEOUT) && program.kill() && !program.has_ended(KILL_TIMEOUT) {
-        tracing::error!("process {} does not end, although it was killed", program.pid);
+    if program.has_ended(WITHDRAW_TIMEOUT) {
+        return;
+    }
+    if let Err(error) = program.kill() {
+        tracing::error!("cannot kill process {}: {error}", program.pid);
+    }
+    if !program.has_ended(KILL_TIMEOUT) {
+        tracing::error!("process {} does not end", program.pid);
+    }
+}
+
+/// Describes an error on the connection to the new program.
+fn describe(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+            "the new program ended, or closed the connection".to_owned()
+        }
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            format!("the new program did not answer within {} s", SWITCH_TIMEOUT.as_secs())
+        }
+        _ => format!("the connection to the new program failed: {error}"),
     }
 }
 
@@ -301,7 +347,7 @@ fn send(
     }
     answer_with(stream, id, &head, &descriptors, is_touched)?;
     let mut writer = stream;
-    writer.write_all(&bytes).map_err(|error| format!("the new program did not take over: {error}"))
+    writer.write_all(&bytes).map_err(|error| describe(&error))
 }
 
 /// Sends the answer `head` to the request with the number `id`, and then the descriptors. Sets `is_sent` before the new
@@ -313,7 +359,7 @@ fn answer_with(
     descriptors: &[BorrowedFd<'_>],
     is_sent: &mut bool,
 ) -> Result<(), String> {
-    let failed = |error: io::Error| format!("the new program did not take over: {error}");
+    let failed = |error: io::Error| describe(&error);
     let line = Response::result(id, head).and_then(|response| serde_json::to_string(&response));
     let line = line.map_err(|error| error.to_string())? + "\n";
     let mut writer = stream;
@@ -337,15 +383,14 @@ fn await_running(stream: &TimedStream<'_>) -> Result<(), String> {
     match receive_byte(stream) {
         Ok(RUNNING) => Ok(()),
         Ok(_) => Err("the new program sent an unknown message".to_owned()),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            Err("the new program ended during the hand-over".to_owned())
-        }
-        Err(error) => Err(format!("the new program did not run within {} s: {error}", SWITCH_TIMEOUT.as_secs())),
+        Err(error) => Err(describe(&error)),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
@@ -360,8 +405,8 @@ mod tests {
         upgrade::send_byte(&theirs, RUNNING).unwrap();
         let timed = |deadline| TimedStream { stream: &ours, deadline };
         let late = timed(Instant::now());
-        assert_eq!(receive_byte(&late).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert_eq!((&late).write(&[DONE]).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(receive_byte(&late).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!((&late).write(&[DONE]).unwrap_err().kind(), ErrorKind::TimedOut);
         assert_eq!(receive_byte(&timed(Instant::now() + SWITCH_TIMEOUT)).unwrap(), RUNNING);
         // A client that reads nothing does not extend the time.
         let timed = timed(Instant::now() + Duration::from_millis(10));
@@ -369,8 +414,44 @@ mod tests {
     }
 
     #[test]
+    fn errors_of_the_new_program_are_described() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let timed = |milliseconds| TimedStream {
+            stream: &ours,
+            deadline: Instant::now() + Duration::from_millis(milliseconds),
+        };
+        assert_eq!(await_running(&timed(0)).unwrap_err(), "the new program did not answer within 2 s");
+        assert_eq!(await_running(&timed(10)).unwrap_err(), "the new program did not answer within 2 s");
+        drop(theirs);
+        assert_eq!(await_running(&timed(60_000)).unwrap_err(), "the new program ended, or closed the connection");
+    }
+
+    #[test]
+    #[ignore = "runs in the process that `client_in_another_pid_namespace_is_refused` starts"]
+    fn process_in_another_pid_namespace() {
+        let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().unwrap());
+        let refused = check_peer(&stream).unwrap_err();
+        assert!(refused.message.ends_with("is in another pid namespace"), "{refused}");
+    }
+
+    #[test]
+    fn client_in_another_pid_namespace_is_refused() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut test = Command::new("unshare");
+        test.args(["--pid", "--fork"]).arg(std::env::current_exe().unwrap());
+        test.args(["--exact", "--ignored", "app::control::upgrade::tests::process_in_another_pid_namespace"]);
+        let output = test.stdin(Stdio::from(OwnedFd::from(ours))).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    }
+
+    #[test]
     fn client_of_the_same_user_may_upgrade() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        assert!(check_peer(&ours).is_ok());
+        let client = check_peer(&ours).unwrap();
+        assert_eq!(client, format!("process {} of user {}", std::process::id(), geteuid()));
     }
 }

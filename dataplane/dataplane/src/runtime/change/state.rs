@@ -127,6 +127,8 @@ pub(crate) struct Retiring {
 pub(crate) struct Changes {
     /// Whether a change is in progress.
     pub(super) is_busy: bool,
+    /// A description of the client whose upgrade is in progress.
+    pub(super) upgrader: Option<String>,
     /// Whether the run has ended, so that the pipeline cannot change any more.
     pub(super) is_over: bool,
     pub(super) unconfirmed: Option<Unconfirmed>,
@@ -160,7 +162,7 @@ pub(super) struct Unconfirmed {
 impl Changes {
     pub(crate) fn new(source: &Source) -> Self {
         let (history, first_path) = (ChangeHistory::new(source), source.path().to_owned());
-        Self { is_busy: false, is_over: false, unconfirmed: None, history, first_path }
+        Self { is_busy: false, upgrader: None, is_over: false, unconfirmed: None, history, first_path }
     }
 }
 

@@ -161,12 +161,13 @@ impl Changer {
         lock(&self.0.changes).unconfirmed.is_some()
     }
 
-    /// Refuses changes until the returned value is dropped, so that another program can take over the run.
+    /// Refuses changes until the returned value is dropped, so that another program can take over the run. `client`
+    /// describes the client of the upgrade in these refusals.
     ///
     /// # Errors
     /// Fails if a change is in progress or unconfirmed, if a removed port is still closing, if another upgrade is in
     /// progress, if the run is stopping, or if another program cannot take over the run.
-    pub(crate) fn begin_upgrade(&self) -> Result<UpgradeHold, Refusal> {
+    pub(crate) fn begin_upgrade(&self, client: String) -> Result<UpgradeHold, Refusal> {
         let state = &self.0;
         let busy = state.occupy(check_confirmed)?;
         if state.control.is_stopped() {
@@ -177,7 +178,7 @@ impl Changer {
             return Err(refusal::busy("a removed port is still closing", "try again"));
         }
         state.check_upgrade()?;
-        Ok(UpgradeHold::new(busy))
+        Ok(UpgradeHold::new(busy, client))
     }
 
     /// Returns the history: a row for the start of the run, and rows for the last changes, at most 32 rows in total.
@@ -209,7 +210,9 @@ impl RunState {
         let mut changes = lock(&self.changes);
         check(&changes)?;
         if changes.is_busy {
-            return Err(refusal::busy("another change or an upgrade is in progress", "try again when it is complete"));
+            let upgrader = changes.upgrader.as_ref().map(|client| format!(": an upgrade by {client}"));
+            let message = format!("another change or an upgrade is in progress{}", upgrader.unwrap_or_default());
+            return Err(refusal::busy(message, "try again when it is complete"));
         }
         changes.is_busy = true;
         Ok(Busy { state: self.clone() })

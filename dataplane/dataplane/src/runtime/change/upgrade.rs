@@ -15,8 +15,10 @@ pub(crate) struct UpgradeHold {
 }
 
 impl UpgradeHold {
-    pub(super) fn new(busy: Busy) -> Self {
+    /// `client` describes the client of the upgrade.
+    pub(super) fn new(busy: Busy, client: String) -> Self {
         busy.state.control.set_upgrading(true);
+        lock(&busy.state.changes).upgrader = Some(client);
         Self { busy }
     }
 }
@@ -24,6 +26,7 @@ impl UpgradeHold {
 impl Drop for UpgradeHold {
     fn drop(&mut self) {
         self.busy.state.control.set_upgrading(false);
+        lock(&self.busy.state.changes).upgrader = None;
     }
 }
 

@@ -102,6 +102,11 @@ mod client {
         pub fn into_stream(self) -> UnixStream {}
         pub fn path(&self) -> &Path {}
         pub fn call(&mut self, call: &Call) -> Result<Answer, Error> {}
+        pub fn call_with_descriptors(
+            &mut self,
+            call: &Call,
+            descriptors: &[BorrowedFd<'_>],
+        ) -> Result<Answer, Error> {}
         pub fn hello(&mut self) -> Result<Hello, Error> {}
         pub fn show(&mut self, show: Show) -> Pages<'_> {}
         pub fn get(&mut self, get: Get) -> Result<GetResult, Error> {}
@@ -495,8 +500,6 @@ pub mod upgrade {
     #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct TakeOver {
         pub hand_over_version: u32,
-        pub pid: u32,
-        pub pid_namespace: Option<String>,
     }
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     pub struct TakenConfig {
@@ -536,10 +539,19 @@ pub mod upgrade {
         stream: &UnixStream,
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<()> {}
+    pub fn send_with_descriptors(
+        mut stream: &UnixStream,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {}
     pub fn receive_descriptors(
         stream: &UnixStream,
         count: usize,
     ) -> io::Result<Vec<OwnedFd>> {}
+    pub fn receive_with_descriptor(
+        stream: &UnixStream,
+        into: &mut [u8],
+    ) -> io::Result<(usize, Option<io::Result<OwnedFd>>)> {}
     pub fn send_byte(mut stream: &UnixStream, byte: u8) -> io::Result<()> {}
     pub fn receive_byte(mut stream: &UnixStream) -> io::Result<u8> {}
 }
