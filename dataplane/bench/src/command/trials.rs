@@ -156,3 +156,54 @@ fn flush(command: &str) -> Result<()> {
         Err(_) => Err(failed("the thread of the command failed".to_owned())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use dataplane::clock::HostClock;
+    use dataplane_testing::Folder;
+
+    use super::super::opened::TrafficArgs;
+    use super::*;
+    use crate::tester::HostTimes;
+
+    #[derive(Parser)]
+    struct Words {
+        #[command(flatten)]
+        traffic: TrafficArgs,
+    }
+
+    const CABLE: &str = "[runtime]\nworkers = 1\nhugepages = 'none'\nidle = 'sleep'\n\
+        [[port]]\nname = 'left'\ndevice = 'soft'\nlink = { kind = 'loopback', peer = 'right' }\n\
+        [[port]]\nname = 'right'\ndevice = 'soft'\nlink = { kind = 'loopback', peer = 'left' }\n";
+
+    #[test]
+    fn trial_with_a_clock_step_is_repeated() {
+        let folder = Folder::new();
+        let config = folder.write("bench.toml", CABLE).display().to_string();
+        let words = ["", &config, "--catch-up", "60s", "--late", "60s", "--settle", "20ms"];
+        let mut opened = Opened::new(&Words::parse_from(words).traffic, |streams, _| Ok(vec![None; streams.len()]))
+            .unwrap_or_else(|error| panic!("{error}"));
+        // The system clock steps forward by an hour between the first and the second reading: in the first trial.
+        let (clock, mut readings) = (HostClock::new(), 0);
+        opened.tester.set_host_times(Box::new(move || {
+            readings += 1;
+            let times = HostTimes::read(&clock);
+            HostTimes { system: times.system + if readings == 1 { 0 } else { 3_600_000_000_000 }, ..times }
+        }));
+        let mut trials = PortTrials {
+            opened: &mut opened,
+            shares: vec![1.0],
+            reports: Vec::new(),
+            rest: Duration::ZERO,
+            flows: None,
+            show: &mut |_| {},
+        };
+        assert!(trials.measure(1_000.0, 0.02).is_ok());
+        let is_step = |trial: &TrialReport| trial.limits.iter().any(|limit| limit.contains("clock stepped by +3600.0"));
+        let steps: Vec<bool> = trials.reports.iter().map(is_step).collect();
+        // On a busy machine, further trials may be repeated for another reason.
+        assert!(steps.len() > 1 && steps[0] && !steps[1..].contains(&true), "{:?}", trials.reports);
+        assert!(trials.reports[0].ignored);
+    }
+}

@@ -8,7 +8,7 @@ use super::units::{Nanoseconds, Pps, ratio};
 use crate::rate::{FCS, LINE_OVERHEAD};
 use crate::search::{Bound, GoalResult};
 use crate::stream::Stream;
-use crate::tester::{Outcome, StreamOutcome};
+use crate::tester::{CoreLoad, Outcome, StreamOutcome};
 
 /// If the tester missed more than this share of the packets of a trial, the trial shows a limit of the tester.
 const MAX_RATE_ERROR: f64 = 0.01;
@@ -18,6 +18,12 @@ const MAX_OWN_SHARE: f64 = 0.9;
 const MIN_CHANGED: f64 = 0.01;
 /// A trial is disturbed if the tester waited for a core for more than this share of the trial.
 const MAX_WAIT: f64 = 0.01;
+/// A trial is disturbed if the hypervisor took the core of the tester for more than this share of the trial.
+const MAX_STEAL: f64 = 0.01;
+/// A trial is disturbed if another thread of the physical core was busy for more than this share of the trial.
+const MAX_NEIGHBOUR: f64 = 0.1;
+/// A trial is disturbed if the frequency of the core changed by more than this share.
+const MAX_FREQUENCY_CHANGE: f64 = 0.05;
 
 /// Returns the properties of this host.
 pub fn environment(core: Option<u32>) -> Environment {
@@ -113,6 +119,9 @@ pub fn rate_report(
             clock: outcome.clock.clone(),
             longest_pause_ns: outcome.longest_pause,
             waited_ns: outcome.waited,
+            stolen_ns: outcome.core.stolen,
+            neighbour_ns: outcome.core.neighbour,
+            core_mhz: outcome.core.megahertz.map(|(before, after)| [before, after]),
         },
         unaccounted: unaccounted(outcome),
     }
@@ -212,6 +221,15 @@ pub fn trial_limits(outcome: &Outcome, names: &[(String, String)]) -> Vec<String
         if port.link_up == Some(false) {
             limits.push(format!("the link of the port `{name}` is down"));
         }
+        if port.clock_faults > 0 {
+            limits.push(format!("the clock of the port `{name}` jumped or stopped {} times", port.clock_faults));
+        }
+    }
+    for (clock, step) in [("system", outcome.clock_steps.system), ("wall", outcome.clock_steps.wall)] {
+        if step != 0 {
+            let (sign, time) = (if step < 0 { '-' } else { '+' }, Nanoseconds(step.unsigned_abs()));
+            limits.push(format!("the {clock} clock stepped by {sign}{time}"));
+        }
     }
     limits
 }
@@ -237,15 +255,30 @@ fn calibration_limits(total: &Traffic, streams: &[StreamReport], own: &Calibrati
 
 /// Returns the reasons why a trial may be disturbed.
 pub fn disturbances(outcome: &Outcome) -> Vec<String> {
-    let share = outcome.waited as f64 / outcome.elapsed.max(1) as f64;
-    match share > MAX_WAIT {
-        true => vec![format!(
-            "the tester waited for a core for {:.1} % of the trial, and paused for up to {}",
-            share * 100.0,
-            Nanoseconds(outcome.longest_pause)
-        )],
-        false => Vec::new(),
+    let share = |time: u64| time as f64 / outcome.elapsed.max(1) as f64;
+    let percent = |time: u64| format!("{:.1} % of the trial", share(time) * 100.0);
+    let mut reasons = Vec::new();
+    if share(outcome.waited) > MAX_WAIT {
+        let pause = Nanoseconds(outcome.longest_pause);
+        reasons.push(format!(
+            "the tester waited for a core for {}, and paused for up to {pause}",
+            percent(outcome.waited)
+        ));
     }
+    let CoreLoad { stolen, neighbour, megahertz } = outcome.core;
+    if share(stolen) > MAX_STEAL {
+        reasons.push(format!("the hypervisor took the core of the tester for at least {}", percent(stolen)));
+    }
+    if share(neighbour) > MAX_NEIGHBOUR {
+        let busy = percent(neighbour);
+        reasons.push(format!("another thread of the physical core of the tester was busy for at least {busy}"));
+    }
+    if let Some((before, after)) = megahertz
+        && (after / before - 1.0).abs() > MAX_FREQUENCY_CHANGE
+    {
+        reasons.push(format!("the frequency of the core of the tester changed from {before:.0} MHz to {after:.0} MHz"));
+    }
+    reasons
 }
 
 /// Returns the report of a bound. `mean` is the mean length of the frames, and `trials` are all trials of the search.

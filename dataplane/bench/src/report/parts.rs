@@ -291,6 +291,18 @@ pub struct TesterReport {
     pub longest_pause_ns: u64,
     /// The time in which the tester was ready to run but had no core, in nanoseconds.
     pub waited_ns: u64,
+    /// The time in which the hypervisor ran something else on the core of the tester, in nanoseconds. A lower limit,
+    /// because the kernel counts this time in steps of 10 ms.
+    #[serde(default)]
+    pub stolen_ns: u64,
+    /// The busy time of the busiest other thread of the physical core of the tester, in nanoseconds. A lower limit, as
+    /// for `stolen_ns`.
+    #[serde(default)]
+    pub neighbour_ns: u64,
+    /// The frequency of the core of the tester at the start and at the end of the trial, in MHz. `null` without
+    /// cpufreq, as in most virtual machines.
+    #[serde(default)]
+    pub core_mhz: Option<[f64; 2]>,
 }
 
 /// The limits of the tester, from `bench calibrate`.

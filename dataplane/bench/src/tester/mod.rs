@@ -2,7 +2,11 @@
 //!
 //! One thread on one core sends and receives on all ports. The loop neither allocates memory nor takes locks.
 
+mod clocks;
+mod core_load;
 mod host;
+mod learn;
+mod options;
 mod outcome;
 mod receiver;
 mod turns;
@@ -11,15 +15,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dataplane::clock::{HostClock, Stamp};
-use dataplane::header::MacAddr;
+use dataplane::clock::{ClockSource, HostClock};
 use dataplane::lane::{LaneCounters, NoSink};
 use dataplane::mem::Batch;
 use dataplane::runtime::PortLanes;
+use dataplane::soft::doctor::Roots;
 
 use dataplane::{Error, Result};
 
+use self::clocks::ClockWatch;
+pub use self::clocks::{ClockSteps, HostTimes};
+pub use self::core_load::CoreLoad;
+use self::core_load::CoreSample;
 use self::host::{account, counters, cpu_wait, overrun, pause};
+pub use self::options::{IntervalCounts, Observer, TesterOptions, TrialPlan};
 pub use self::outcome::{Outcome, PortOutcome, StreamOutcome};
 use self::receiver::Receiver;
 use self::turns::Turns;
@@ -53,72 +62,6 @@ pub(crate) fn stopped() -> Error {
     Error::Topology("stopped before the end, so the result is incomplete".to_owned())
 }
 
-/// The options of all trials.
-#[derive(Clone, Copy, Debug)]
-pub struct TesterOptions {
-    /// A packet with a higher latency is late.
-    pub late: Duration,
-    /// A time without arrivals that is longer than this limit is a gap.
-    pub gap: Duration,
-    /// The trial ends when no packet has arrived for this time after the last transmission.
-    pub settle: Duration,
-    /// The maximum time by which the tester may send a packet after the packet was due. The tester does not send
-    /// packets that would be later.
-    pub catch_up: Duration,
-    /// The length of the intervals in which packets are counted. If a trial has too many intervals, its intervals are
-    /// longer.
-    pub interval: Duration,
-    /// Whether learning frames are sent before each trial. The receiving port of a stream sends a frame from the
-    /// destination MAC address of the stream. Bridges then do not flood the packets of the stream.
-    pub learn: bool,
-}
-
-impl Default for TesterOptions {
-    fn default() -> Self {
-        Self {
-            late: Duration::from_secs(1),
-            gap: Duration::from_millis(100),
-            settle: Duration::from_millis(200),
-            catch_up: Duration::from_millis(1),
-            interval: Duration::from_millis(100),
-            learn: false,
-        }
-    }
-}
-
-/// The rates and the duration of a trial.
-#[derive(Clone, Copy, Debug)]
-pub struct TrialPlan<'a> {
-    /// The rate of each stream in packets per second, or `None` for the highest possible rate.
-    pub rates: &'a [Option<f64>],
-    /// The time in which packets are sent.
-    pub duration: Duration,
-    /// The time at which the rates change, and the rates after this time.
-    pub change: Option<(Duration, &'a [Option<f64>])>,
-}
-
-/// The counts of an interval of a running trial. A packet of the interval that has not arrived yet is late or lost.
-#[derive(Clone, Debug, Default)]
-pub struct IntervalCounts {
-    /// The number of the interval, from 0.
-    pub index: usize,
-    /// The packets of each stream that were sent in the interval.
-    pub streams: Vec<Point>,
-    /// The counts of each stream since the start of the trial. The lost packets are not known yet.
-    pub counts: Vec<Counts>,
-}
-
-/// An observer of a running trial. The loop of the tester calls the functions of the observer, so the functions must be
-/// short.
-pub trait Observer {
-    /// Handles the start of the transmission.
-    fn start(&mut self) {}
-    /// Handles the counts of an interval. The function is called for each interval, in order.
-    fn interval(&mut self, _counts: &IntervalCounts) {}
-}
-
-impl Observer for () {}
-
 /// The ports, the streams and their judges.
 pub struct Tester {
     // The lanes are dropped last, because the batches belong to the pool of the lanes.
@@ -129,6 +72,10 @@ pub struct Tester {
     streams: Vec<Stream>,
     options: TesterOptions,
     clock: HostClock,
+    /// Reads the clocks of the host.
+    host_times: Box<dyn FnMut() -> HostTimes>,
+    /// The folders from which the load of the core is read.
+    roots: Roots,
     /// The number from which the key of the last trial was created.
     key: u64,
     /// The number of the first flow of the next trial.
@@ -154,6 +101,7 @@ impl Tester {
         // The first key differs between runs, so that packets of an earlier run do not count.
         let key = clock.nanos().0;
         let (senders, judges) = (Vec::new(), Vec::new());
+        let own = clock.clone();
         let mut tester = Self {
             outboxes,
             inbox,
@@ -162,6 +110,8 @@ impl Tester {
             streams: Vec::new(),
             options,
             clock,
+            host_times: Box::new(move || HostTimes::read(&own)),
+            roots: Roots::real(),
             key,
             first_flow: 0,
             stop,
@@ -202,6 +152,16 @@ impl Tester {
         self.options.catch_up = catch_up;
     }
 
+    /// Replaces the function that reads the clocks of the host, for tests.
+    pub fn set_host_times(&mut self, read: Box<dyn FnMut() -> HostTimes>) {
+        self.host_times = read;
+    }
+
+    /// Sets the folders from which the load of the core is read, for tests.
+    pub fn set_roots(&mut self, roots: Roots) {
+        self.roots = roots;
+    }
+
     /// Sets the number of the first flow of the next trials. The packets of a trial have the headers of this flow, the
     /// following flow, and so on.
     pub fn set_first_flow(&mut self, first: u64) {
@@ -236,8 +196,13 @@ impl Tester {
             self.send_learning_frames()?;
         }
         let before = counters(&self.lanes);
+        let clock_faults = self.clock_faults();
+        let core = self.lanes.plan().cores.first().map(|core| core.0);
+        let sample = CoreSample::read(&self.roots, core);
         let mut outcome = self.run(plan, observer)?;
+        outcome.core = CoreSample::read(&self.roots, core).since(&sample);
         let after = counters(&self.lanes);
+        let later_faults = self.clock_faults();
         for (index, port) in outcome.ports.iter_mut().enumerate() {
             let changed = |(name, value): (&String, &u64)| {
                 let change = value.saturating_sub(before[index].get(name).copied().unwrap_or(0));
@@ -247,35 +212,15 @@ impl Tester {
             port.overrun = overrun(&port.device);
             port.link_downs = port.device.get(host::CARRIER_DOWN).copied().unwrap_or(0);
             port.link_up = self.lanes.is_link_up(index);
+            port.clock_faults = later_faults[index].saturating_sub(clock_faults[index]);
         }
         Ok(outcome)
     }
 
-    /// Sends a frame from the destination MAC address of each stream. Skips streams with several destination addresses.
-    /// Skips streams to the address of another host, such as a router, because the tester must not send from this
-    /// address.
-    fn send_learning_frames(&mut self) -> Result<()> {
-        let Self { outboxes, streams, lanes, clock, .. } = self;
-        let begin = clock.nanos();
-        let macs: Vec<MacAddr> = lanes.ports().iter().map(|port| MacAddr(port.mac)).collect();
-        let names: Vec<String> = lanes.plan().ports.iter().map(|port| port.config.name.clone()).collect();
-        let (lanes, pool) = lanes.parts();
-        for stream in streams.iter() {
-            let Some((src, dst)) = stream.learning_addresses() else { continue };
-            let (Some(outbox), Some(lane)) = (outboxes.get_mut(stream.to), lanes.get_mut(stream.to)) else { continue };
-            if macs.get(stream.to) != Some(&src) {
-                continue;
-            }
-            let failed = |error: dataplane::error::VerbError| error.on(&names[stream.to]);
-            outbox.push_bytes(&learning_frame(src, dst), Stamp::NONE, pool);
-            lane.transmit(pool, outbox);
-            // Wait until the port has sent the learning frame, so that the counters of the trial do not contain it.
-            while lane.sending() > 0 && clock.nanos().0.saturating_sub(begin.0) < DISCARD_TIME {
-                lane.reap(pool, &mut NoSink).map_err(failed)?;
-                lane.housekeep(pool).map_err(failed)?;
-            }
-        }
-        Ok(())
+    /// Returns how often the clocks of each port have jumped or stopped so far.
+    fn clock_faults(&self) -> Vec<u64> {
+        let of = |port| self.lanes.clocks(port).iter().map(|clock| clock.jumps + clock.freezes).sum();
+        (0..self.lanes.ports().len()).map(of).collect()
     }
 
     fn run(&mut self, trial: &TrialPlan<'_>, observer: &mut dyn Observer) -> Result<Outcome> {
@@ -283,7 +228,21 @@ impl Tester {
         let (duration, settle, late) = (nanos(duration), nanos(self.options.settle), nanos(self.options.late));
         let longest_settle = settle.saturating_add(late);
         let intervals = Intervals::new(self.options.interval, duration, self.streams.len());
-        let Self { outboxes, inbox, senders, judges, streams, clock, key, first_flow, stop, lanes, options } = self;
+        let Self {
+            outboxes,
+            inbox,
+            senders,
+            judges,
+            streams,
+            clock,
+            host_times,
+            key,
+            first_flow,
+            stop,
+            lanes,
+            options,
+            ..
+        } = self;
         *key = key.wrapping_add(1);
         let key = Key::new(*key);
         let plan = lanes.plan();
@@ -338,6 +297,7 @@ impl Tester {
         observer.start();
         // Clearing the windows of the judges takes milliseconds. Read the start time after the windows are cleared.
         // Otherwise, the packets that are due while the windows are cleared would count as missed.
+        let mut clocks = ClockWatch::start(host_times);
         let waited = cpu_wait();
         let start = clock.nanos();
         let mut receiver = Receiver { streams, judges, key, start, judged: 0, foreign: 0 };
@@ -430,6 +390,7 @@ impl Tester {
                     lane.housekeep(pool).map_err(|error| failed(port, error))?;
                 }
                 stopped |= stop.load(Ordering::Relaxed);
+                clocks.check_at(now.0);
                 // At this time, a packet of the watched interval that has not arrived yet is late.
                 let over = (watched.index as u64 + 1).saturating_mul(intervals.length).saturating_add(late);
                 if sending && elapsed > over && watched.index + 1 < intervals.count {
@@ -439,6 +400,11 @@ impl Tester {
             if moved == 0 {
                 pause(idle, senders, elapsed, sending);
             }
+        }
+        let mut clock_steps = clocks.check();
+        // Only timestamps of the wall clock depend on the wall clock.
+        if !lanes.iter().any(|lane| lane.stampers()[0].source() == ClockSource::DeviceWallclock) {
+            clock_steps.wall = 0;
         }
         let (judged_streams, duration) = (receiver.judges, ended.saturating_sub(start.0));
         let used = intervals.count.min(usize::try_from(duration.div_ceil(intervals.length)).unwrap_or(usize::MAX));
@@ -463,7 +429,19 @@ impl Tester {
         }
         let clock = lanes.first().map_or_else(String::new, |lane| lane.stampers()[0].source().to_string());
         let (elapsed, waited) = (last.saturating_sub(start.0), cpu_wait().saturating_sub(waited));
-        Ok(Outcome { duration, streams: outcomes, ports, longest_pause, elapsed, waited, stopped, clock, intervals })
+        Ok(Outcome {
+            duration,
+            streams: outcomes,
+            ports,
+            longest_pause,
+            elapsed,
+            waited,
+            core: CoreLoad::default(),
+            clock_steps,
+            stopped,
+            clock,
+            intervals,
+        })
     }
 
     /// Closes the ports.
@@ -496,14 +474,4 @@ fn observe(watched: &mut IntervalCounts, senders: &[Sender], judges: &[Judge], o
     }
     observer.interval(watched);
     watched.index += 1;
-}
-
-/// Returns the shortest Ethernet frame with the type of the Ethernet configuration testing protocol. Hosts ignore the
-/// frame.
-fn learning_frame(src: MacAddr, dst: MacAddr) -> [u8; 60] {
-    let mut frame = [0; 60];
-    frame[..6].copy_from_slice(&dst.0);
-    frame[6..12].copy_from_slice(&src.0);
-    frame[12..14].copy_from_slice(&0x9000u16.to_be_bytes());
-    frame
 }

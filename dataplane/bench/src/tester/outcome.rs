@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::clocks::ClockSteps;
+use super::core_load::CoreLoad;
 use crate::judge::Judgement;
 use crate::series::{Intervals, Point};
 
@@ -44,6 +46,8 @@ pub struct PortOutcome {
     pub link_up: Option<bool>,
     /// How often the link went down in the trial, if the port has an interface of the kernel.
     pub link_downs: u64,
+    /// How often a clock of the device jumped or stopped in the trial.
+    pub clock_faults: u64,
 }
 
 /// The result of a trial.
@@ -61,6 +65,10 @@ pub struct Outcome {
     pub elapsed: u64,
     /// The part of `elapsed` in which the thread was ready to run, but had no core.
     pub waited: u64,
+    /// What else disturbed the core of the tester.
+    pub core: CoreLoad,
+    /// The steps of the clocks of the host. The wall clock counts only if it is the clock of the receive times.
+    pub clock_steps: ClockSteps,
     /// Whether the trial was stopped before its end.
     pub stopped: bool,
     /// The clock of the receive times.

@@ -4,6 +4,7 @@
 //! and simulations build a topology with [`Topology::from_parts`] or [`Topology::uniform`], so they do not depend on
 //! the machine that runs them.
 
+mod core_time;
 mod discover;
 mod pin;
 mod place;
@@ -15,6 +16,7 @@ use serde::Serialize;
 
 use crate::units::{Bytes, CoreId, NumaNode};
 
+pub use core_time::CoreTime;
 pub use pin::pin_current_thread;
 pub use place::Workers;
 

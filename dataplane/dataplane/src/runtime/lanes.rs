@@ -10,7 +10,7 @@ use super::Assembly;
 use crate::config::{self, Plan, Port, PortPlan};
 use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::offload;
-use dataplane_core::clock::HostClock;
+use dataplane_core::clock::{ClockReport, HostClock};
 use dataplane_core::error::{Error, Result, VerbError};
 use dataplane_core::lane::{Lane, LaneSpec};
 use dataplane_core::mem::{BatchMemory, PageKind, Pool, Region, RegionSpec, SlotLayout};
@@ -237,6 +237,17 @@ impl PortLanes {
     /// Returns the description of the device of a port.
     pub fn describe(&self, port: usize) -> String {
         self.ports.get(port).map_or_else(String::new, |port| port.describe())
+    }
+
+    /// Returns a report about each clock of the device of a port.
+    pub fn clocks(&self, port: usize) -> Vec<ClockReport> {
+        self.ports.get(port).map_or_else(Vec::new, |port| port.clocks())
+    }
+
+    /// Returns the kind and the number of the pages of the packet memory.
+    pub fn pages(&self) -> (PageKind, usize) {
+        let pages = self.open.pages;
+        (pages, self.open.pool.layout().bytes().div_ceil(pages.size()))
     }
 
     /// Returns the device's own counters of a port. Counters with the value 0 may be missing.

@@ -34,25 +34,6 @@ pub(super) fn interrupts(text: &str, cores: &[u32]) -> Option<Vec<BTreeMap<Strin
     Some(found)
 }
 
-/// The time of a core in clock ticks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct CoreTime {
-    /// The time in which the hypervisor ran something else on the physical core.
-    pub(super) steal: u64,
-    /// The sum of all times.
-    pub(super) total: u64,
-}
-
-/// Returns the time of a core. `text` is the content of `/proc/stat`.
-pub(super) fn core_time(text: &str, core: u32) -> Option<CoreTime> {
-    let name = format!("cpu{core}");
-    let line = text.lines().find(|line| line.split_whitespace().next() == Some(name.as_str()))?;
-    // user, nice, system, idle, iowait, irq, softirq, steal. The guest times that follow are part of user and nice.
-    let times: Vec<u64> =
-        line.split_whitespace().skip(1).take(8).map(|word| word.parse().ok()).collect::<Option<_>>()?;
-    Some(CoreTime { steal: *times.get(7)?, total: times.iter().sum() })
-}
-
 /// Returns the frequency of a core in MHz. `text` is the content of `/proc/cpuinfo`.
 pub(super) fn megahertz(text: &str, core: u32) -> Option<f64> {
     let value = |line: &str, key: &str| {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::parse::{self, CoreTime, ThreadTime};
+use super::parse::{self, ThreadTime};
+use dataplane_core::topology::CoreTime;
 use dataplane_soft::doctor::Roots;
 
 /// The running program: its process, the cores of its workers, and its ports.
@@ -130,7 +131,7 @@ impl HostSample {
                     "neither cpufreq nor /proc/cpuinfo has a frequency, as in most virtual machines",
                 );
             }
-            let time = parse::core_time(&stat, number);
+            let time = CoreTime::parse(&stat, number);
             if time.is_none() {
                 self.lacks(format!("steal of core {number}"), format!("/proc/stat has no line cpu{number}"));
             }

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use dataplane_testing::Folder;
 
-use super::parse::{self, CoreTime, ThreadTime};
+use super::parse::{self, ThreadTime};
 use super::sample::{HostSample, Interval, Subject, WatchedPort};
 use super::text;
+use dataplane_core::topology::CoreTime;
 use dataplane_soft::doctor::Roots;
 
 /// From a virtual machine with two cores, shortened.
@@ -75,10 +76,11 @@ fn offline_core_has_no_column_of_interrupts() {
 #[test]
 fn steal_time_and_clock_frequency_and_waits_are_read() {
     let total = 1_048_964 + 830_440 + 304_584 + 383_156 + 8929 + 23_570 + 2151;
-    assert_eq!(parse::core_time(STAT, 1), Some(CoreTime { steal: 2151, total }));
-    assert_eq!(parse::core_time(STAT, 2), None);
+    let idle = 383_156 + 8929;
+    assert_eq!(CoreTime::parse(STAT, 1), Some(CoreTime { idle, steal: 2151, total }));
+    assert_eq!(CoreTime::parse(STAT, 2), None);
     // Linux before 2.6.11 has no steal time.
-    assert_eq!(parse::core_time("cpu0 1 2 3 4 5 6 7\n", 0), None);
+    assert_eq!(CoreTime::parse("cpu0 1 2 3 4 5 6 7\n", 0), None);
     assert_eq!(parse::megahertz(CPUINFO, 1), Some(3100.0));
     assert_eq!(parse::megahertz("processor\t: 0\nBogoMIPS\t: 243.75\n", 0), None);
     assert_eq!(parse::thread_time("86930 56754 2"), Some(ThreadTime { ran: 86_930, waited: 56_754 }));
