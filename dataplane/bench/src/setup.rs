@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dataplane::config::{Diagnostics, Source};
 use dataplane::header::MacAddr;
-use dataplane::runtime::{Assembly, assemble};
+use dataplane::runtime::{Assembly, assemble, digest_of};
 use dataplane::topology::Topology;
 use dataplane::units::Period;
 use dataplane::{Error, Result};
@@ -49,10 +49,13 @@ type Placed = (String, StreamConfig);
 /// # Errors
 /// Returns [`Error::Config`] with all mistakes in the ports, or with the first mistake in the streams.
 pub fn load(sources: &Sources) -> Result<(Assembly, StreamSet)> {
-    let (path, text, mut streams) = match &sources.config {
+    let (path, whole, text, mut streams) = match &sources.config {
         Some(path) => read(path)?,
-        None => (PathBuf::from("--ports"), ports_text(sources)?, Vec::new()),
+        None => (PathBuf::from("--ports"), ports_text(sources)?, ports_text(sources)?, Vec::new()),
     };
+    let settings: Vec<String> = sources.settings.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let parts = sources.streams.iter().chain(&settings).map(String::as_str);
+    let digest = digest_of(&whole, parts);
     for text in &sources.streams {
         streams.push((format!("--stream {text}"), inline_stream(text)?));
     }
@@ -75,7 +78,7 @@ pub fn load(sources: &Sources) -> Result<(Assembly, StreamSet)> {
             mtu: plan.config.max_packet(),
         })
         .collect();
-    let set = StreamSet { placed: streams, ports };
+    let set = StreamSet { placed: streams, ports, digest };
     set.streams(None)?;
     Ok((assembly, set))
 }
@@ -85,9 +88,15 @@ pub fn load(sources: &Sources) -> Result<(Assembly, StreamSet)> {
 pub struct StreamSet {
     placed: Vec<Placed>,
     ports: Vec<StreamPort>,
+    digest: String,
 }
 
 impl StreamSet {
+    /// Returns the digest of the config or of the ports, of the streams, and of the values that override the config.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
     /// Returns the streams. With `size`, all frames have this length, in bytes without the frame check sequence.
     /// Without `size`, the frames of each stream have the lengths in the config of the stream.
     ///
@@ -129,8 +138,8 @@ fn checked(streams: &[Placed], ports: &[StreamPort]) -> Result<Vec<Stream>> {
     Ok(checked)
 }
 
-/// Reads a config. Returns its path, its text without the streams, and the streams.
-fn read(path: &Path) -> Result<(PathBuf, String, Vec<Placed>)> {
+/// Reads a config. Returns its path, its text, its text without the streams, and the streams.
+fn read(path: &Path) -> Result<(PathBuf, String, String, Vec<Placed>)> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
     let shown = path.display();
     let file: StreamsFile =
@@ -156,7 +165,8 @@ fn read(path: &Path) -> Result<(PathBuf, String, Vec<Placed>)> {
     }
     let streams =
         file.stream.into_iter().map(|stream| (format!("{shown}:{}", line(stream.span().start)), stream.into_inner()));
-    Ok((path.to_owned(), rest, streams.collect()))
+    let streams = streams.collect();
+    Ok((path.to_owned(), text, rest, streams))
 }
 
 /// Replaces the sections `[[stream]]` by empty lines, so that the other lines keep their numbers.

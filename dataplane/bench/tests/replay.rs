@@ -10,7 +10,7 @@ use dataplane::mem::{Batch, PageKind, Pool, Region, RegionSpec, SlotLayout};
 use dataplane::runtime::PortLanes;
 use dataplane::soft::Capture;
 use dataplane::units::Nanos;
-use dataplane_bench::report::{RateReport, rate_report};
+use dataplane_bench::report::{RateReport, environment, rate_report};
 use dataplane_bench::sender::Sender;
 use dataplane_bench::setup::{self, Sources};
 use dataplane_bench::signature::{Key, Signature};
@@ -200,7 +200,7 @@ fn trial(file: &Path, keys: &str) -> RateReport {
     let rates = [Some(10_000.0)];
     let outcome = tester.trial(&rates, Duration::from_millis(500)).unwrap();
     let names = vec![("left".to_owned(), String::new()), ("right".to_owned(), String::new())];
-    let report = rate_report("rate", tester.streams(), &rates, &names, &outcome, None, None);
+    let report = rate_report("rate", tester.streams(), &rates, &names, &outcome, &environment(None));
     tester.close().unwrap();
     assert_eq!(report.unaccounted, 0, "{report}");
     report

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use dataplane::clock::HostClock;
 use dataplane::runtime::PortLanes;
 use dataplane::soft::doctor::Roots;
-use dataplane_bench::report::{RateReport, rate_report};
+use dataplane_bench::report::{RateReport, environment, rate_report};
 use dataplane_bench::setup::{self, Sources};
 use dataplane_bench::tester::{HostTimes, IntervalCounts, Observer, Outcome, Tester, TesterOptions, TrialPlan};
 use dataplane_testing::Folder;
@@ -54,7 +54,7 @@ fn open_with(config: &str, options: TesterOptions, stop: &Arc<AtomicBool>) -> Te
 
 fn report(tester: &Tester, rates: &[Option<f64>], outcome: &Outcome) -> RateReport {
     let names = vec![("left".to_owned(), String::new()), ("right".to_owned(), String::new())];
-    rate_report("rate", tester.streams(), rates, &names, outcome, None, None)
+    rate_report("rate", tester.streams(), rates, &names, outcome, &environment(None))
 }
 
 /// Runs a trial with a rate for each stream, and checks that no packet is unaccounted. Returns the report, and the

@@ -135,7 +135,7 @@ pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio
     }
     let report = SearchReport {
         method: method.to_owned(),
-        environment: report::environment(opened.core),
+        environment: opened.environment.clone(),
         stopped: matches!(ended, Some(Ended::Stopped)) || opened.stop.load(Ordering::Relaxed),
         streams: stream_setups(&streams, &shares),
         goals: goals

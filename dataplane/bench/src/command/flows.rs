@@ -112,7 +112,7 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<()> {
     let fastest = highest(&streams, &opened.lines)?.iter().copied().sum::<Option<f64>>();
     let mut report = FlowsReport {
         method: "flows".to_owned(),
-        environment: report::environment(opened.core),
+        environment: opened.environment.clone(),
         stopped: false,
         streams: stream_setups(&streams, &shares),
         loss_ratio: args.loss,

@@ -9,7 +9,7 @@ use super::output::{output, write_page};
 use super::progress::Progress;
 use super::ratios::load;
 use crate::rate::Rate;
-use crate::report::{self, LatencyStep, LatencyStepsReport, Pps};
+use crate::report::{LatencyStep, LatencyStepsReport, Pps};
 use crate::setup;
 use crate::stored::Stored;
 use crate::stream::Stream;
@@ -48,7 +48,7 @@ pub(super) fn latency(args: &LatencyArgs) -> Result<()> {
     let mut progress = Progress::new(seconds * loads.len() as f64);
     let mut report = LatencyStepsReport {
         method: "latency".to_owned(),
-        environment: report::environment(opened.core),
+        environment: opened.environment.clone(),
         stopped: false,
         highest_pps,
         steps: Vec::new(),

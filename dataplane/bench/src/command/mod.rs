@@ -1,5 +1,6 @@
 //! The command `bench`.
 
+mod calibration;
 mod compare;
 mod find;
 mod flows;

@@ -11,7 +11,8 @@ use dataplane::runtime::PortLanes;
 use dataplane::units::{BitRate, Period};
 use dataplane::{Error, Result};
 
-use crate::report::{Calibration, CalibrationReport, RateReport, rate_report};
+use super::calibration;
+use crate::report::{Environment, RateReport, rate_report};
 use crate::setup::{self, Sources, StreamSet};
 use crate::stream::Stream;
 use crate::tester::{Outcome, Tester, TesterOptions, stopped};
@@ -93,8 +94,8 @@ pub(super) struct Opened {
     pub(super) names: Vec<(String, String)>,
     /// The speed of the line of each port in bits per second, or `None` if the speed is unknown.
     pub(super) lines: Vec<Option<u64>>,
-    pub(super) calibration: Option<Calibration>,
-    pub(super) core: Option<u32>,
+    /// The host, the ports, the program and the calibration.
+    pub(super) environment: Environment,
     pub(super) stop: Arc<AtomicBool>,
     /// The configs of the streams, from which the streams can be built again with other frame sizes.
     pub(super) set: StreamSet,
@@ -106,7 +107,16 @@ impl Opened {
         args: &TrafficArgs,
         fastest: impl FnOnce(&[Stream], &[Option<u64>]) -> Result<Vec<Option<f64>>>,
     ) -> Result<Self> {
-        let calibration = args.calibration.as_ref().map(read_calibration).transpose()?;
+        Self::with_sizes(args, None, fastest)
+    }
+
+    /// Opens the ports. With `sizes`, the tests use these frame sizes instead of the frame sizes of the streams.
+    pub(super) fn with_sizes(
+        args: &TrafficArgs,
+        sizes: Option<Vec<String>>,
+        fastest: impl FnOnce(&[Stream], &[Option<u64>]) -> Result<Vec<Option<f64>>>,
+    ) -> Result<Self> {
+        let calibration = args.calibration.as_deref().map(calibration::read).transpose()?;
         let sources = Sources {
             config: args.config.clone(),
             ports: args.ports.clone(),
@@ -125,7 +135,13 @@ impl Opened {
         let lanes = PortLanes::open(assembly, &clock, || stop.load(Ordering::Relaxed))?;
         let names = lanes.ports().iter().enumerate();
         let names = names.map(|(index, port)| (port.name.clone(), lanes.describe(index))).collect();
-        let core = lanes.plan().cores.first().map(|core| core.0);
+        let mut environment = Environment::of(&lanes);
+        environment.config_digest = set.digest().to_owned();
+        if let (Some(path), Some(own)) = (&args.calibration, &calibration) {
+            let sizes = sizes.unwrap_or_else(|| calibration::sizes(&streams));
+            calibration::check(path, own, &environment, &sizes)?;
+            environment.calibration = Some(own.calibration);
+        }
         let options = TesterOptions {
             late: args.late.0,
             gap: args.gap.0,
@@ -135,12 +151,11 @@ impl Opened {
             learn: !args.no_learn,
         };
         let tester = Tester::new(lanes, clock, streams, &fastest, options, stop.clone());
-        Ok(Self { tester, names, lines, calibration, core, stop, set })
+        Ok(Self { tester, names, lines, environment, stop, set })
     }
 
     pub(super) fn report(&self, method: &str, rates: &[Option<f64>], outcome: &Outcome) -> RateReport {
-        let calibration = self.calibration.as_ref();
-        rate_report(method, self.tester.streams(), rates, &self.names, outcome, calibration, self.core)
+        rate_report(method, self.tester.streams(), rates, &self.names, outcome, &self.environment)
     }
 }
 
@@ -154,17 +169,6 @@ pub(super) fn stop_flag() -> Result<Arc<AtomicBool>> {
             .map_err(|error| Error::Topology(format!("cannot install signal handlers: {error}")))?;
     }
     Ok(stop)
-}
-
-fn read_calibration(path: &PathBuf) -> Result<Calibration> {
-    let text = std::fs::read(path).map_err(|source| Error::File { path: path.clone(), source })?;
-    let report: CalibrationReport = serde_json::from_slice(&text).map_err(|error| {
-        let path = path.display();
-        Error::Config(format!(
-            "{path} is not a calibration: {error}; help: create it with dataplane bench calibrate --json > {path}"
-        ))
-    })?;
-    Ok(report.calibration)
 }
 
 /// Returns an error if a result cannot be trusted. The caller prints the results first.

@@ -184,7 +184,8 @@ pub(super) fn rfc2544(args: &Rfc2544Args) -> Result<()> {
     let (times, deviations) = Times2544::new(args);
     let traffic = &args.traffic;
     let highest = |streams: &[Stream], lines: &[Option<u64>]| setup::rates(streams, Some(args.max), lines);
-    let mut opened = Opened::new(traffic, highest)?;
+    let sizes = args.sizes.iter().map(|size| Ok(frame(*size)?.to_string())).collect::<Result<_>>()?;
+    let mut opened = Opened::with_sizes(traffic, Some(sizes), highest)?;
     opened.tester.set_settle(times.settle);
     // Check that all sizes fit before the first trial starts.
     for size in &args.sizes {
@@ -194,7 +195,7 @@ pub(super) fn rfc2544(args: &Rfc2544Args) -> Result<()> {
     let shares = setup::shares(opened.tester.streams(), &opened.lines)?;
     let mut report = Rfc2544Report {
         method: "rfc2544".to_owned(),
-        environment: report::environment(opened.core),
+        environment: opened.environment.clone(),
         stopped: false,
         deviations,
         streams: stream_setups(opened.tester.streams(), &shares),

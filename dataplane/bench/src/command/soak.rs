@@ -15,7 +15,7 @@ use super::opened::{Opened, TrafficArgs, verdict};
 use super::output::{output, write_page};
 use super::progress::Progress;
 use crate::rate::Rate;
-use crate::report::{self, Losses, SoakInterval, SoakLine, SoakReport, SoakStart, soak_progress};
+use crate::report::{Losses, SoakInterval, SoakLine, SoakReport, SoakStart, soak_progress};
 use crate::sender::LONGEST_TRIAL;
 use crate::series::Intervals;
 use crate::setup;
@@ -78,7 +78,7 @@ pub(super) fn soak(args: &SoakArgs) -> Result<()> {
     let length_s = intervals.length as f64 / 1e9;
     let start = SoakStart {
         method: "soak".to_owned(),
-        environment: report::environment(opened.core),
+        environment: opened.environment.clone(),
         started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         requested_s: args.duration.0.as_secs_f64(),
         interval_s: length_s,

@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::metric::{MetricReport, Verdict};
-use crate::report::Environment;
+use crate::report::{Environment, Pages};
 use crate::stored::Stored;
 
 /// The report of `bench compare`.
@@ -71,7 +71,7 @@ pub fn compare(files: [&str; 2], a: &Stored, b: &Stored, tolerance: f64) -> Resu
         (false, false) => Verdict::NoDifferenceShown,
     };
     let method = a.method().to_owned();
-    let mut notes = different_hosts(a.environment(), b.environment());
+    let mut notes = different_environments(a.environment(), b.environment());
     for (file, result) in files.iter().zip([a, b]) {
         notes.extend(result.doubts().into_iter().map(|doubt| format!("{file}: {doubt}")));
     }
@@ -79,16 +79,23 @@ pub fn compare(files: [&str; 2], a: &Stored, b: &Stored, tolerance: f64) -> Resu
     Ok(CompareReport { method, a, b, verdict, tolerance, metrics, notes })
 }
 
-/// Returns the differences of the hosts of two results.
-fn different_hosts(a: &Environment, b: &Environment) -> Vec<String> {
-    let cores = (a.cores.to_string(), b.cores.to_string());
-    let pairs = [
-        ("version", &a.version, &b.version),
-        ("kernel", &a.kernel, &b.kernel),
-        ("processor", &a.processor, &b.processor),
-        ("number of cores", &cores.0, &cores.1),
+/// Returns the differences of the hosts, the ports and the programs of two results.
+fn different_environments(a: &Environment, b: &Environment) -> Vec<String> {
+    let pages = |pages: &Option<Pages>| pages.as_ref().map_or_else(String::new, ToString::to_string);
+    let mut pairs = vec![
+        ("version".to_owned(), a.version.clone(), b.version.clone()),
+        ("kernel".to_owned(), a.kernel.clone(), b.kernel.clone()),
+        ("machine".to_owned(), a.machine.clone(), b.machine.clone()),
+        ("processor".to_owned(), a.processor.clone(), b.processor.clone()),
+        ("number of cores".to_owned(), a.cores.to_string(), b.cores.to_string()),
+        ("packet memory".to_owned(), pages(&a.pages), pages(&b.pages)),
+        ("digest of the config".to_owned(), a.config_digest.clone(), b.config_digest.clone()),
     ];
-    let different = pairs.into_iter().filter(|(_, a, b)| a != b);
+    for (a, b) in a.ports.iter().zip(&b.ports) {
+        pairs.push((format!("port {}", a.name), a.to_string(), b.to_string()));
+    }
+    // A result of an earlier version does not have all values.
+    let different = pairs.into_iter().filter(|(_, a, b)| a != b && !a.is_empty() && !b.is_empty());
     different.map(|(name, a, b)| format!("the {name} differs: `{a}` and `{b}`")).collect()
 }
 

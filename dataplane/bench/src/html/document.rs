@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::chart::Chart;
 use super::escape::escape;
-use crate::report::Environment;
+use crate::report::{Environment, Pps};
 use crate::stored::Stored;
 
 const STYLE: &str = "
@@ -125,7 +125,8 @@ impl Page {
     }
 
     pub(super) fn finish(mut self, environment: &Environment) -> String {
-        let Environment { version, kernel, processor, cores, core } = environment;
+        let Environment { version, kernel, machine, processor, cores, core, pages, config_digest, ports, calibration } =
+            environment;
         self.heading("Environment");
         let mut rows = vec![
             vec!["dataplane".to_owned(), version.clone()],
@@ -133,7 +134,20 @@ impl Page {
             vec!["processor".to_owned(), processor.clone()],
             vec!["cores".to_owned(), cores.to_string()],
         ];
-        rows.extend(core.map(|core| vec!["core of the tester".to_owned(), core.to_string()]));
+        let mut add = |name: String, value: String| {
+            if !value.is_empty() {
+                rows.push(vec![name, value]);
+            }
+        };
+        add("machine".to_owned(), machine.clone());
+        add("core of the tester".to_owned(), core.map_or_else(String::new, |core| core.to_string()));
+        add("packet memory".to_owned(), pages.as_ref().map_or_else(String::new, ToString::to_string));
+        add("digest of the config".to_owned(), config_digest.clone());
+        for port in ports {
+            add(format!("port {}", port.name), port.to_string());
+        }
+        let own = calibration.map_or("none".to_owned(), |own| format!("{} at most", Pps(own.max_pps)));
+        add("calibration".to_owned(), own);
         self.table(&["", ""], &rows);
         self.text.push_str("</body>\n</html>\n");
         self.text

@@ -1,9 +1,11 @@
 //! Builds results from the outcomes of trials.
 
+use super::environment::{Calibration, Environment};
 use super::parts::{
-    BoundReport, Calibration, CounterReport, Environment, GapReport, GoalReport, PortReport, RateReport, SeriesReport,
-    StreamReport, TesterReport, Times, Traffic, TrialReport,
+    BoundReport, CounterReport, GapReport, GoalReport, PortReport, RateReport, SeriesReport, StreamReport,
+    TesterReport, Traffic, TrialReport,
 };
+use super::times::Times;
 use super::units::{Nanoseconds, Pps, ratio};
 use crate::rate::{FCS, LINE_OVERHEAD};
 use crate::search::{Bound, GoalResult};
@@ -25,20 +27,6 @@ const MAX_NEIGHBOUR: f64 = 0.1;
 /// A trial is disturbed if the frequency of the core changed by more than this share.
 const MAX_FREQUENCY_CHANGE: f64 = 0.05;
 
-/// Returns the properties of this host.
-pub fn environment(core: Option<u32>) -> Environment {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let cpuinfo = read("/proc/cpuinfo");
-    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    Environment {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-        processor: model.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, model)| model.to_owned()),
-        cores: cpuinfo.lines().filter(|line| line.starts_with("processor")).count() as u32,
-        core,
-    }
-}
-
 /// Returns the report of a trial. `rates` are the requested rates of the streams.
 pub fn rate_report(
     method: &str,
@@ -46,8 +34,7 @@ pub fn rate_report(
     rates: &[Option<f64>],
     names: &[(String, String)],
     outcome: &Outcome,
-    calibration: Option<&Calibration>,
-    core: Option<u32>,
+    environment: &Environment,
 ) -> RateReport {
     let seconds = outcome.duration as f64 / 1e9;
     let start = |gap: u64| gap as f64 / 1e9;
@@ -103,10 +90,12 @@ pub fn rate_report(
         })
         .collect();
     let mut limits = trial_limits(outcome, names);
-    limits.extend(calibration.map_or_else(Vec::new, |own| calibration_limits(&total, &reports, own)));
+    limits.extend(
+        environment.calibration.as_ref().map_or_else(Vec::new, |own| calibration_limits(&total, &reports, own)),
+    );
     RateReport {
         method: method.to_owned(),
-        environment: environment(core),
+        environment: environment.clone(),
         duration_s: seconds,
         stopped: outcome.stopped,
         total,

@@ -5,7 +5,8 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::parts::{Environment, GoalReport, StreamSetup, TrialReport};
+use super::environment::Environment;
+use super::parts::{GoalReport, StreamSetup, TrialReport};
 use super::text::notes;
 use super::units::Percent;
 
@@ -122,6 +123,7 @@ impl fmt::Display for FlowsReport {
         /// The maximum number of limits in the text. The JSON has all limits.
         const SHOWN: usize = 3;
         let (shown, rest) = self.tester_limits.split_at(self.tester_limits.len().min(SHOWN));
+        self.environment.note_calibration(f)?;
         notes(f, self.stopped, shown, &[])?;
         match rest.len() {
             0 => Ok(()),

@@ -5,7 +5,8 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::parts::{Environment, RateReport};
+use super::environment::Environment;
+use super::parts::RateReport;
 use super::units::{Nanoseconds, Percent, Pps};
 
 /// The report of `bench latency`.
@@ -55,6 +56,7 @@ impl fmt::Display for LatencyStepsReport {
             trial.tester.limits.iter().try_for_each(|limit| writeln!(f, "TESTER LIMIT: {}", at(limit)))?;
             trial.tester.disturbances.iter().try_for_each(|note| writeln!(f, "DISTURBED: {}", at(note)))?;
         }
+        self.environment.note_calibration(f)?;
         if self.stopped { writeln!(f, "INCOMPLETE: stopped before the end") } else { Ok(()) }
     }
 }

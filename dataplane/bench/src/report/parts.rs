@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use hdrhistogram::Histogram;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::environment::{Calibration, Environment};
+use super::times::Times;
 use crate::series::{Intervals, Point};
 
 /// The result of one trial.
@@ -44,21 +45,6 @@ pub struct CounterReport {
     pub arrived: u64,
     /// The share of `sent` that did not arrive.
     pub loss_ratio: f64,
-}
-
-/// The host and the program of a trial.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Environment {
-    /// The version of the program.
-    pub version: String,
-    /// The release of the kernel.
-    pub kernel: String,
-    /// The model of the processor.
-    pub processor: String,
-    /// The number of online cores.
-    pub cores: u32,
-    /// The core of the tester.
-    pub core: Option<u32>,
 }
 
 /// The packets that were sent, and the results of these packets.
@@ -202,53 +188,6 @@ pub struct GapReport {
     pub length_s: f64,
 }
 
-/// A distribution of times in nanoseconds. The error of each time is at most 0.1 %.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Times {
-    /// The number of measured times.
-    pub count: u64,
-    /// The shortest time.
-    pub min: u64,
-    /// The mean.
-    pub mean: f64,
-    /// The median.
-    pub p50: u64,
-    /// The 90th percentile.
-    pub p90: u64,
-    /// The 99th percentile.
-    pub p99: u64,
-    /// The 99.9th percentile.
-    pub p99_9: u64,
-    /// The 99.99th percentile.
-    pub p99_99: u64,
-    /// The 99.999th percentile.
-    pub p99_999: u64,
-    /// The longest time.
-    pub max: u64,
-}
-
-impl Times {
-    /// Returns the distribution of a histogram.
-    pub fn of(histogram: &Histogram<u64>) -> Self {
-        if histogram.is_empty() {
-            return Self::default();
-        }
-        let at = |quantile| histogram.value_at_quantile(quantile);
-        Self {
-            count: histogram.len(),
-            min: histogram.min(),
-            mean: histogram.mean(),
-            p50: at(0.5),
-            p90: at(0.9),
-            p99: at(0.99),
-            p99_9: at(0.999),
-            p99_99: at(0.9999),
-            p99_999: at(0.99999),
-            max: histogram.max(),
-        }
-    }
-}
-
 /// A port.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PortReport {
@@ -303,19 +242,6 @@ pub struct TesterReport {
     /// cpufreq, as in most virtual machines.
     #[serde(default)]
     pub core_mhz: Option<[f64; 2]>,
-}
-
-/// The limits of the tester, from `bench calibrate`.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Calibration {
-    /// The highest rate that the tester sends and judges between directly connected ports, in packets per second.
-    pub max_pps: f64,
-    /// The relative difference between the requested and the actual rate, at half of the highest rate.
-    pub rate_error: f64,
-    /// The loss ratio at half of the highest rate.
-    pub loss_ratio: f64,
-    /// The latency between directly connected ports, at half of the highest rate.
-    pub latency_ns: Times,
 }
 
 /// The report of `bench calibrate`.

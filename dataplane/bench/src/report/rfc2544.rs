@@ -5,7 +5,9 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::parts::{Environment, GoalReport, StreamSetup, Times, TrialReport};
+use super::environment::Environment;
+use super::parts::{GoalReport, StreamSetup, TrialReport};
+use super::times::Times;
 use super::units::{Nanoseconds, Percent, Pps};
 
 /// The report of `bench rfc2544`.
@@ -209,6 +211,7 @@ impl fmt::Display for Rfc2544Report {
             writeln!(f, "reset by `{}`: {time}, {} packets lost{failed}", reset.command, reset.lost)?;
         }
         self.deviations.iter().try_for_each(|deviation| writeln!(f, "NOT RFC 2544: {deviation}"))?;
+        self.environment.note_calibration(f)?;
         if self.stopped {
             writeln!(f, "INCOMPLETE: stopped before the end")?;
         }

@@ -6,7 +6,8 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::parts::{Environment, RateReport, StreamSetup};
+use super::environment::Environment;
+use super::parts::{RateReport, StreamSetup};
 use super::units::{Nanoseconds, Pps};
 use crate::tester::IntervalCounts;
 

@@ -2,10 +2,11 @@
 
 use std::fmt::{self, Write as _};
 
+use super::environment::Calibration;
 use super::parts::{
-    BoundReport, Calibration, CalibrationReport, CounterReport, PortReport, RateReport, SearchReport, StreamReport,
-    Times, Traffic,
+    BoundReport, CalibrationReport, CounterReport, PortReport, RateReport, SearchReport, StreamReport, Traffic,
 };
+use super::times::Times;
 use super::units::{Bps, Nanoseconds, Percent, Pps, ratio};
 
 impl fmt::Display for RateReport {
@@ -91,6 +92,7 @@ impl fmt::Display for RateReport {
         }
         let pause = Nanoseconds(tester.longest_pause_ns);
         writeln!(f, "tester: clock {}, longest pause {pause}, unaccounted {}", tester.clock, self.unaccounted)?;
+        self.environment.note_calibration(f)?;
         notes(f, self.stopped, &tester.limits, &tester.disturbances)
     }
 }
@@ -187,6 +189,7 @@ impl fmt::Display for SearchReport {
         /// The maximum number of limits in the text. The JSON has all limits.
         const SHOWN: usize = 3;
         let (shown, rest) = self.tester_limits.split_at(self.tester_limits.len().min(SHOWN));
+        self.environment.note_calibration(f)?;
         notes(f, self.stopped, shown, &[])?;
         match rest.len() {
             0 => Ok(()),

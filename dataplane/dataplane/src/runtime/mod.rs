@@ -45,9 +45,10 @@ mod worker_thread;
 
 pub use assemble::{Assembly, assemble, assemble_offline};
 pub(crate) use black_box::{BlackBoxFile, Cause, CauseKind, PROGRAM, PacketPlace, RecordedPacket};
+pub(crate) use change::digest;
+pub use change::digest_of;
 pub use change::{ApplyOptions, Changer};
 pub(crate) use change::{RESTART_HELP, UpgradeHold};
-pub(crate) use change::{digest, digest_of};
 pub(crate) use difference::operations;
 pub(crate) use hand_over::HandedRun;
 #[cfg(feature = "ibverbs")]

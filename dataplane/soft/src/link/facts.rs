@@ -17,6 +17,8 @@ pub struct InterfaceFacts {
     pub mtu: u32,
     /// The name of the driver.
     pub driver: Option<String>,
+    /// The version of the firmware.
+    pub firmware: Option<String>,
     /// Current and maximum number of entries of the receive ring.
     pub receive_ring: Option<(u32, u32)>,
     /// The number of receive queues.
@@ -38,11 +40,13 @@ impl InterfaceFacts {
     /// Fails if the kernel does not report whether the interface exists.
     pub fn of(name: &str) -> io::Result<Option<Self>> {
         let Some(interface) = Interface::find(name)? else { return Ok(None) };
+        let [driver, firmware] = ethtool::driver_and_firmware(name);
         Ok(Some(Self {
             is_up: interface.is_set_up,
             is_ethernet: interface.is_ethernet,
             mtu: interface.mtu,
-            driver: ethtool::driver(name),
+            driver,
+            firmware,
             receive_ring: ethtool::receive_ring(name),
             receive_queues: ethtool::receive_queues(name),
             lro: ethtool::lro(name),

@@ -38,6 +38,7 @@ fn good() -> InterfaceFacts {
         is_ethernet: true,
         mtu: 1500,
         driver: Some("ice".to_owned()),
+        firmware: None,
         receive_ring: Some((4096, 4096)),
         receive_queues: Some(1),
         lro: Some(false),

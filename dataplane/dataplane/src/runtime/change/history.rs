@@ -128,7 +128,7 @@ pub(crate) fn digest(source: &Source) -> String {
 }
 
 /// Returns the digest of a config with this text and these overrides.
-pub(crate) fn digest_of<'a>(text: &'a str, settings: impl Iterator<Item = &'a str>) -> String {
+pub fn digest_of<'a>(text: &'a str, settings: impl Iterator<Item = &'a str>) -> String {
     let mut hasher = FnvHasher::default();
     for part in std::iter::once(text).chain(settings) {
         hasher.write(part.as_bytes());

@@ -22,7 +22,8 @@ mod transaction;
 mod upgrade;
 mod workers;
 
-pub(crate) use history::{digest, digest_of};
+pub(crate) use history::digest;
+pub use history::digest_of;
 pub(crate) use state::{Changes, PipelineVersion, RunState, lock, start_tasks};
 pub use transaction::{ApplyOptions, Changer};
 pub(crate) use upgrade::{RESTART_HELP, UpgradeHold};

@@ -3303,6 +3303,18 @@ pub mod telemetry {
     };
 }
 pub mod topology {
+    mod core_time {
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct CoreTime {
+            pub idle: u64,
+            pub steal: u64,
+            pub total: u64,
+        }
+        impl CoreTime {
+            pub fn parse(text: &str, core: u32) -> Option<Self> {}
+            pub fn busy(&self) -> u64 {}
+        }
+    }
     mod discover {
         impl Topology {
             pub fn discover() -> Result<Self> {}
@@ -3326,6 +3338,7 @@ pub mod topology {
             ) -> Result<Vec<CoreId>> {}
         }
     }
+    pub use core_time::CoreTime;
     pub use pin::pin_current_thread;
     pub use place::Workers;
     #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

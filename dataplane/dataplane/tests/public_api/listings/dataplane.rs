@@ -711,6 +711,12 @@ pub mod runtime {
         impl std::fmt::Debug for BlackBox {}
     }
     mod change {
+        mod history {
+            pub fn digest_of<'a>(
+                text: &'a str,
+                settings: impl Iterator<Item = &'a str>,
+            ) -> String {}
+        }
         mod transaction {
             #[derive(Clone, Debug, Default)]
             pub struct ApplyOptions {
@@ -746,6 +752,7 @@ pub mod runtime {
                 pub fn history(&self) -> History {}
             }
         }
+        pub use history::digest_of;
         pub use transaction::{ApplyOptions, Changer};
     }
     mod lanes {
@@ -763,6 +770,8 @@ pub mod runtime {
             pub fn ports(&self) -> &[PortInfo] {}
             pub fn is_link_up(&self, port: usize) -> Option<bool> {}
             pub fn describe(&self, port: usize) -> String {}
+            pub fn clocks(&self, port: usize) -> Vec<ClockReport> {}
+            pub fn pages(&self) -> (PageKind, usize) {}
             pub fn counters(&self, port: usize) -> BTreeMap<String, u64> {}
             pub fn close(self) -> (Vec<Error>, usize) {}
         }
@@ -861,6 +870,7 @@ pub mod runtime {
         }
     }
     pub use assemble::{Assembly, assemble, assemble_offline};
+    pub use change::digest_of;
     pub use change::{ApplyOptions, Changer};
     pub use lanes::PortLanes;
     pub use run::{Options, Run};

@@ -224,6 +224,7 @@ mod link {
             pub is_ethernet: bool,
             pub mtu: u32,
             pub driver: Option<String>,
+            pub firmware: Option<String>,
             pub receive_ring: Option<(u32, u32)>,
             pub receive_queues: Option<u32>,
             pub lro: Option<bool>,

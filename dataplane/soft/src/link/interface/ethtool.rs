@@ -32,12 +32,17 @@ fn value(name: &str, command: u32) -> Option<u32> {
     ethtool::<2>(name, command).map(|it| it[1])
 }
 
-/// Returns the driver name from `struct ethtool_drvinfo`. The structure has 196 bytes, and the name is in the 32 bytes
-/// after the command.
-pub(in crate::link) fn driver(name: &str) -> Option<String> {
-    let words = ethtool::<49>(name, GET_DRIVER)?;
-    let bytes: Vec<u8> = words[1..9].iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
-    String::from_utf8(bytes).ok().filter(|name| !name.is_empty())
+/// Returns the name of the driver and the version of the firmware, from `struct ethtool_drvinfo`. The structure has 196
+/// bytes. After the command, the structure has the name, the version of the driver and the version of the firmware,
+/// with 32 bytes each.
+pub(in crate::link) fn driver_and_firmware(name: &str) -> [Option<String>; 2] {
+    let Some(words) = ethtool::<49>(name, GET_DRIVER) else { return [None, None] };
+    [1, 17].map(|first| {
+        let bytes = words[first..first + 8].iter().flat_map(|word| word.to_ne_bytes());
+        let text = String::from_utf8(bytes.take_while(|byte| *byte != 0).collect()).ok()?;
+        // Drivers without firmware report `N/A`.
+        Some(text).filter(|text| !text.is_empty() && text != "N/A")
+    })
 }
 
 /// Returns the number of receive queues of an interface, from `struct ethtool_channels`. Returns `None` if the driver
