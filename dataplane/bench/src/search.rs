@@ -208,6 +208,23 @@ pub fn confidence_interval(hits: u64, trials: u64) -> (f64, f64) {
     (lower, upper)
 }
 
+/// Returns the limits of the confidence interval of a ratio of packets, after `hits` of `packets` (Wilson score interval).
+/// For the large numbers of packets of a trial, this interval is as good as the interval of Clopper and Pearson.
+pub fn ratio_interval(hits: u64, packets: u64) -> (f64, f64) {
+    /// The quantile of the standard normal distribution for a confidence of 95 %.
+    const Z: f64 = 1.959_963_984_540_054;
+    if packets == 0 {
+        return (0.0, 1.0);
+    }
+    let (n, ratio) = (packets as f64, hits as f64 / packets as f64);
+    let square = Z * Z / n;
+    let middle = ratio + square / 2.0;
+    let half = Z * (ratio * (1.0 - ratio) / n + square / (4.0 * n)).sqrt();
+    let limit = |value: f64| (value / (1.0 + square)).clamp(0.0, 1.0);
+    // Rounding must not exclude the observed ratio.
+    (limit(middle - half).min(ratio), limit(middle + half).max(ratio))
+}
+
 /// Searches the highest load between `lowest` and `highest` that fulfils each goal. All goals use the trials of the
 /// whole search.
 ///

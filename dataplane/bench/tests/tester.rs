@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use dataplane::clock::HostClock;
 use dataplane::runtime::PortLanes;
-use dataplane::soft::doctor::Roots;
 use dataplane_bench::report::{RateReport, environment, rate_report};
 use dataplane_bench::setup::{self, Sources};
-use dataplane_bench::tester::{HostTimes, IntervalCounts, Observer, Outcome, Tester, TesterOptions, TrialPlan};
+use dataplane_bench::tester::{IntervalCounts, Observer, Outcome, Tester, TesterOptions, TrialPlan};
 use dataplane_testing::Folder;
 
 /// The options of the tests. On a busy machine, packets may be delayed. With these limits, no packet is late or missed.
@@ -276,82 +275,6 @@ fn rate_above_the_tester_is_marked_as_a_limit_of_the_tester() {
     let report = report(&tester, &rates, &outcome);
     assert!(report.tester.limits.iter().any(|limit| limit.contains("in time")), "{report}");
     assert_eq!(report.unaccounted, 0, "{report}");
-    tester.close().unwrap();
-}
-
-/// Without the comparison of the clocks, all packets of this trial could have wrong latencies.
-#[test]
-fn step_of_the_system_clock_is_marked_as_a_limit_of_the_tester() {
-    let mut tester = open(&cable("", ""), &Arc::default());
-    let (clock, mut readings) = (HostClock::new(), 0);
-    tester.set_host_times(Box::new(move || {
-        readings += 1;
-        let times = HostTimes::read(&clock);
-        // Both clocks step, but no timestamp is from the wall clock.
-        let step = if readings == 1 { 0 } else { 30_000_000_000 };
-        HostTimes { system: times.system - step, wall: times.wall + step, ..times }
-    }));
-    for expected in [1, 0] {
-        let outcome = tester.trial(&[Some(1000.0)], Duration::from_millis(20)).unwrap();
-        let report = report(&tester, &[Some(1000.0)], &outcome);
-        let steps: Vec<_> = report.tester.limits.iter().filter(|limit| limit.contains("clock stepped by")).collect();
-        assert_eq!(steps.len(), expected, "{report}");
-        assert!(steps.iter().all(|limit| limit.starts_with("the system clock stepped by -30.0")), "{report}");
-    }
-    tester.close().unwrap();
-}
-
-/// The folders `/proc` and `/sys` of a host whose files change during the trial.
-#[test]
-fn disturbances_of_the_core_are_reported() {
-    let mut tester = open(&cable("", ""), &Arc::default());
-    let core = tester.lanes().plan().cores[0].0;
-    let folder = Folder::new();
-    let write = |steal: u64, busy: u64, kilohertz: u64| {
-        folder.write("proc/stat", format!("cpu{core} 0 0 0 0 0 0 0 {steal}\ncpu4000 {busy} 0 0 0 0 0 0 0\n"));
-        let cpu = format!("sys/devices/system/cpu/cpu{core}");
-        folder.write(&format!("{cpu}/topology/thread_siblings_list"), format!("{core},4000\n"));
-        folder.write(&format!("{cpu}/cpufreq/scaling_cur_freq"), kilohertz.to_string());
-    };
-    /// Changes the files when the trial starts.
-    struct Change<F>(F);
-    impl<F: FnMut()> Observer for Change<F> {
-        fn start(&mut self) {
-            self.0();
-        }
-    }
-    tester.set_roots(Roots { sys: folder.file("sys"), proc: folder.file("proc") });
-    let plan = TrialPlan { rates: &[Some(1000.0)], duration: Duration::from_millis(20), change: None };
-    // On a busy machine, a trial takes longer. An hour is a large share of every trial.
-    let expected = [
-        ((360_000, 0, 2_000_000), "the hypervisor took the core of the tester for at least"),
-        ((0, 360_000, 2_000_000), "another thread of the physical core of the tester was busy for at least"),
-        ((0, 0, 1_800_000), "the frequency of the core of the tester changed from 2000 MHz to 1800 MHz"),
-    ];
-    for ((steal, busy, kilohertz), reason) in expected {
-        write(0, 0, 2_000_000);
-        let outcome = tester.trial_with(&plan, &mut Change(|| write(steal, busy, kilohertz))).unwrap();
-        let report = report(&tester, &[Some(1000.0)], &outcome);
-        let reasons = &report.tester.disturbances;
-        assert!(reasons.iter().any(|text| text.starts_with(reason)), "{reason}\n{report}");
-        // On a busy machine, the tester may also wait for its core.
-        assert_eq!(reasons.iter().filter(|text| !text.contains("waited for a core")).count(), 1, "{report}");
-    }
-    tester.close().unwrap();
-}
-
-/// The counter of the right port jumps back every 100 ms.
-#[test]
-fn jump_of_the_clock_of_a_port_is_marked_as_a_limit_of_the_tester() {
-    let jump = |number: u32| format!("{{ at = '{}ms', kind = 'jump', value = -1000000 }}", number * 100);
-    let events: Vec<String> = (1..300).map(jump).collect();
-    let keys = format!("clock = {{ khz = 156250, bits = 48, events = [{}] }}", events.join(", "));
-    let mut tester = open(&cable(&keys, ""), &Arc::default());
-    let outcome = tester.trial(&[Some(1000.0)], Duration::from_secs(1)).unwrap();
-    let report = report(&tester, &[Some(1000.0)], &outcome);
-    let is_jump = |limit: &String| limit.starts_with("the clock of the port `right` jumped or stopped");
-    assert!(report.tester.limits.iter().any(is_jump), "{report}");
-    assert!(!report.to_string().contains("the clock of the port `left`"), "{report}");
     tester.close().unwrap();
 }
 

@@ -8,7 +8,7 @@ use super::parts::{
 use super::times::Times;
 use super::units::{Nanoseconds, Pps, ratio};
 use crate::rate::{FCS, LINE_OVERHEAD};
-use crate::search::{Bound, GoalResult};
+use crate::search::{Bound, GoalResult, ratio_interval};
 use crate::stream::Stream;
 use crate::tester::{CoreLoad, Outcome, StreamOutcome};
 
@@ -71,6 +71,7 @@ pub fn rate_report(
     }
     total.requested_pps = rates.iter().copied().sum::<Option<f64>>();
     total.loss_ratio = ratio(total.corrupted + total.late + total.lost, total.sent);
+    total.loss_interval = loss_interval(total.corrupted + total.late + total.lost, total.sent);
     (total.received_bps, total.received_line_bps) = (bits, line_bits);
     let ports: Vec<PortReport> = outcome
         .ports
@@ -86,6 +87,8 @@ pub fn rate_report(
             overrun: port.overrun,
             link_up: port.link_up,
             link_downs: port.link_downs,
+            clock: port.clock.clone(),
+            clock_error_ns: port.clock_error,
             counters: port.device.clone(),
         })
         .collect();
@@ -105,7 +108,6 @@ pub fn rate_report(
         tester: TesterReport {
             limits,
             disturbances: disturbances(outcome),
-            clock: outcome.clock.clone(),
             longest_pause_ns: outcome.longest_pause,
             waited_ns: outcome.waited,
             stolen_ns: outcome.core.stolen,
@@ -148,11 +150,18 @@ fn traffic(stream: &Stream, outcome: &StreamOutcome, rate: Option<f64>, seconds:
         late: counts.late,
         lost: counts.lost,
         loss_ratio: ratio(counts.corrupted + counts.late + counts.lost, outcome.sent),
+        loss_interval: loss_interval(counts.corrupted + counts.late + counts.lost, outcome.sent),
         duplicated: counts.duplicated,
         reordered: counts.reordered,
         too_old: counts.too_old,
         unsent: counts.unsent,
     }
+}
+
+/// Returns the confidence interval of a loss ratio.
+fn loss_interval(lost: u64, sent: u64) -> [f64; 2] {
+    let (low, high) = ratio_interval(lost, sent);
+    [low, high]
 }
 
 fn add(total: &mut Traffic, traffic: &Traffic) {

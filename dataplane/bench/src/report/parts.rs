@@ -89,6 +89,10 @@ pub struct Traffic {
     pub lost: u64,
     /// `corrupted + late + lost`, as a ratio of `sent`.
     pub loss_ratio: f64,
+    /// The limits of the 95 % confidence interval of the probability that the device loses a packet (Wilson). The
+    /// interval assumes that the device loses each packet independently of the other packets.
+    #[serde(default)]
+    pub loss_interval: [f64; 2],
     /// Further copies of packets that had already arrived.
     pub duplicated: u64,
     /// Packets that arrived after a packet that was sent later (RFC 4737).
@@ -211,6 +215,15 @@ pub struct PortReport {
     /// How often the link went down in the trial.
     #[serde(default)]
     pub link_downs: u64,
+    /// The clock of the receive times. The transmit times are from the system clock, which the tester reads before it
+    /// sends a burst.
+    #[serde(default)]
+    pub clock: String,
+    /// The maximum error in nanoseconds of the conversion of a receive time to the system clock, at the end of the
+    /// trial. `null` if the error is unknown. The error is 0 for the clock `software`, because such a receive time is the
+    /// time at which the tester polled the packet, from the system clock.
+    #[serde(default)]
+    pub clock_error_ns: Option<u64>,
     /// The counters of the device that changed in the trial. Each value is the increase in the trial.
     pub counters: BTreeMap<String, u64>,
 }
@@ -223,9 +236,6 @@ pub struct TesterReport {
     /// The reasons why the host of the tester may have disturbed the trial. The host may then have caused some losses
     /// and high latencies.
     pub disturbances: Vec<String>,
-    /// The clock of the receive times. The transmit times are from the system clock, which the tester reads before it
-    /// sends a burst.
-    pub clock: String,
     /// The longest time between two iterations of the tester's loop while it was sending, in nanoseconds.
     pub longest_pause_ns: u64,
     /// The time in which the tester was ready to run but had no core, in nanoseconds.

@@ -23,10 +23,12 @@ impl fmt::Display for RateReport {
         )?;
         writeln!(
             f,
-            "loss      {} ({} of {})",
+            "loss      {} ({} of {}), 95 % interval {} to {}",
             Percent(total.loss_ratio),
             total.corrupted + total.late + total.lost,
-            total.sent
+            total.sent,
+            Percent(total.loss_interval[0]),
+            Percent(total.loss_interval[1])
         )?;
         if let Some(CounterReport { sent, arrived, loss_ratio }) = self.by_counters {
             writeln!(f, "NO SIGNATURES: no packet arrived with its signature, because the device changes the payload")?;
@@ -87,11 +89,13 @@ impl fmt::Display for RateReport {
         }
         writeln!(f)?;
         for port in ports {
-            let PortReport { name, device, tx, rx, foreign, .. } = port;
+            let PortReport { name, device, tx, rx, foreign, clock, clock_error_ns, .. } = port;
             writeln!(f, "port {name} ({device}): tx {tx}, rx {rx}, of these {foreign} without a signature")?;
+            let error = clock_error_ns.map_or_else(|| "unknown".to_owned(), |error| Nanoseconds(error).to_string());
+            writeln!(f, "  clock of the receive times: {clock}, error of the conversion: {error}")?;
         }
         let pause = Nanoseconds(tester.longest_pause_ns);
-        writeln!(f, "tester: clock {}, longest pause {pause}, unaccounted {}", tester.clock, self.unaccounted)?;
+        writeln!(f, "tester: longest pause {pause}, unaccounted {}", self.unaccounted)?;
         self.environment.note_calibration(f)?;
         notes(f, self.stopped, &tester.limits, &tester.disturbances)
     }

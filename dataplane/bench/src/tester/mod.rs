@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dataplane::clock::{ClockSource, HostClock};
+use dataplane::clock::{ClockSource, ClockState, HostClock};
 use dataplane::lane::{LaneCounters, NoSink};
 use dataplane::mem::Batch;
 use dataplane::runtime::PortLanes;
@@ -212,9 +212,25 @@ impl Tester {
             port.overrun = overrun(&port.device);
             port.link_downs = port.device.get(host::CARRIER_DOWN).copied().unwrap_or(0);
             port.link_up = self.lanes.is_link_up(index);
+            (port.clock, port.clock_error) = self.receive_clock(index);
             port.clock_faults = later_faults[index].saturating_sub(clock_faults[index]);
         }
         Ok(outcome)
+    }
+
+    /// Returns the clock of the receive times of a port, and the maximum error of the conversion to the system clock.
+    fn receive_clock(&mut self, port: usize) -> (String, Option<u64>) {
+        let source = self.lanes.parts().0.get(port).map_or(ClockSource::None, |lane| lane.stampers()[0].source());
+        let error = match source {
+            // The receive time is the time of the poll, from the system clock itself.
+            ClockSource::Software | ClockSource::Virtual => Some(0),
+            _ => {
+                let clocks = self.lanes.clocks(port);
+                let clock = clocks.iter().find(|clock| clock.source == source && clock.state == ClockState::Synced);
+                clock.map(|clock| clock.error_ns)
+            }
+        };
+        (source.to_string(), error)
     }
 
     /// Returns how often the clocks of each port have jumped or stopped so far.
@@ -427,7 +443,6 @@ impl Tester {
         for ((lane, before), port) in lanes.iter().zip(&before).zip(&mut ports) {
             account(&**lane, before, port);
         }
-        let clock = lanes.first().map_or_else(String::new, |lane| lane.stampers()[0].source().to_string());
         let (elapsed, waited) = (last.saturating_sub(start.0), cpu_wait().saturating_sub(waited));
         Ok(Outcome {
             duration,
@@ -439,7 +454,6 @@ impl Tester {
             core: CoreLoad::default(),
             clock_steps,
             stopped,
-            clock,
             intervals,
         })
     }

@@ -46,6 +46,11 @@ pub struct PortOutcome {
     pub link_up: Option<bool>,
     /// How often the link went down in the trial, if the port has an interface of the kernel.
     pub link_downs: u64,
+    /// The clock of the receive times.
+    pub clock: String,
+    /// The maximum error of the conversion of a receive time to the system clock in nanoseconds, or `None` if the error
+    /// is unknown.
+    pub clock_error: Option<u64>,
     /// How often a clock of the device jumped or stopped in the trial.
     pub clock_faults: u64,
 }
@@ -71,8 +76,6 @@ pub struct Outcome {
     pub clock_steps: ClockSteps,
     /// Whether the trial was stopped before its end.
     pub stopped: bool,
-    /// The clock of the receive times.
-    pub clock: String,
     /// The intervals of the trial. The `series` of each stream has one point for each interval.
     pub intervals: Intervals,
 }
