@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use dataplane::units::Period;
@@ -10,6 +10,7 @@ use dataplane::{Error, Result};
 
 use super::opened::{Opened, TrafficArgs};
 use super::output::{output, write_page};
+use super::progress::time_left;
 use super::ratios::{percent, width};
 use super::trials::{Ended, PortTrials};
 use crate::rate::Rate;
@@ -111,9 +112,11 @@ pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio
         .collect();
     let mean = streams.iter().zip(&shares).map(|(stream, share)| stream.mean_size * share).sum::<f64>();
     let is_watched = io::stderr().is_terminal();
+    let (begin, expected) = (Instant::now(), expected(args, goals.len()));
     let mut show = |text: &str| {
         if is_watched {
-            eprintln!("{text}");
+            let left = time_left(expected, begin.elapsed(), args.trial.0 + traffic.settle.0);
+            eprintln!("{text}, about {} left", humantime::format_duration(left));
         }
     };
     let mut trials = PortTrials {
@@ -154,6 +157,14 @@ pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio
         None => {}
     }
     opened.tester.close()
+}
+
+/// Returns the approximate time of a search: short trials that find the region of the result, and the trials that decide
+/// about three rates for each goal.
+fn expected(args: &SearchArgs, goals: usize) -> Duration {
+    let settle = args.traffic.settle.0;
+    let full = args.sum.0.as_secs_f64().max(args.trial.0.as_secs_f64()) / args.trial.0.as_secs_f64().max(0.001);
+    (args.first_trial.0 + settle) * 10 + (args.trial.0 + settle).mul_f64(3.0 * full * goals as f64)
 }
 
 /// Returns the streams, in the form in which a result lists them.

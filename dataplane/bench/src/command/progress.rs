@@ -1,7 +1,11 @@
 //! Progress on standard error, if it is a terminal.
 
 use std::io::{self, IsTerminal};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use super::threads::use_all_cores;
 
 /// The progress of a run with several parts.
 pub(super) struct Progress {
@@ -55,5 +59,63 @@ impl Progress {
         if self.is_watched {
             eprint!("\r\x1b[K");
         }
+    }
+}
+
+/// Returns the time that is left of a run that takes about `expected`, in whole seconds. A run that takes longer has
+/// `least` left.
+pub(super) fn time_left(expected: Duration, elapsed: Duration, least: Duration) -> Duration {
+    Duration::from_secs_f64(expected.saturating_sub(elapsed).max(least).as_secs_f64().ceil())
+}
+
+/// The progress of one trial, which a thread shows until this value is dropped. The thread of the tester prints nothing
+/// during a trial.
+pub(super) struct TrialProgress(Option<(Sender<()>, JoinHandle<()>)>);
+
+impl TrialProgress {
+    /// Shows the progress. `part` describes the trial, and `expected` is the time until the end of the run.
+    pub(super) fn start(part: String, expected: Duration) -> Self {
+        /// The time between two updates of the line.
+        const UPDATE: Duration = Duration::from_millis(500);
+        if !io::stderr().is_terminal() {
+            return Self(None);
+        }
+        let (end, ended) = channel();
+        let show = move || {
+            use_all_cores();
+            let begin = Instant::now();
+            loop {
+                let left = humantime::format_duration(time_left(expected, begin.elapsed(), Duration::ZERO));
+                eprint!("\r\x1b[K{part}, about {left} left");
+                if ended.recv_timeout(UPDATE) != Err(RecvTimeoutError::Timeout) {
+                    break;
+                }
+            }
+            eprint!("\r\x1b[K");
+        };
+        Self(Some((end, thread::spawn(show))))
+    }
+}
+
+impl Drop for TrialProgress {
+    fn drop(&mut self) {
+        if let Some((end, thread)) = self.0.take() {
+            drop(end);
+            // The thread only prints, so its failure does not matter.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_left_is_never_shorter_than_the_next_trial() {
+        let seconds = Duration::from_secs_f64;
+        assert_eq!(time_left(seconds(10.0), seconds(2.5), seconds(1.0)), seconds(8.0));
+        assert_eq!(time_left(seconds(10.0), seconds(12.0), seconds(1.0)), seconds(1.0));
+        assert_eq!(time_left(seconds(10.0), seconds(10.0), Duration::ZERO), Duration::ZERO);
     }
 }

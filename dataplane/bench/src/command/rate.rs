@@ -6,6 +6,7 @@ use dataplane::{Error, Result};
 
 use super::opened::{Opened, TrafficArgs, verdict};
 use super::output::{output, write_page};
+use super::progress::TrialProgress;
 use crate::rate::Rate;
 use crate::report::{Calibration, CalibrationReport};
 use crate::setup;
@@ -39,7 +40,9 @@ pub(super) fn rate(args: &RateArgs) -> Result<()> {
     let mut opened = Opened::new(traffic, wanted)?;
     setup::check_times(opened.tester.streams(), args.duration.0)?;
     let rates = wanted(opened.tester.streams(), &opened.lines)?;
+    let progress = TrialProgress::start("rate".to_owned(), args.duration.0 + traffic.settle.0);
     let outcome = opened.tester.trial(&rates, args.duration.0)?;
+    drop(progress);
     let report = opened.report("rate", &rates, &outcome);
     output(&report, traffic.json)?;
     write_page(traffic.html.as_deref(), || Stored::Rate(Box::new(report.clone())))?;
@@ -51,9 +54,12 @@ pub(super) fn calibrate(args: &CalibrateArgs) -> Result<()> {
     let traffic = &args.traffic;
     let mut opened = Opened::new(traffic, |streams, _| Ok(vec![None; streams.len()]))?;
     let count = opened.tester.streams().len();
+    let trial = args.duration.0 + traffic.settle.0;
+    let progress = TrialProgress::start("calibrate at the highest rate".to_owned(), trial * 2 + trial / 10);
     // Run a short trial first: it fills the caches and starts the threads of the kernel.
     opened.tester.trial(&vec![None; count], args.duration.0 / 10)?;
     let outcome = opened.tester.trial(&vec![None; count], args.duration.0)?;
+    drop(progress);
     let max = opened.report("calibrate", &vec![None; count], &outcome);
     let max_pps = max.total.received_pps;
     if max_pps <= 0.0 {
@@ -65,7 +71,9 @@ pub(super) fn calibrate(args: &CalibrateArgs) -> Result<()> {
     let rates = setup::rates(opened.tester.streams(), Some(Rate::Packets(1.0)), &opened.lines)?;
     let sum = rates.iter().flatten().sum::<f64>();
     let rates: Vec<_> = rates.iter().map(|rate| rate.map(|rate| rate / sum * max_pps / 2.0)).collect();
+    let progress = TrialProgress::start("calibrate at half of the highest rate".to_owned(), trial);
     let outcome = opened.tester.trial(&rates, args.duration.0)?;
+    drop(progress);
     let half = opened.report("calibrate", &rates, &outcome);
     let calibration = Calibration {
         max_pps,
