@@ -7,10 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{UnixCredentials, getsockopt};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::UCred;
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal, test_kill_process};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
@@ -28,11 +28,15 @@ pub(super) struct Process {
 ///
 /// # Errors
 /// Fails if the process is in another pid namespace.
-pub(super) fn peer(stream: &UnixStream) -> Result<UCred, String> {
-    // The kernel reports the process id 0 for a process in another pid namespace. `UCred` cannot contain this id, so rustix
-    // returns an error. A Unix socket has no other error.
-    let why = |_| "the process at the other end of the connection is in another pid namespace".to_owned();
-    socket_peercred(stream).map_err(why)
+pub(super) fn peer(stream: &UnixStream) -> Result<UnixCredentials, String> {
+    // rustix cannot represent the process id 0, which the kernel reports for a process in another pid namespace.
+    match getsockopt(stream, PeerCredentials) {
+        Ok(peer) if peer.pid() == 0 => {
+            Err("the process at the other end of the connection is in another pid namespace".to_owned())
+        }
+        Ok(peer) => Ok(peer),
+        Err(error) => Err(format!("the process at the other end of the connection is not known: {error}")),
+    }
 }
 
 /// Returns a descriptor of this process (pidfd_open(2)).

@@ -133,13 +133,12 @@ fn check_network(process: u32) -> Result<(), CommandError> {
 fn check_program(stream: &UnixStream) -> Result<(), CommandError> {
     let in_container = "help: run the command in the container of the program, for example with `nsenter --all --target \
                         PROCESS`";
-    let owner = process::peer(stream).map_err(|why| CommandError::Failed(format!("{why}; {in_container}")))?.uid;
-    match owner.is_root() || owner == geteuid() {
+    let owner = process::peer(stream).map_err(|why| CommandError::Failed(format!("{why}; {in_container}")))?.uid();
+    match owner == 0 || owner == geteuid().as_raw() {
         true => Ok(()),
         false => Err(CommandError::Failed(format!(
             "the program at the socket belongs to the user {owner}; help: run the command as this user, for example \
-             `sudo -u '#{owner}' dataplane upgrade ...`, or let systemd run the command (docs/upgrade.md)",
-            owner = owner.as_raw()
+             `sudo -u '#{owner}' dataplane upgrade ...`, or let systemd run the command (docs/upgrade.md)"
         ))),
     }
 }

@@ -218,9 +218,9 @@ fn check_peer(peer: &UnixStream) -> Result<String, Refusal> {
                 `nsenter --all --target PROCESS`";
     let refuse = |why: String| Refusal::new(ErrorCode::Failed, format!("upgrade refused: {why}"), help);
     let peer = process::peer(peer).map_err(refuse)?;
-    match peer.uid == geteuid() {
-        true => Ok(format!("process {} of user {}", peer.pid.as_raw_nonzero(), peer.uid)),
-        false => Err(refuse(format!("the client runs as user {}, the program runs as user {}", peer.uid, geteuid()))),
+    match peer.uid() == geteuid().as_raw() {
+        true => Ok(format!("process {} of user {}", peer.pid(), peer.uid())),
+        false => Err(refuse(format!("the client runs as user {}, the program runs as user {}", peer.uid(), geteuid()))),
     }
 }
 
