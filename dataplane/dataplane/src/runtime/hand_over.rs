@@ -22,8 +22,8 @@ use dataplane_soft::upgrade::{HandOver, HandedQueue};
 /// The maximum time until all workers have stopped receiving and have saved the states of their stages.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The maximum time until the kernel has released the packet memory after a failed hand-over. With many zero-copy queues,
-/// the release may take more than a second.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// the release may take more than a second. The watchdog of systemd is not reset meanwhile: dataplane@.service allows 10 s.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval between two checks whether the kernel has released the packet memory. Each check takes a lock of the
 /// kernel.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(1);
