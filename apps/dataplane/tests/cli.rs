@@ -871,10 +871,10 @@ fn devices_and_topology_describe_the_host() {
 fn capacity_predicts_from_a_measurement_and_writes_no_capture() {
     let folder = folder_with_config();
     let quick = "--measure 100ms --rounds 1";
-    let (status, _, err) = dataplane(&folder, &format!("capacity @/x.toml --rate 10Gbps {quick}"));
+    let (status, _, err) = dataplane(&folder, &format!("plan --capacity @/x.toml --rate 10G {quick}"));
     assert!(status == 2 && err.contains("denied.pcapng; help: let the stage write to /dev/null"), "{err}");
     let quick = &format!("{quick} --set pipeline.stage.denied.file=/dev/null");
-    let (status, out, err) = dataplane(&folder, &format!("capacity @/x.toml --rate 10Gbps {quick} --json"));
+    let (status, out, err) = dataplane(&folder, &format!("plan --capacity @/x.toml --rate 10G {quick} --json"));
     assert_eq!((status, err.as_str()), (0, ""));
     let prediction = json(&out);
     let number = |key: &str| prediction[key].as_f64().unwrap_or_else(|| panic!("{key}: {prediction}"));
@@ -889,7 +889,7 @@ fn capacity_predicts_from_a_measurement_and_writes_no_capture() {
         assert!(!folder.file(output).exists(), "{output} was written");
     }
 
-    let (status, out, err) = dataplane(&folder, "capacity --rate 1kpps --size 128 --measure 100ms --rounds 1");
+    let (status, out, err) = dataplane(&folder, "plan --capacity --rate 1kpps --size 128 --measure 100ms --rounds 1");
     assert_eq!((status, err.lines().filter(|line| !line.contains("WARN")).count()), (0, 0), "{err}");
     for part in [
         "frames of 128 bytes, 100.0 % sent",
@@ -899,10 +899,19 @@ fn capacity_predicts_from_a_measurement_and_writes_no_capture() {
     ] {
         assert!(out.contains(part), "{part:?}: {out}");
     }
-    let (status, _, err) = dataplane(&folder, "capacity --rate 100");
-    assert!(status == 2 && err.contains("`100` is not a rate; help: write 100Gbps"), "{err}");
-    let (status, _, err) = dataplane(&folder, "capacity @/none.toml --rate 1Gbps");
+    let (status, _, err) = dataplane(&folder, "plan --capacity --rate 100");
+    assert!(status == 2 && err.contains("`100` is not a rate; help: write 100G or"), "{err}");
+    let (status, _, err) = dataplane(&folder, "plan --capacity @/none.toml --rate 1Gbps");
     assert!(status == 2 && err.contains("none.toml"), "{status} {err}");
+    for (line, part) in [
+        ("plan --capacity @/x.toml", "`--capacity` needs a rate; help: add the rate"),
+        ("plan --capacity @/x.toml @/y.toml --rate 1Gbps", "predicts for one config, but two are given; help: run"),
+        ("plan @/x.toml --rate 1Gbps", "--capacity"),
+        ("plan --capacity --rate 1Gbps --process 7", "cannot be used with"),
+    ] {
+        let (status, _, err) = dataplane(&folder, line);
+        assert!(status == 2 && err.contains(part), "{line}: {status} {err}");
+    }
 }
 
 #[test]

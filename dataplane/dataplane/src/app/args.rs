@@ -69,7 +69,8 @@ pub(super) enum Command {
     Why(Why),
     /// Show or set the level of log messages of a running program
     Log(Log),
-    /// List the operations that would change a running program to another config, or compare two configs
+    /// List the operations that would change a running program to another config, or compare two configs. With
+    /// `--capacity`, predict the cores and the memory that a config needs for a rate
     #[command(after_help = PLAN_HELP)]
     Plan(Plan),
     /// Change a running program to another config. The program carries out all operations, or none
@@ -105,9 +106,6 @@ pub(super) enum Command {
     /// Find settings of this host that cause failures, lose packets or cost speed, and print commands that fix them
     #[command(after_help = DOCTOR_STATUS)]
     Doctor(Doctor),
-    /// Predict the cores and the memory that a config needs for a rate, from costs that are measured on this machine
-    #[command(after_help = CAPACITY_HELP)]
-    Capacity(Capacity),
     /// Print the JSON schema of a config, which editors use to complete and check configs, or of the control protocol
     Schema(Schema),
     /// Print a script that lets a shell complete commands and options
@@ -256,8 +254,11 @@ const WHY_HELP: &str = "The first cause has lost the most packets. The command c
     examples.\n\n\
     Exit status: 0 the causes are printed, 1 the program does not answer, 2 a wrong command line.";
 
-const PLAN_HELP: &str = "Exit status: 0 a list of operations, which may be empty, 1 the program does not answer, 2 a wrong \
-    command line or config.";
+const PLAN_HELP: &str = "With `--capacity`, the command needs no running program. The command replaces all ports of the config \
+    by ports in memory, opens no device, and measures the costs of the stages on this machine. \
+    Example: dataplane plan --capacity edge.toml --rate 100G --size 64\n\n\
+    Exit status: 0 a prediction, or a list of operations, which may be empty, 1 the program does not answer or the \
+    measurement failed, 2 a wrong command line or config.";
 
 const APPLY_HELP: &str = "Exit status: 0 the program uses the new config, 1 the change failed or the program does not \
     answer, 2 a wrong command line or config.";
@@ -340,11 +341,43 @@ pub(super) struct Why {
 #[derive(Debug, Args)]
 pub(super) struct Plan {
     /// The new config, a TOML file, or `-` for standard input. With two files, list the operations from the first
-    /// config to the second config, without a running program
-    #[arg(value_name = "CONFIG", required = true, num_args = 1..=2)]
+    /// config to the second config, without a running program. With `--capacity`, no CONFIG means a pipeline with only a
+    /// `tx` stage
+    #[arg(value_name = "CONFIG", required_unless_present = "capacity", num_args = 1..=2)]
     pub(super) configs: Vec<PathBuf>,
+    /// Predict the cores and the memory that the config needs for the rate of `--rate`
+    #[arg(long, conflicts_with_all = ["process", "socket"])]
+    pub(super) capacity: bool,
     #[command(flatten)]
     pub(super) target: Target,
+    #[command(flatten)]
+    pub(super) prediction: Prediction,
+}
+
+/// The options of `plan --capacity`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options for `--capacity`")]
+pub(super) struct Prediction {
+    /// The rate of received packets over all ports: bits per second on the Ethernet line (100G), or packets per second
+    /// (10Mpps)
+    #[arg(long, value_name = "RATE", requires = "capacity")]
+    pub(super) rate: Option<Rate>,
+    /// The size of the frames in bytes, without the frame check sequence [default: the frames of the config, else 64]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(42..=65_022), requires = "capacity")]
+    pub(super) size: Option<u16>,
+    /// A capture file that every port replays in the measurement, instead of generated frames
+    #[arg(long, value_name = "PCAP", conflicts_with = "size", requires = "capacity")]
+    pub(super) traffic: Option<PathBuf>,
+    /// The time of each measurement
+    #[arg(long, value_name = "TIME", value_parser = interval, default_value = "1s", requires = "capacity")]
+    pub(super) measure: Duration,
+    /// The number of measurements. The prediction uses the median
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(requires = "capacity")]
+    pub(super) rounds: u32,
+    /// Override a value, such as runtime.burst=32 or port.wan.mtu=9000
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting, requires = "capacity")]
+    pub(super) settings: Vec<(String, String)>,
 }
 
 #[derive(Debug, Args)]
@@ -624,39 +657,6 @@ pub(super) struct Doctor {
     #[arg(long, value_name = "PATH", requires = "watch")]
     pub(super) socket: Option<PathBuf>,
     /// Print JSON. With --watch, one object per interval and line
-    #[arg(short, long)]
-    pub(super) json: bool,
-}
-
-const CAPACITY_HELP: &str = "The measurement replaces all ports of the config by ports in memory, and opens no device. \
-    Example: dataplane capacity edge.toml --rate 100Gbps --size 64\n\n\
-    Exit status: 0 a prediction, 1 the measurement failed, 2 a wrong command line or config.";
-
-#[derive(Debug, Args)]
-pub(super) struct Capacity {
-    /// The config, a TOML file, or `-` for standard input [default: a pipeline with only a `tx` stage]
-    #[arg(value_name = "CONFIG")]
-    pub(super) config: Option<PathBuf>,
-    /// Override a value, such as runtime.burst=32 or port.wan.mtu=9000
-    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting)]
-    pub(super) settings: Vec<(String, String)>,
-    /// The rate of received packets over all ports: bits per second on the Ethernet line (100Gbps), or packets per
-    /// second (10Mpps)
-    #[arg(long, value_name = "RATE")]
-    pub(super) rate: Rate,
-    /// The size of the frames in bytes, without the frame check sequence [default: the frames of the config, else 64]
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(42..=65_022))]
-    pub(super) size: Option<u16>,
-    /// A capture file that every port replays in the measurement, instead of generated frames
-    #[arg(long, value_name = "PCAP", conflicts_with = "size")]
-    pub(super) traffic: Option<PathBuf>,
-    /// The time of each measurement
-    #[arg(long, value_name = "TIME", value_parser = interval, default_value = "1s")]
-    pub(super) measure: Duration,
-    /// The number of measurements. The prediction uses the median
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub(super) rounds: u32,
-    /// Print JSON
     #[arg(short, long)]
     pub(super) json: bool,
 }

@@ -1,6 +1,6 @@
 //! The command line that every app has: `run`, `stats`, `top`, `show`, `capture`, `trace`, `black-box`, `why`, `log`, `plan`,
 //! `apply`, `confirm`, `rollback`, `history`, `reload`, `set`, `save`, `upgrade`, `check`, `graph`, `explain`, `stages`,
-//! `devices`, `topology`, `doctor`, `capacity`, `schema`, `completions`, and the hidden commands `manual` and `reference`.
+//! `devices`, `topology`, `doctor`, `schema`, `completions`, and the hidden commands `manual` and `reference`.
 //!
 //! An app consists of its own stages and a `main` of one line. Every app includes the built-in stages:
 //!
@@ -187,6 +187,7 @@ impl App {
             Command::BlackBox(args) => black_box::black_box(&args),
             Command::Why(args) => why::why(&self.registry, &args),
             Command::Log(args) => log::log(&args),
+            Command::Plan(args) if args.capacity => capacity::capacity(&self.registry, &args),
             Command::Plan(args) => change::plan(&self.registry, &args),
             Command::Apply(args) => change::apply(&args),
             Command::Confirm(args) => change::confirm(&args),
@@ -203,7 +204,6 @@ impl App {
             Command::Devices(args) => devices::devices(&args),
             Command::Doctor(args) => doctor::doctor(&self.registry, &args),
             Command::Topology(args) => topology::topology(&self.registry, &args),
-            Command::Capacity(args) => capacity::capacity(&self.registry, &args),
             Command::Schema(args) => schema::schema(&self.registry, &args),
             Command::Completions(args) => manual::completions(definition, name, &args),
             Command::Manual(args) => manual::manual(definition, name, &args),

@@ -19,9 +19,13 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Self, String> {
         let is_zero = |rate: &u64| *rate > 0;
         let packets = text.parse::<PacketRate>().map(|rate| rate.0);
-        let bits = text.parse::<BitRate>().map(|rate| rate.0);
+        // Network engineers write a line rate without the unit, such as 100G. Without a prefix too, the unit is unclear.
+        let has_prefix = text.ends_with(['k', 'M', 'G', 'T']);
+        let bits = if has_prefix { format!("{text}bps").parse::<BitRate>() } else { text.parse() }.map(|rate| rate.0);
         let rate = packets.ok().filter(is_zero).map(Self::Packets).or(bits.ok().filter(is_zero).map(Self::Bits));
-        rate.ok_or_else(|| format!("`{text}` is not a rate; help: write 100Gbps for bits on the line, or 10Mpps"))
+        rate.ok_or_else(|| {
+            format!("`{text}` is not a rate; help: write 100G or 100Gbps for bits per second on the line, or 10Mpps")
+        })
     }
 }
 
@@ -30,11 +34,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_needs_a_unit() {
-        assert_eq!("100Gbps".parse(), Ok(Rate::Bits(100_000_000_000)));
+    fn rate_needs_a_unit_or_a_prefix() {
+        for text in ["100Gbps", "100G", "100 G", "100000M"] {
+            assert_eq!(text.parse(), Ok(Rate::Bits(100_000_000_000)), "{text}");
+        }
         assert_eq!("1.5Mpps".parse(), Ok(Rate::Packets(1_500_000)));
-        for wrong in ["100", "0bps", "100G", "-1pps"] {
-            assert!(wrong.parse::<Rate>().unwrap_err().contains("write 100Gbps"), "{wrong}");
+        for wrong in ["100", "0bps", "0G", "G", "100g", "100Gbpsk", "-1pps"] {
+            assert!(wrong.parse::<Rate>().unwrap_err().contains("write 100G or"), "{wrong}");
         }
     }
 }
