@@ -13,6 +13,7 @@ use std::thread;
 use dataplane::control::{Call, Client, Error, ErrorCode, LISTS, MAX_REQUEST, VERSION};
 use dataplane_testing::program::run;
 use dataplane_testing::{skip, wait_until};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
 use crate::common::{LINK, RuntimeFolder, STATS, STEADY, TIMEOUT, config, json, line, number};
@@ -322,6 +323,53 @@ fn ten_thousand_connections_at_the_limit_lose_no_packet() {
             assert_eq!(Client::connect(&running.socket).unwrap().hello().unwrap().pid, running.pid());
         }
     }
+    wait_until("packets pass", || number(&running.ask().unwrap()["packets"]["rx"]) > number(&before["packets"]["rx"]));
+    let report = running.end("-TERM");
+    assert_eq!((&report["ledger"]["unaccounted"], &report["errors"]), (&json!(0), &json!([])));
+    assert_eq!(report["ports"][0]["rx_lost"], 0);
+}
+
+/// Lets this process open a number of files. Returns the reason if the limit of the process is too low.
+fn allow_open_files(files: u64) -> Result<(), String> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= files) {
+        return Ok(());
+    }
+    // Only root can raise the second limit.
+    let maximum = limit.maximum.map(|maximum| maximum.max(files));
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum });
+    raised.map_err(|error| format!("this process may not open {files} files: {error}"))
+}
+
+#[test]
+fn ten_thousand_connections_at_once_are_answered_or_refused() {
+    const CONNECTIONS: usize = 10_000;
+    // The program gets its own limit, so raise the limit of this process after the start of the program.
+    let folder = RuntimeFolder::new();
+    let running = folder.run(STEADY, None);
+    if let Err(reason) = allow_open_files(CONNECTIONS as u64 + 1000) {
+        return skip(reason);
+    }
+    let before = running.ask().unwrap();
+    let connect = |_| {
+        let mut client = RawClient(BufReader::new(running.connect().unwrap()));
+        client.send("{\"version\":1,\"id\":1,\"request\":\"hello\"}\n");
+        client
+    };
+    let mut clients: Vec<RawClient> = (0..CONNECTIONS).map(connect).collect();
+    // While all connections are open, the program serves a new client.
+    assert_eq!(Client::connect(&running.socket).unwrap().hello().unwrap().pid, running.pid());
+    let is_answered = |client: &mut RawClient| {
+        let line = client.line();
+        let (is_answer, is_refusal) =
+            (line["result"]["pid"] == running.pid(), line["error"]["code"] == "too_many_clients");
+        assert!(is_answer || is_refusal, "{line}");
+        is_answer
+    };
+    let answered = clients.iter_mut().map(is_answered).filter(|answered| *answered).count();
+    assert!(answered > 0);
+    drop(clients);
+    assert_eq!(Client::connect(&running.socket).unwrap().hello().unwrap().pid, running.pid());
     wait_until("packets pass", || number(&running.ask().unwrap()["packets"]["rx"]) > number(&before["packets"]["rx"]));
     let report = running.end("-TERM");
     assert_eq!((&report["ledger"]["unaccounted"], &report["errors"]), (&json!(0), &json!([])));
