@@ -50,11 +50,13 @@ fn main() {
     if std::env::var_os(APP).is_some() {
         std::process::exit(App::new().stage::<Faulty>("faulty").exit_status_of(std::env::args_os()));
     }
-    let tests: [(&str, fn()); 9] = [
+    let tests: [(&str, fn()); 11] = [
         ("panic_of_a_stage_is_replayed", panic_of_a_stage_is_replayed),
         ("quarantined_stage_writes_the_file_while_the_run_continues", quarantined_stage_writes_the_file),
         ("panic_that_depends_on_state_is_explained_by_its_batch", panic_that_depends_on_state),
         ("stuck_worker_is_explained_by_its_stage", stuck_worker_is_explained_by_its_stage),
+        ("stuck_worker_is_named_by_why", stuck_worker_is_named_by_why),
+        ("failed_device_writes_the_file", failed_device_writes_the_file),
         ("clients_get_files_on_request", clients_get_files_on_request),
         ("removed_worker_is_not_in_later_files", removed_worker_is_not_in_later_files),
         ("traffic_continues_if_no_file_can_be_written", traffic_continues_if_no_file_can_be_written),
@@ -250,6 +252,43 @@ fn stuck_worker_is_explained_by_its_stage() {
     );
     assert!(out.contains("\nworker 0 makes no progress for 0.") && out.contains(" s: in stage `faulty`; "), "{out}");
     assert!(out.ends_with("\n  the replay is stuck at #2; packets that were not replayed: 1\n"), "{out}");
+}
+
+fn stuck_worker_is_named_by_why() {
+    let folder = BlackBoxFolder::new(SLOW, "", "port = 9\nhangs = true\nafter = 20");
+    let program = folder.start();
+    wait_until("`why` names the stuck worker first", || {
+        let (status, out, err) = folder.app(&format!("why --json --time 500ms --process {}", program.id()));
+        assert_eq!((status, err.as_str()), (0, ""));
+        let found: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let first = &found["causes"][0];
+        first["kind"] == "worker_blocked"
+            && (&first["name"], &first["packets"]) == (&"worker 0".into(), &serde_json::Value::Null)
+            && first["evidence"][0].as_str().is_some_and(|message| message.starts_with("worker 0 does not answer"))
+            && first["fix"].as_str().is_some_and(|fix| !fix.is_empty())
+    });
+    // The worker never ends.
+    drop(program);
+}
+
+fn failed_device_writes_the_file() {
+    let folder = BlackBoxFolder::new(PCAP, "burst = 1", "port = 9");
+    let text = fs::read_to_string(folder.0.file("x.toml")).unwrap();
+    let fault = "[[port]]\nfaults = { removal = 0.05, seed = 1 }\n";
+    folder.0.write("x.toml", text.replacen("[[port]]\n", fault, 1));
+    capture(&folder, &(100..200).collect::<Vec<_>>());
+    let (status, _, err) = folder.app("run @/x.toml");
+    assert!(status == 1 && err.contains("worker 0 stopped: port wire: "), "{status}: {err}");
+    let file = folder.file();
+    let recorded = dataplane::soft::Capture::load(&fs::File::open(&file).unwrap()).unwrap().len();
+    assert!((2..100).contains(&recorded), "the device failed before or after the capture: {recorded}");
+    let (status, out, _) = folder.app(&format!("explain @/x.toml --black-box {file}"));
+    assert!(status == 0 && out.contains("\nworker 0: stopped: port wire: "), "{out}");
+    // The replay is in memory, so no fault ends the replay.
+    assert_eq!(out.matches("\n  sent on wire\n").count(), recorded, "{out}");
+    let (_, out, _) = folder.app(&format!("explain @/x.toml --black-box {file} --json"));
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&json["cause"]["kind"], &json["cause"]["worker"]), (&"fault".into(), &0.into()), "{out}");
 }
 
 fn clients_get_files_on_request() {

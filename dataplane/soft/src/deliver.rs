@@ -146,11 +146,14 @@ impl CopyingQp {
     }
 }
 
-/// Counts injected faults, and raises the events of link changes.
+/// Counts injected faults, raises the events of link changes, and removes the device.
 fn report_faults(faults: &mut Faults<Vec<u8>>, shared: &QpShared) {
     shared.counts.faults.set(faults.injected);
     if let Some(flap) = faults.flapped() {
         shared.device.raise(if flap == Flap::Down { EventKind::PortErr } else { EventKind::PortActive }, 1);
+    }
+    if faults.removes_device {
+        shared.device.remove();
     }
 }
 

@@ -27,9 +27,8 @@ use dataplane_core::clock::{ClockSource, Timebase};
 use dataplane_core::error::{Error, Result, VerbError};
 use dataplane_core::units::{Gid, Nanos, QpNum, Ticks};
 use dataplane_core::verbs::{
-    AsyncEvent, Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, EventKind,
-    FlowCounters, GidEntry, GidKind, LinkLayer, PollFields, PortAttributes, PortState, Provider, RawDevice,
-    RawPacketCaps, RawSpec,
+    AsyncEvent, Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, FlowCounters,
+    GidEntry, GidKind, LinkLayer, PollFields, PortAttributes, PortState, Provider, RawDevice, RawPacketCaps, RawSpec,
 };
 
 /// The capabilities of every device.
@@ -198,9 +197,7 @@ impl SoftDevice {
 
     /// Simulates the removal of the device. Raises `DEVICE_FATAL`. All further verbs fail with `EIO`.
     pub fn remove(&self) {
-        if !self.0.shared.gone.swap(true, Ordering::Relaxed) {
-            self.0.shared.raise(EventKind::DeviceFatal, 0);
-        }
+        self.0.shared.remove();
     }
 
     /// Returns the counters, summed over all queue pairs, including dropped queue pairs.

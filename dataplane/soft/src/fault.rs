@@ -33,6 +33,7 @@ use dataplane_core::verbs::WcStatus;
 /// rx_error  = 0.00001
 /// tx_error  = 0.00001
 /// flap      = 0.00001
+/// removal   = 0.0000001
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -88,6 +89,11 @@ pub struct FaultSpec {
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub flap: f64,
+    /// The probability that the device fails permanently when a packet arrives, as if the device was removed. The run
+    /// then ends with an error.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub removal: f64,
     /// The number of further frames that are lost while the link is down. With 0, the link never goes down.
     #[serde(skip)]
     pub flap_frames: u32,
@@ -140,6 +146,7 @@ impl Default for FaultSpec {
             tx_error: 0.0,
             tx_status: WcStatus::GeneralErr,
             flap: 0.0,
+            removal: 0.0,
             flap_frames: 8,
             post_error: 0.0,
             post_error_at: 0,
@@ -176,6 +183,7 @@ impl FaultSpec {
             self.rx_error,
             self.tx_error,
             self.flap,
+            self.removal,
             self.post_error,
         ];
         odds.iter().all(|odds| *odds <= 0.0) && self.post_error_at == 0 && !self.no_flush
@@ -288,6 +296,8 @@ pub(super) struct Faults<T> {
     /// The number of frames that are still lost before the link is up again.
     down: u32,
     flap: Option<Flap>,
+    /// Whether a fault removes the device.
+    pub(super) removes_device: bool,
     pub(super) injected: u64,
 }
 
@@ -306,6 +316,7 @@ impl<T: Corruptible> Faults<T> {
             delayed: VecDeque::new(),
             down: 0,
             flap: None,
+            removes_device: false,
             injected: 0,
         }
     }
@@ -390,6 +401,10 @@ impl<T: Corruptible> Faults<T> {
             if self.down == 0 {
                 self.flap = Some(Flap::Up);
             }
+            return;
+        }
+        if self.inject(self.spec.removal) {
+            self.removes_device = true;
             return;
         }
         if self.spec.flap_frames > 0 && self.inject(self.spec.flap) {

@@ -66,6 +66,13 @@ impl Shared {
         self.gone.load(Ordering::Relaxed)
     }
 
+    /// Simulates the removal of the device.
+    pub(super) fn remove(&self) {
+        if !self.gone.swap(true, Ordering::Relaxed) {
+            self.raise(EventKind::DeviceFatal, 0);
+        }
+    }
+
     #[inline]
     pub(super) fn is_up(&self) -> bool {
         self.status.is_up()

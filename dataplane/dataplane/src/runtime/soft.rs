@@ -150,7 +150,7 @@ mod tests {
         let port = port(
             "link = { kind = 'loopback' }\nrss = { key = 'symmetric', fields = ['ipv6', 'udp'] }\n\
              faults = { seed = 1, loss = 0.1, duplicate = 0.2, reorder = 0.3, corrupt = 0.4, delay = 0.5, \
-             delay_by = '6us', rx_error = 0.7, tx_error = 0.8, flap = 0.9 }\n\
+             delay_by = '6us', rx_error = 0.7, tx_error = 0.8, flap = 0.9, removal = 1.0 }\n\
              [port.clock]\nkhz = 7\nreports_khz = false\nbits = 48\ndrift_ppb = -9\nstart = 11\n\
              wall_ahead = '-5ms'\nevents = [{ at = '3s', kind = 'fail_reads', value = 5 }, { at = '1s', kind = 'freeze' }]",
         );
@@ -172,6 +172,7 @@ mod tests {
             rx_error: 0.7,
             tx_error: 0.8,
             flap: 0.9,
+            removal: 1.0,
             ..FaultSpec::default()
         };
         assert_eq!(spec.faults, expected);

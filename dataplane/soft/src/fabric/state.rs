@@ -159,6 +159,9 @@ impl FabricState {
         if let Some(flap) = faults.flapped() {
             device.raise(if flap == Flap::Down { EventKind::PortErr } else { EventKind::PortActive }, 1);
         }
+        if faults.removes_device {
+            device.remove();
+        }
         let id = device.id();
         while let Some(packet) = self.net.faults.get_mut(&id).and_then(Faults::next) {
             self.deliver(packet);

@@ -130,6 +130,18 @@ fn flapping_link_raises_port_events() {
 }
 
 #[test]
+fn removal_fails_the_device_permanently() {
+    let mut rig = faulty(FaultSpec { removal: 1.0, ..FaultSpec::default() });
+    rig.post_recv_run(&[10]).unwrap();
+    let desc = rig.put(5, &frame(1, 60));
+    rig.post_send_run(&[desc], 0).unwrap();
+    // The first poll receives the frame, and the next poll finds the device removed.
+    assert_eq!(rig.recv.poll_run(&mut rig.run, 8).unwrap(), 0);
+    assert_eq!(rig.recv.poll_run(&mut rig.run, 8).unwrap_err().errno, libc::EIO);
+    assert_eq!(rig.events(), [EventKind::DeviceFatal]);
+}
+
+#[test]
 fn queue_whose_polls_fail_with_ebusy_loses_no_completion() {
     let faults = FaultSpec { clock_busy: 0.5, seed: 4, ..FaultSpec::default() };
     let plan = Plan { fields: PollFields::STANDARD | PollFields::WALLCLOCK, ..Plan::default() };

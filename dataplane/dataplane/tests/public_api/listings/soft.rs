@@ -108,6 +108,7 @@ mod fault {
         pub tx_error: f64,
         pub tx_status: WcStatus,
         pub flap: f64,
+        pub removal: f64,
         pub flap_frames: u32,
         pub post_error: f64,
         pub post_error_at: u64,
