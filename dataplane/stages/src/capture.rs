@@ -45,6 +45,10 @@ use sink::{Sink, Tap};
 /// counter `taken` counts packets that a worker has copied into a buffer. Of these packets, the counter `lost` counts
 /// the packets that may be missing from the file because of the failure.
 ///
+/// The counter `waiting` is the number of packets that wait to be written. `waiting_max` is the largest number so far. If
+/// this number is near `buffers`, increase `buffers`. With several workers, `waiting_max` is the sum of the largest
+/// numbers of the workers.
+///
 /// With `rotate_bytes` or `rotate_time`, the capture writes a sequence of complete files. Each name has a number and
 /// the UTC time of the first packet, as with Wireshark's `dumpcap`: `out_00001_20231114221320.pcapng`. `keep` limits
 /// the number of files of this run. If a new file exceeds this limit, the capture deletes the oldest file. If writing
@@ -139,6 +143,10 @@ pub struct Capture {
     #[serde(skip)]
     #[schemars(skip)]
     lost: u64,
+    /// The largest number of packets that waited to be written, set when the stage ends.
+    #[serde(skip)]
+    #[schemars(skip)]
+    waiting_max: u64,
 }
 
 fn default_snaplen() -> u16 {
@@ -261,12 +269,20 @@ impl Stage for Capture {
         report.add("taken", self.taken);
         report.add("missed", self.missed);
         report.add("lost", self.lost);
+        let [waiting, most] = self.tap.as_ref().map_or([0; 2], Tap::waiting);
+        report.add("waiting", waiting as u64);
+        report.add("waiting_max", self.waiting_max.max(most as u64));
+    }
+
+    fn info() -> StageInfo {
+        StageInfo::new().gauges(&["waiting", "waiting_max"])
     }
 
     fn finish(&mut self) -> dataplane_core::error::Result<()> {
-        let Some(tap) = self.tap.take() else { return Ok(()) };
+        let Some(mut tap) = self.tap.take() else { return Ok(()) };
         let (lost, done) = tap.leave();
-        self.lost = lost;
+        let [_, most] = tap.waiting();
+        (self.lost, self.waiting_max) = (lost, most as u64);
         done
     }
 

@@ -158,6 +158,10 @@ struct Live {
     hash: RandomState,
     /// For each queue, the number of held packets.
     held: [u8; QUEUES],
+    /// The number of held packets of all queues.
+    held_packets: u64,
+    /// The largest number of held packets so far.
+    held_max: u64,
     /// For each queue, the time of the last request, in nanoseconds since start.
     asked: [u64; QUEUES],
 }
@@ -329,13 +333,17 @@ impl Stage for Neighbor {
         if let Some(live) = &mut self.live {
             live.known.reader().mark_quiescent();
             // Held packets are counted again when they come back to this stage.
-            live.held = [0; QUEUES];
+            (live.held, live.held_packets) = ([0; QUEUES], 0);
         }
     }
 
     fn counters(&self, report: &mut dyn CounterReport) {
         if let Some(client) = self.client() {
             client.counters(report);
+        }
+        if let Some(live) = &self.live {
+            report.add("held", live.held_packets);
+            report.add("held_max", live.held_max);
         }
     }
 
@@ -377,6 +385,8 @@ impl Stage for Neighbor {
                 request_limit: TokenBucket::new(REQUEST_LIMIT.0, REQUEST_LIMIT.1, 0),
                 hash: RandomState::new(),
                 held: [0; QUEUES],
+                held_packets: 0,
+                held_max: 0,
                 asked: [0; QUEUES],
             });
             return Ok(());
@@ -456,6 +466,7 @@ impl Stage for Neighbor {
         let earlier = earlier.downcast::<Self>().and_then(|earlier| earlier.live.as_ref());
         let Some((live, earlier)) = self.live.as_mut().zip(earlier) else { return HeldPackets::Keep };
         live.request_limit.take_over_tokens(&earlier.request_limit);
+        live.held_max = earlier.held_max;
         let are_numbers_valid = match (&live.known, &earlier.known) {
             // Held packets have the numbers of next hops in these tables, so both stages must use the same tables.
             (NeighborSource::Kernel(now), NeighborSource::Kernel(before)) => Arc::ptr_eq(now.shared(), before.shared()),
@@ -474,7 +485,7 @@ impl Stage for Neighbor {
                 ("unreachable", "packets whose next hop does not answer"),
             ])
             .drops(&[Reason::NoPort, Reason::QueueFull])
-            .gauges(&["neighbors", "neighbors_max"])
+            .gauges(&["neighbors", "neighbors_max", "held", "held_max"])
             .tables(const { &[TableInfo::of::<NeighborTable>("neighbors")] })
     }
 
@@ -542,6 +553,8 @@ impl Live {
             return;
         }
         *queue += 1;
+        self.held_packets += 1;
+        self.held_max = self.held_max.max(self.held_packets);
         packet.hold();
     }
 

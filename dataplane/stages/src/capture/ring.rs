@@ -1,6 +1,9 @@
 //! The path of packets from one worker to the writer: two rings, one for full buffers and one that returns free
 //! buffers.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use rtrb::{Consumer, Producer, RingBuffer};
 
 use super::writer::Record;
@@ -56,12 +59,21 @@ impl CapturedFrame {
 pub(super) struct Inlet {
     free: Consumer<Buffer>,
     full: Producer<CapturedFrame>,
+    /// The number of buffers.
+    buffers: usize,
+    most_waiting: Arc<AtomicUsize>,
 }
 
 /// The writer's side of the rings.
 pub(super) struct Outlet {
     full: Consumer<CapturedFrame>,
     free: Producer<Buffer>,
+    /// The buffers of the burst that the writer handles.
+    done: Vec<Buffer>,
+    /// The number of buffers.
+    buffers: usize,
+    /// The largest number of frames that waited to be written. Only the writer changes this number.
+    most_waiting: Arc<AtomicUsize>,
 }
 
 /// Creates the rings, with `buffers` free buffers for packets of up to `snaplen` bytes.
@@ -74,7 +86,9 @@ pub(super) fn ring(buffers: usize, snaplen: u16) -> (Inlet, Outlet) {
     if let Ok(slots) = free.write_chunk_uninit(buffers) {
         slots.fill_from_iter(made);
     }
-    (Inlet { free: free_out, full: full_in }, Outlet { full, free })
+    let most_waiting = Arc::<AtomicUsize>::default();
+    let inlet = Inlet { free: free_out, full: full_in, buffers, most_waiting: most_waiting.clone() };
+    (inlet, Outlet { full, free, done: Vec::with_capacity(BURST), buffers, most_waiting })
 }
 
 /// Returns the memory of the buffers and rings of one worker in bytes.
@@ -89,6 +103,12 @@ impl Inlet {
     #[cfg(test)]
     pub(super) fn into_free(self) -> Consumer<Buffer> {
         self.free
+    }
+
+    /// Returns the number of frames that wait to be written, and the largest number so far.
+    pub(super) fn waiting(&self) -> [usize; 2] {
+        let now = self.buffers.saturating_sub(self.free.slots());
+        [now, now.max(self.most_waiting.load(Ordering::Relaxed))]
     }
 
     /// Returns whether the writer has ended.
@@ -126,14 +146,23 @@ impl Outlet {
     /// Calls `write` for the waiting frames, up to one burst, and then gives all their buffers back to the worker
     /// together. Returns the number of frames.
     pub(super) fn take(&mut self, mut write: impl FnMut(&CapturedFrame)) -> usize {
-        let count = self.full.slots().min(BURST);
-        let (Ok(frames), Ok(slots)) = (self.full.read_chunk(count), self.free.write_chunk_uninit(count)) else {
-            return 0;
-        };
-        slots.fill_from_iter(frames.into_iter().map(|frame| {
+        let Ok(frames) = self.full.read_chunk(self.full.slots().min(BURST)) else { return 0 };
+        self.done.extend(frames.into_iter().map(|frame| {
             write(&frame);
             frame.buffer
-        }))
+        }));
+        let count = self.done.len();
+        if count > 0 {
+            // Count before the buffers go back to the worker, because a frame occupies its buffer until the frame is
+            // written. The ring of the free buffers has two slots for each buffer, so the number of its empty slots is the
+            // number of occupied buffers plus `buffers`.
+            let waiting = self.free.slots().saturating_sub(self.buffers);
+            self.most_waiting.fetch_max(waiting, Ordering::Relaxed);
+        }
+        match self.free.write_chunk_uninit(count) {
+            Ok(slots) => slots.fill_from_iter(self.done.drain(..)),
+            Err(_) => 0,
+        }
     }
 }
 
@@ -170,6 +199,22 @@ mod tests {
             worker.join().unwrap();
             assert_eq!(outlet.take(|_| ()), 0);
         }
+    }
+
+    #[test]
+    fn waiting_frames_are_counted_until_their_buffers_are_free() {
+        let (mut inlet, mut outlet) = ring(4, 8);
+        let put = |inlet: &mut Inlet, count: usize| {
+            let frame = |bytes: &[u8; 6], buffer| CapturedFrame::new(buffer, 1, ClockSource::Virtual, bytes, &[]);
+            inlet.put(&mut [[7; 6]; 9][..count].iter(), frame)
+        };
+        assert_eq!((put(&mut inlet, 1), inlet.waiting()), (1, [1, 1]));
+        // The worker uses the other buffers while the writer writes the first frame.
+        let mut taken = 0;
+        outlet.take(|_| taken += put(&mut inlet, 9));
+        assert_eq!((taken, inlet.waiting()), (3, [3, 4]));
+        assert_eq!((outlet.take(|_| ()), inlet.waiting()), (3, [0, 4]));
+        assert_eq!((outlet.take(|_| ()), put(&mut inlet, 2), inlet.waiting()), (0, 2, [2, 4]));
     }
 
     #[test]

@@ -167,6 +167,11 @@ pub(super) struct Tap {
 }
 
 impl Tap {
+    /// Returns the number of packets of the worker that wait to be written, and the largest number so far.
+    pub(super) fn waiting(&self) -> [usize; 2] {
+        self.inlet.waiting()
+    }
+
     /// Reports that a worker uses the capture.
     pub(super) fn mark_used(&mut self) {
         if !std::mem::replace(&mut self.is_used, true) {
@@ -208,7 +213,7 @@ impl Tap {
 
     /// Removes the stage of one worker. The last stage to leave closes the file. For the last stage, returns the first
     /// write error, and the number of packets of all stages that were copied but then not written.
-    pub(super) fn leave(mut self) -> (u64, Result<()>) {
+    pub(super) fn leave(&mut self) -> (u64, Result<()>) {
         let Sink { shared, users, writer, .. } = &*self.sink;
         shared.is_used.store(true, Ordering::Relaxed);
         self.has_left = true;
@@ -390,7 +395,7 @@ mod tests {
         let (sink, mut task) = Sink::new(spec(&folder)).unwrap();
         task.start().unwrap();
         let sink = Arc::new(sink);
-        let tap = sink.clone().join(RunStop::default());
+        let mut tap = sink.clone().join(RunStop::default());
         let (mut inlet, outlet) = ring(4, 64);
         let put = inlet.put(&mut [[7; 60]; 3].iter(), |bytes, buffer| {
             CapturedFrame::new(buffer, 1, ClockSource::Virtual, bytes, &[])
@@ -452,7 +457,7 @@ mod tests {
         let (sink, mut task) = Sink::new(spec(&folder)).unwrap();
         task.start().unwrap();
         let sink = Arc::new(sink);
-        let early = sink.clone().join(RunStop::default());
+        let mut early = sink.clone().join(RunStop::default());
         early.leave().1.unwrap();
         let messages = Arc::new(AtomicUsize::new(0));
         let mut late = tracing::subscriber::with_default(Counter(messages.clone()), || sink.join(RunStop::default()));

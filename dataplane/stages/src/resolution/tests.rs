@@ -927,6 +927,26 @@ fn held_packet_causes_the_request_that_the_rate_limit_refused() {
     }
 }
 
+#[test]
+fn counters_have_the_current_and_the_largest_number_of_held_packets() {
+    let (mut harness, _) = bench("").unwrap();
+    let counted = |harness: &Harness| {
+        let counters = harness.counters();
+        ["held", "held_max"].map(|name| counters.iter().find(|(known, _)| known == name).unwrap().1)
+    };
+    let packet = |last| frame().ipv4([192, 0, 2, 1].into(), [10, 0, 0, last].into()).udp(1, 2).build();
+    assert_eq!(counted(&harness), [0, 0]);
+    harness.run(&[packet(8), packet(8), packet(9)]);
+    assert_eq!(counted(&harness), [3, 3]);
+    // Between two batches, the held packets pass through the stage again. Two of the packets are still held.
+    harness.tick();
+    harness.set_hold_state(HoldState::Held);
+    harness.run(&[packet(8), packet(9)]);
+    assert_eq!(counted(&harness), [2, 3]);
+    harness.change::<Neighbor>("source = 'resolve'").unwrap();
+    assert_eq!(counted(&harness)[1], 3);
+}
+
 /// All neighbours have answered and are stale. A new neighbour, which answers 10 ms after a request, must have time to
 /// answer during a scan of 300 addresses per second.
 #[test]
