@@ -11,3 +11,4 @@ mod show;
 mod stats;
 mod watch;
 mod why;
+mod why_interfaces;

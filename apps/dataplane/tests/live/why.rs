@@ -1,10 +1,9 @@
 //! Tests of the command `why`. Each test runs configs that drop or lose packets. The command must name the largest
-//! cause first.
+//! cause first. The tests in `why_interfaces` need interfaces.
 
 use dataplane::header::MacAddr;
 use dataplane::header::build::Frame;
 use dataplane_testing::config::Config;
-use dataplane_testing::namespace::{in_namespace, ip};
 use dataplane_testing::wait_until;
 use serde_json::Value;
 
@@ -12,20 +11,20 @@ use crate::common::{LINK, Running, RuntimeFolder, json, number};
 
 /// The link of a port that receives few frames, so that the generator needs little CPU time. The destination MAC
 /// address of the frames is the address of [`OWN`].
-const SLOW: &str = "kind = 'generator', size = 64, flows = 16, rate = '2kpps'";
+pub(crate) const SLOW: &str = "kind = 'generator', size = 64, flows = 16, rate = '2kpps'";
 
 /// The MAC address of a port. The frames of [`SLOW`] and [`frame`] have this destination MAC address.
 const OWN: &str = "mac = '02:00:00:00:00:02'";
 
 /// The link of a port that receives at most one frame.
-const SINK: &str = "kind = 'generator', count = 1";
+pub(crate) const SINK: &str = "kind = 'generator', count = 1";
 
 /// The link of a port that receives the frames of `in.pcap`, one in each millisecond.
-const REPLAY: &str = "kind = 'pcap', input = 'in.pcap', loop = true, pace = 'file'";
+pub(crate) const REPLAY: &str = "kind = 'pcap', input = 'in.pcap', loop = true, pace = 'file'";
 
 /// The maximum number of times that a test runs `why`. On a busy machine, it can happen that a worker does not run for
 /// a second. `why` then has no examples, or reports further losses.
-const ATTEMPTS: usize = 10;
+pub(crate) const ATTEMPTS: usize = 10;
 
 /// A config that drops or loses packets, and the first cause that `why` must report.
 struct Planted {
@@ -40,13 +39,13 @@ struct Planted {
     frames: Vec<Vec<u8>>,
 }
 
-fn frame() -> Frame<'static> {
+pub(crate) fn frame() -> Frame<'static> {
     Frame::new().ipv4([192, 0, 2, 1].into(), [198, 51, 100, 9].into()).udp(5000, 53)
 }
 
 /// Returns a pcap file that repeats these frames. If `burst` is 1, the file has one frame in each millisecond.
 /// Otherwise, the file has `burst` frames in each 20 milliseconds.
-fn pcap(frames: &[Vec<u8>], burst: usize) -> Vec<u8> {
+pub(crate) fn pcap(frames: &[Vec<u8>], burst: usize) -> Vec<u8> {
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
     let mut file = words(&[0xa1b2_c3d4, 0x0004_0002, 0, 0, 65_535, 1]);
     let all: Vec<&Vec<u8>> = frames.iter().cycle().take(frames.len().max(50) * burst).collect();
@@ -60,7 +59,7 @@ fn pcap(frames: &[Vec<u8>], burst: usize) -> Vec<u8> {
 }
 
 /// Runs `why`, and returns the causes.
-fn why(folder: &RuntimeFolder, running: &Running, options: &str) -> Value {
+pub(crate) fn why(folder: &RuntimeFolder, running: &Running, options: &str) -> Value {
     let (status, out, err) = folder.dataplane(&format!("why --json {options} --process {}", running.pid()));
     assert_eq!((status, err.as_str()), (0, ""), "{out}");
     json(&out)
@@ -413,62 +412,6 @@ fn drops_of_rate_limits_ports_and_config_are_named_first() {
             frames: vec![],
         },
     ]);
-}
-
-#[test]
-fn full_socket_ring_and_down_link_are_named_first() {
-    in_namespace(|| {
-        ip("link add out0 type veth peer name in0\nlink set out0 up\nlink set in0 up");
-        let folder = RuntimeFolder::new();
-        folder.0.write("in.pcap", pcap(&[frame().build()], 250));
-        // A burst of 250 frames arrives at the port `ring` before the worker reads from this port. The receive ring of
-        // the port has room for 64 frames.
-        let config = Config::new()
-            .runtime("burst = 256")
-            .port("bursts", REPLAY)
-            .stages("[[port]]\nname = 'out'\ndevice = 'host'\nlink = { kind = 'packet', interface = 'out0' }")
-            .stages(
-                "[[port]]\nname = 'ring'\ndevice = 'host'\nlink = { kind = 'packet', interface = 'in0', ring = 64 }",
-            )
-            .input(&["bursts", "ring"])
-            .stage("ingress", "ports = ['ring']\noutputs = { listed = 'end' }")
-            .stage("tx", "port = 'out'")
-            .stage("drop", "name = 'end'")
-            .to_string();
-        // Move the added ports before the section [pipeline].
-        let (ports, rest) = config.split_once("[pipeline]").unwrap();
-        let (added, stages): (Vec<&str>, Vec<&str>) =
-            rest.split("[[").skip(1).partition(|table| table.starts_with("port]]"));
-        let added: String = added.iter().map(|table| format!("[[{table}")).collect();
-        let stages: String = stages.iter().map(|table| format!("[[{table}")).collect();
-        folder.0.write("x.toml", format!("{ports}{added}[pipeline]\ninput = ['bursts', 'ring']\n{stages}"));
-        let running = folder.run("", None);
-        let lost = |report: &Value| {
-            report["ports"].as_array().unwrap().iter().map(|port| number(&port["rx_lost"])).sum::<u64>()
-        };
-        wait_until("frames are lost", || lost(&running.ask().unwrap()) > 0);
-        let mut last = String::new();
-        let is_right = (0..ATTEMPTS).any(|_| {
-            let found = why(&folder, &running, "--time 500ms");
-            last = format!("{found:#}");
-            let first = &found["causes"][0];
-            // On a busy machine, other programs use the core of the worker too. The drops of the stage `end` are fewer
-            // than the lost frames.
-            first["name"] == "ring.rx_missed"
-                && ["bursts", "worker_preempted"].iter().any(|kind| first["kind"] == *kind)
-                && first["fix"].as_str().unwrap().contains("`ring` in the link of the port `ring`")
-        });
-        assert!(is_right, "{last}");
-        ip("link set out0 down");
-        wait_until("sends fail", || running.ask().unwrap()["ledger"]["drops"]["out.tx_error"].is_u64());
-        let found = why(&folder, &running, "--time 500ms");
-        let first = &found["causes"][0];
-        assert_eq!((&first["name"], &first["kind"]), (&"out.tx_error".into(), &"link_down".into()), "{found:#}");
-        assert!(first["fix"].as_str().unwrap().contains("ip link set dev"), "{found:#}");
-        let down = found["causes"].as_array().unwrap().iter().find(|cause| cause["name"] == "ring.link_down");
-        assert_eq!(down.unwrap()["packets"], Value::Null, "{found:#}");
-        running.end("-TERM");
-    });
 }
 
 #[test]
