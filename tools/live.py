@@ -437,7 +437,8 @@ def skip(reason, margin=""):
 
 
 def main(description, names, tools, network=Network, kinds=None, groups="live"):
-    """Runs the cases that the command line selects, and returns the exit status. `kinds` are the default kinds of links. `groups` are
+    """Runs the cases that the command line selects, and returns the exit status. A case returns None, or the reason why the case does
+    not apply to the kind of the links. `kinds` are the default kinds of links. `groups` are
     the groups of tools/setup that install `tools`."""
     cases = {name.removeprefix("case_"): case for name, case in names.items() if name.startswith("case_")}
     arguments = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -470,11 +471,11 @@ def main(description, names, tools, network=Network, kinds=None, groups="live"):
                 print(f"  {kind} {name}", flush=True)
                 try:
                     with tempfile.TemporaryDirectory() as folder, network(kind, pathlib.Path(folder)) as made:
-                        case(made)
+                        reason = case(made)
                 except (Failed, subprocess.TimeoutExpired) as failed:
                     print(f"{script}: {kind} {name}: {failed}", file=sys.stderr)
                     return 1
-                print(f"    ok, {time.monotonic() - began:.1f} s", flush=True)
+                print(f"    {reason or 'ok'}, {time.monotonic() - began:.1f} s", flush=True)
     left = re.findall(rf"dp-live-{os.getpid()}-\w+", command("ip", "netns", "list").stdout)
     if left:
         print(f"{script}: network namespaces were not removed: {left}", file=sys.stderr)
