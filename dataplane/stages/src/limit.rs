@@ -228,6 +228,23 @@ impl Meter {
         }
     }
 
+    /// Returns the levels of the buckets. A plain rate limiter has only one bucket.
+    fn levels(&self) -> [u128; 2] {
+        match self {
+            Self::Rate(bucket) => [bucket.level(), 0],
+            Self::SingleRate(marker) => marker.levels(),
+            Self::TwoRate(marker) => marker.levels(),
+        }
+    }
+
+    fn set_levels(&mut self, levels: [u128; 2]) {
+        match self {
+            Self::Rate(bucket) => bucket.set_level(levels[0]),
+            Self::SingleRate(marker) => marker.set_levels(levels),
+            Self::TwoRate(marker) => marker.set_levels(levels),
+        }
+    }
+
     #[inline]
     fn mark(&mut self, now: u64, tokens: u64, before: Colour) -> Colour {
         match self {
@@ -397,6 +414,38 @@ impl Stage for Limit {
             .needs(if self.colour_aware { Facts::STAMP | Facts::COLOUR } else { Facts::STAMP })
             .sets(Facts::COLOUR)
             .ignores_checksums()
+            .transfers_state::<Self>()
+    }
+}
+
+/// The version of the saved state.
+const STATE_VERSION: u8 = 1;
+
+impl Limit {
+    /// Returns the first bytes of the saved state. The tokens of a limit with other bytes have another meaning.
+    fn state_head(&self) -> [u8; 3] {
+        [STATE_VERSION, self.mode as u8, self.bytes_per_second.is_some().into()]
+    }
+}
+
+impl StateTransfer for Limit {
+    fn save_state(&mut self) -> Option<Vec<u8>> {
+        let levels = self.meter.as_ref()?.levels();
+        Some([&self.state_head()[..], levels.map(u128::to_be_bytes).as_flattened()].concat())
+    }
+
+    /// The times of packets start at 0 in a new program, like the time of a new meter, so the meter earns no tokens for the
+    /// time of the upgrade.
+    fn load_state(&mut self, state: &[u8]) -> Result<(), String> {
+        let head = self.state_head();
+        let levels = state.strip_prefix(&head).ok_or("the saved tokens have another version, mode or unit")?;
+        let ([committed, other], []) = levels.as_chunks::<16>() else {
+            return Err("the saved tokens are damaged".to_owned());
+        };
+        if let Some(meter) = &mut self.meter {
+            meter.set_levels([*committed, *other].map(u128::from_be_bytes));
+        }
+        Ok(())
     }
 }
 
@@ -455,6 +504,31 @@ mod tests {
         assert_eq!(fates(""), [true, true, false]);
         assert_eq!(fates("red = \"pass\""), [true, true, true]);
         assert_eq!(fates("yellow = \"drop\""), [true, false, false]);
+    }
+
+    #[test]
+    fn tokens_move_to_another_program() {
+        for (parameters, spent, expected) in [
+            ("packets_per_second = 10\nburst = 5", 3, [2, 0, 7]),
+            ("packets_per_second = 10\nburst = 3\nmode = \"srtcm\"\nexcess_burst = 4", 4, [0, 3, 6]),
+            ("packets_per_second = 10\nburst = 3\nmode = \"trtcm\"\npeak = 20\npeak_burst = 5", 4, [0, 1, 8]),
+        ] {
+            let limit = |parameters: &str| Harness::from_toml::<Limit>(parameters).unwrap();
+            let (mut old, mut new) = (limit(parameters), limit(parameters));
+            old.advance(SECOND);
+            old.run(&vec![frame().build(); spent]);
+            let state = old.stage().downcast::<Limit>().unwrap().save_state().unwrap();
+            let load = |new: &mut Harness, state: &[u8]| new.stage().downcast::<Limit>().unwrap().load_state(state);
+            load(&mut new, &state).unwrap();
+            new.run(&vec![frame().build(); 9]);
+            let marked: Vec<u64> = new.counters().into_iter().map(|(_, value)| value).collect();
+            assert_eq!(marked, expected, "{parameters}");
+            for wrong in [&state[..state.len() - 1], &[], &[&state[..], &[0]].concat(), &[&[9], &state[1..]].concat()] {
+                assert!(load(&mut new, wrong).is_err(), "{parameters}: {wrong:?}");
+            }
+            let mut other = limit("bytes_per_second = 10\nburst = 2000");
+            assert_eq!(load(&mut other, &state).unwrap_err(), "the saved tokens have another version, mode or unit");
+        }
     }
 
     const THREE_COLOURS: &str =

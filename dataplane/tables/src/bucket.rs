@@ -38,7 +38,12 @@ impl Level {
 
     /// Takes over the fill level of an earlier bucket, up to the size of this bucket.
     fn take_over_tokens(&mut self, earlier: Self) {
-        self.now = earlier.now.min(self.full);
+        self.set(earlier.now);
+    }
+
+    /// Sets the fill level, in billionths of a token. If the level exceeds the size of the bucket, the bucket is full.
+    fn set(&mut self, level: u128) {
+        self.now = level.min(self.full);
     }
 
     /// Takes tokens if there are enough. Returns whether the tokens were taken.
@@ -97,6 +102,17 @@ impl TokenBucket {
         self.since = earlier.since;
     }
 
+    /// Returns the fill level at the time of the latest [`TokenBucket::take`], in billionths of a token.
+    pub fn level(&self) -> u128 {
+        self.level.now
+    }
+
+    /// Sets the fill level, in billionths of a token, to at most the burst size. The bucket of another program can thus
+    /// continue with the level of this bucket.
+    pub fn set_level(&mut self, level: u128) {
+        self.level.set(level);
+    }
+
     /// Takes `tokens` at time `now` if there are enough. Returns whether the tokens were taken. A request for more
     /// tokens than the burst never succeeds.
     #[inline]
@@ -133,6 +149,17 @@ impl SingleRateMarker {
         self.committed.take_over_tokens(earlier.committed);
         self.excess.take_over_tokens(earlier.excess);
         self.since = earlier.since;
+    }
+
+    /// Returns the levels of the committed and of the excess bucket. See [`TokenBucket::level`].
+    pub fn levels(&self) -> [u128; 2] {
+        [self.committed.now, self.excess.now]
+    }
+
+    /// Sets the levels of the committed and of the excess bucket. See [`TokenBucket::set_level`].
+    pub fn set_levels(&mut self, [committed, excess]: [u128; 2]) {
+        self.committed.set(committed);
+        self.excess.set(excess);
     }
 
     /// Returns the new colour of a packet that takes `tokens` tokens at time `now`. `before` is the colour that the
@@ -179,6 +206,17 @@ impl TwoRateMarker {
         self.committed.take_over_tokens(earlier.committed);
         self.peak.take_over_tokens(earlier.peak);
         self.since = earlier.since;
+    }
+
+    /// Returns the levels of the committed and of the peak bucket. See [`TokenBucket::level`].
+    pub fn levels(&self) -> [u128; 2] {
+        [self.committed.now, self.peak.now]
+    }
+
+    /// Sets the levels of the committed and of the peak bucket. See [`TokenBucket::set_level`].
+    pub fn set_levels(&mut self, [committed, peak]: [u128; 2]) {
+        self.committed.set(committed);
+        self.peak.set(peak);
     }
 
     /// Returns the new colour of a packet that takes `tokens` tokens at time `now`. `before` is the colour that the

@@ -313,6 +313,7 @@ pub mod limit {
         private: _,
     }
     impl Stage for Limit {}
+    impl StateTransfer for Limit {}
 }
 pub mod mac_swap {
     #[derive(Clone, Debug, Deserialize, JsonSchema)]

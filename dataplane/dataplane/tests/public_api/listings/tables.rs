@@ -6,6 +6,8 @@ pub mod bucket {
     impl TokenBucket {
         pub fn new(rate: u64, burst: u64, now: u64) -> Self {}
         pub fn take_over_tokens(&mut self, earlier: &Self) {}
+        pub fn level(&self) -> u128 {}
+        pub fn set_level(&mut self, level: u128) {}
         pub fn take(&mut self, now: u64, tokens: u64) -> bool {}
     }
     #[derive(Clone, Debug)]
@@ -20,6 +22,8 @@ pub mod bucket {
             now: u64,
         ) -> Self {}
         pub fn take_over_tokens(&mut self, earlier: &Self) {}
+        pub fn levels(&self) -> [u128; 2] {}
+        pub fn set_levels(&mut self, [committed, excess]: [u128; 2]) {}
         pub fn mark(&mut self, now: u64, tokens: u64, before: Colour) -> Colour {}
     }
     #[derive(Clone, Debug)]
@@ -29,6 +33,8 @@ pub mod bucket {
     impl TwoRateMarker {
         pub fn new(committed: (u64, u64), peak: (u64, u64), now: u64) -> Self {}
         pub fn take_over_tokens(&mut self, earlier: &Self) {}
+        pub fn levels(&self) -> [u128; 2] {}
+        pub fn set_levels(&mut self, [committed, peak]: [u128; 2]) {}
         pub fn mark(&mut self, now: u64, tokens: u64, before: Colour) -> Colour {}
     }
 }
