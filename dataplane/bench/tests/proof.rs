@@ -147,36 +147,42 @@ fn each_port_has_its_clock_and_the_error_of_this_clock() {
     tester.close().unwrap();
 }
 
-/// Runs a trial with about 4,000 packets through a cable that loses each packet with a probability. Returns the number
-/// of sent packets, the loss ratio and its interval.
-fn lossy_trial(probability: f64, seed: u32) -> (u64, f64, [f64; 2]) {
-    let mut tester = open(&format!("faults = {{ seed = {seed}, loss = {probability} }}"));
+/// The number of packets of a trial with losses.
+const PACKETS: u64 = 2_000;
+
+/// Runs a trial through a cable that loses each packet with a probability. Returns the loss ratio and its interval.
+fn lossy_trial(probability: f64, seed: u32) -> (f64, [f64; 2]) {
     let rates = [Some(200_000.0)];
-    let outcome = tester.trial(&rates, Duration::from_millis(20)).unwrap();
-    let report = report(&tester, &rates, &outcome);
-    tester.close().unwrap();
-    let total = &report.total;
-    assert_eq!(total.loss_interval, report.streams[0].traffic.loss_interval);
-    assert!(report.to_string().contains(", 95 % interval "), "{report}");
-    (total.sent, total.loss_ratio, total.loss_interval)
+    // On a busy machine, a trial can end before all packets are sent. The number of packets decides about the repetition,
+    // not the loss.
+    for _ in 0..1_000 {
+        let mut tester = open(&format!("faults = {{ seed = {seed}, loss = {probability} }}"));
+        let outcome = tester.trial(&rates, Duration::from_millis(10)).unwrap();
+        let report = report(&tester, &rates, &outcome);
+        tester.close().unwrap();
+        let total = &report.total;
+        assert_eq!(total.loss_interval, report.streams[0].traffic.loss_interval);
+        assert!(report.to_string().contains(", 95 % interval "), "{report}");
+        if total.sent == PACKETS {
+            return (total.loss_ratio, total.loss_interval);
+        }
+    }
+    panic!("in no trial, the tester had its core at the end")
 }
 
 /// The seeds are fixed, so the same packets are lost in each run.
 #[test]
 fn known_loss_is_inside_the_interval_in_19_of_20_trials() {
-    for probability in [0.002, 0.05] {
-        let is_inside = |seed: &u32| {
-            let (sent, ratio, [low, high]) = lossy_trial(probability, *seed);
-            let is_inside = low <= probability && probability <= high;
-            println!(
-                "loss {probability}, seed {seed}: {ratio:.5} of {sent}, {low:.5} to {high:.5}, inside: {is_inside}"
-            );
-            assert!(high - low < probability * 3.0, "the interval is too wide to prove anything");
-            is_inside
-        };
-        let inside = (1..=20).filter(is_inside).count();
-        assert!(inside >= 19, "the probability {probability} is inside {inside} of 20 intervals");
-    }
+    const PROBABILITY: f64 = 0.02;
+    let is_inside = |seed: &u32| {
+        let (ratio, [low, high]) = lossy_trial(PROBABILITY, *seed);
+        let is_inside = low <= PROBABILITY && PROBABILITY <= high;
+        println!("seed {seed}: {ratio:.5}, {low:.5} to {high:.5}, inside: {is_inside}");
+        assert!(high - low < PROBABILITY, "the interval is too wide to prove anything");
+        is_inside
+    };
+    let inside = (1..=20).filter(is_inside).count();
+    assert!(inside >= 19, "the probability {PROBABILITY} is inside {inside} of 20 intervals");
 }
 
 /// The expected values were computed with the formula of Wilson in another program.
