@@ -249,6 +249,19 @@ fn port_without_local_identifier_is_reached_by_its_gid() {
     assert!(!client.ethernet && client.gid.starts_with("fe80::"), "{client:?}");
 }
 
+/// The link-local GID of a port may not be an address of the interface, so the peer may not reach this GID.
+#[test]
+fn default_gid_is_not_link_local() {
+    let plan = plan("send_bw -s 64 -n 20");
+    let devices = devices(|_| {});
+    for (device, address) in devices.iter().zip(["2001:db8::1", "2001:db8::2"]) {
+        device.set_gids(&[device.gid(), address.parse().unwrap()]);
+    }
+    let [server, client] = run_on(devices, &plan, &plan, usize::MAX);
+    assert!(server.complete && client.complete, "{server:?}{client:?}");
+    assert_eq!([server.gid, client.gid], ["2001:db8::1", "2001:db8::2"]);
+}
+
 /// Runs a test on devices with a property of a real NIC.
 fn run_on_nics(quirk: SoftQuirk, line: &str) -> [SideReport; 2] {
     run_on(devices(|spec| spec.quirks = vec![quirk]), &plan(line), &plan(line), usize::MAX)

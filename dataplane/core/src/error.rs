@@ -102,6 +102,13 @@ impl VerbError {
                  set `LimitMEMLOCK=infinity` in the systemd unit, or add `* - memlock unlimited` to \
                  /etc/security/limits.d/dataplane.conf, or run `setcap cap_ipc_lock+ep PROGRAM`",
             ),
+            // The kernel resolves the GID of the peer like an IP address. For an address handle, `EINVAL` means that the
+            // local GID is no longer in the GID table.
+            ("ibv_create_ah", libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL)
+            | ("ibv_modify_qp (INIT to RTR)", libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH) => Some(
+                "select a GID that is an address of the interface, on both sides (`gid` or `--gid`; `dataplane \
+                 devices` lists the GIDs), and check the network with `ping`",
+            ),
             (_, errno @ (libc::EMFILE | libc::ENFILE)) => host_remedy(errno),
             _ => None,
         }
@@ -148,6 +155,17 @@ mod tests {
         let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
         let error = Error::File { path: "a.pcap".into(), source: missing }.to_string();
         assert_eq!(error, "a.pcap: entity not found");
+    }
+
+    #[test]
+    fn error_of_an_unreachable_peer_names_the_gid() {
+        for errno in [libc::ETIMEDOUT, libc::ENETUNREACH, libc::EHOSTUNREACH] {
+            for verb in ["ibv_create_ah", "ibv_modify_qp (INIT to RTR)"] {
+                let error = VerbError::new(verb, errno).on("mlx5_0").to_string();
+                assert!(error.contains("; help: select a GID that is an address of the interface"), "{error}");
+            }
+        }
+        assert_eq!(VerbError::new("ibv_create_ah", libc::ENOMEM).remedy(), None);
     }
 
     #[test]

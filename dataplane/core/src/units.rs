@@ -68,6 +68,11 @@ impl Gid {
     pub fn is_zero(self) -> bool {
         self == Self::default()
     }
+
+    /// Returns the IPv4 address. Returns `None` if the GID is not a mapped IPv4 address.
+    pub fn ipv4(self) -> Option<std::net::Ipv4Addr> {
+        std::net::Ipv6Addr::from(self.0).to_ipv4_mapped()
+    }
 }
 
 impl fmt::Display for Gid {

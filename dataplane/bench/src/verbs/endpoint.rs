@@ -1,7 +1,6 @@
 //! The queue pairs of one side, their completion queues and their memory.
 
 use std::hash::{BuildHasher, RandomState};
-use std::net::Ipv6Addr;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -10,8 +9,8 @@ use dataplane::error::VerbError;
 use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, poll, poll_or_sleep};
 use dataplane::units::{Gid, QpNum, Rkey};
 use dataplane::verbs::{
-    Access, Capability, Completion, CqSpec, Destination as To, Device, GidKind, LinkLayer, PollFields, QpCaps, QpSpec,
-    QpType, RecvRequest, Remote, SendFlags, SendOp, SendRequest, WcStatus,
+    Access, Capability, Completion, CqSpec, Destination as To, Device, LinkLayer, PollFields, QpCaps, QpSpec, QpType,
+    RecvRequest, Remote, SendFlags, SendOp, SendRequest, WcStatus,
 };
 use dataplane::{Error, Result};
 use rustix::io::Errno;
@@ -109,9 +108,7 @@ impl LocalSide {
                 "--outstanding {outstanding}: the maximum of {name} is {most}; help: use 1 to {most}"
             )));
         }
-        let gid_index = plan.parameters.gid_index.or_else(|| preferred_gid(device, &plan.parameters));
         let parameters = EndpointParameters {
-            gid_index,
             sq_psn: RandomState::new().hash_one(0) as u32 & 0xff_ffff,
             max_rd_atomic: outstanding,
             max_dest_rd_atomic: outstanding,
@@ -120,7 +117,7 @@ impl LocalSide {
         let connector = Connector::new(device, plan.transport.qp_type(), parameters)?;
         // Only InfiniBand reaches a peer without a GID.
         let is_infiniband = connector.local().link_layer == LinkLayer::InfiniBand;
-        let has_gid = !is_infiniband || gid_index.is_some() || plan.parameters.gid.is_some();
+        let has_gid = !is_infiniband || plan.parameters.gid_index.is_some() || plan.parameters.gid.is_some();
         check_depths(device, plan)?;
         Ok(Self { connector, has_gid, outstanding })
     }
@@ -387,18 +384,6 @@ impl<'p, D: Device> Endpoint<'p, D> {
 pub(super) fn sent_message(completion: &Completion) -> (usize, usize) {
     let wr_id = completion.wr_id;
     ((wr_id & ((1 << QUEUE_PAIR_BITS) - 1)) as usize, (wr_id >> QUEUE_PAIR_BITS) as usize)
-}
-
-/// Returns the index of the first GID of RoCE v2 with an IPv4 address, which the tools of perftest prefer. `None` if a
-/// parameter selects the GID, or if there is no such GID.
-fn preferred_gid<D: Device>(device: &D, parameters: &EndpointParameters) -> Option<u8> {
-    if parameters.gid.is_some() {
-        return None;
-    }
-    let gids = device.gids(parameters.port).ok()?;
-    let is_ipv4 = |gid: Gid| Ipv6Addr::from(gid.0).to_ipv4_mapped().is_some();
-    let found = gids.iter().find(|entry| entry.kind == GidKind::RoceV2 && is_ipv4(entry.gid))?;
-    u8::try_from(found.index).ok()
 }
 
 fn check_depths<D: Device>(device: &D, plan: &Plan) -> Result<()> {

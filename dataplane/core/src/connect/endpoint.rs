@@ -124,6 +124,16 @@ pub enum EndpointError {
         /// The peer's GID type.
         peer: GidKind,
     },
+    /// One side has an IPv4 address, and the other side has an IPv6 address.
+    #[error(
+        "the peer's GID is {peer}, but the local GID is {own}, and an IPv4 address cannot reach an IPv6 address; help: set `gid` on both sides, to two IPv4 addresses or two IPv6 addresses"
+    )]
+    AddressFamily {
+        /// The local GID.
+        own: Gid,
+        /// The peer's GID.
+        peer: Gid,
+    },
     /// The peer's queue pair is the local queue pair.
     #[error("the peer's queue pair is the local queue pair itself; help: use another address, or set `allow_self`")]
     PeerIsSelf,
@@ -296,6 +306,10 @@ impl QueuePairEndpoint {
         }
         if ethernet(own) && peer.gid_kind != own.gid_kind {
             return Err(EndpointError::GidKind { own: own.gid_kind, peer: peer.gid_kind });
+        }
+        // The kernel would refuse the path with EINVAL (`rdma_resolve_ip`).
+        if ethernet(own) && peer.gid.ipv4().is_some() != own.gid.ipv4().is_some() {
+            return Err(EndpointError::AddressFamily { own: own.gid, peer: peer.gid });
         }
         if !allow_self && (peer.qpn, peer.gid, peer.lid) == (own.qpn, own.gid, own.lid) {
             return Err(EndpointError::PeerIsSelf);

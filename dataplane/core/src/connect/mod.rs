@@ -27,6 +27,7 @@ mod alternate;
 mod connector;
 mod endpoint;
 mod exchange;
+mod gids;
 mod mistakes;
 mod parameters;
 mod prepared;
@@ -39,6 +40,7 @@ pub use alternate::{AlternatePath, PathMigration};
 pub use connector::{Connector, NegotiatedParameters, QpModification};
 pub use endpoint::{EndpointError, QueuePairEndpoint, RemoteBuffer, VERSION};
 pub use exchange::{Exchanged, Listener, MAX_QUEUES, Offer, PeerConnection, WaitLimits, connect};
+pub use gids::default_gid;
 pub use parameters::{EndpointParameters, LocalPort, mtu_bytes, mtu_code};
 pub use prepared::{ConnectedQueuePair, PreparedQueuePair, connect_pair};
 #[cfg(any(test, fuzzing))]

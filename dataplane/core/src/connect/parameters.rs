@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::connect::access::{self, RemoteAccess};
 use crate::connect::alternate::{AlternatePath, DEFAULT_TIMEOUT, PathMigration};
+use crate::connect::gids::default_gid;
 use crate::connect::mistakes::Mistakes;
 use crate::error::{Error, Result};
 use crate::units::{Gid, within, within_some};
@@ -27,8 +28,11 @@ pub struct EndpointParameters {
     pub port: u8,
     /// Whether a queue pair may be its own peer.
     pub allow_self: bool,
-    /// The local GID (the address of the device's port), written as an IPv6 or IPv4 address. Default: the first GID of
-    /// the kind `gid_kind`.
+    /// The local GID (the address of the device's port), written as an IPv6 or IPv4 address. Default: a GID of the kind
+    /// `gid_kind`. With `"roce_v2"`, the default is the first GID with an IPv4 address, otherwise the first GID with an
+    /// IPv6 address, otherwise the first GID. Link-local addresses do not count as IPv4 or IPv6 addresses here, because
+    /// the link-local GID of a port may not be an address of the interface. With other kinds, the default is the first
+    /// GID. If addresses are added or removed, the default may change, and the port then connects again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<Gid>,
     /// The kind of the local GID. On Ethernet, both ends must use the same kind. Default: `"roce_v2"` if the port has
@@ -366,7 +370,7 @@ impl EndpointParameters {
                 found
             }
             (None, None, None) => {
-                let found = set().find(|entry| entry.kind == GidKind::RoceV2).or_else(|| set().next());
+                let found = default_gid(entries, None);
                 if found.is_none() {
                     wrong.add(
                         "gid",
@@ -378,10 +382,10 @@ impl EndpointParameters {
                 found
             }
             (None, gid, kind) => {
-                let fits = |entry: &&GidEntry| {
-                    gid.is_none_or(|gid| gid == entry.gid) && kind.is_none_or(|kind| kind == entry.kind)
+                let found = match gid {
+                    Some(gid) => set().find(|entry| entry.gid == gid && kind.is_none_or(|kind| kind == entry.kind)),
+                    None => default_gid(entries, kind),
                 };
-                let found = set().find(fits);
                 if found.is_none() {
                     let (key, value) = match (gid, kind) {
                         (Some(gid), Some(kind)) => ("gid", format!("{gid} {}", kind_name(kind))),

@@ -140,6 +140,16 @@ fn invalid_endpoint_is_rejected() {
     let other = QueuePairEndpoint { gid_kind: GidKind::RoceV1, ..endpoint(18) };
     let kinds = EndpointError::GidKind { own: GidKind::RoceV2, peer: GidKind::RoceV1 };
     assert_eq!(other.check_peer(&own, false), Err(kinds));
+    // An IPv4 address and an IPv6 address cannot reach each other. Two IPv4 addresses can.
+    let ipv4 = QueuePairEndpoint { gid: super::gid("192.0.2.1"), ..endpoint(18) };
+    let families = EndpointError::AddressFamily { own: own.gid, peer: ipv4.gid };
+    assert!(families.to_string().contains("help: set `gid` on both sides"), "{families}");
+    assert_eq!(ipv4.check_peer(&own, false), Err(families));
+    assert!(own.check_peer(&ipv4, false).is_err());
+    let other = QueuePairEndpoint { gid: super::gid("192.0.2.2"), ..endpoint(17) };
+    assert_eq!(ipv4.check_peer(&other, false), Ok(()));
+    let unspecified = |it| QueuePairEndpoint { link_layer: LinkLayer::Unspecified, ..it };
+    assert_eq!(unspecified(ipv4).check_peer(&unspecified(own), false), Ok(()));
 }
 
 #[test]

@@ -128,7 +128,8 @@ fn mtu_codes_match_verbs_h() {
 #[test]
 fn gid_is_chosen_by_value_or_kind_or_index() {
     for (parameters, index, address, kind) in [
-        (gid_choice(None, None), 1, "fe80::1", GidKind::RoceV2),
+        (gid_choice(None, None), 3, "::ffff:192.0.2.1", GidKind::RoceV2),
+        (gid_choice(None, Some(GidKind::RoceV2)), 3, "::ffff:192.0.2.1", GidKind::RoceV2),
         (gid_choice(None, Some(GidKind::RoceV1)), 0, "fe80::1", GidKind::RoceV1),
         (gid_choice(Some("192.0.2.1"), None), 3, "::ffff:192.0.2.1", GidKind::RoceV2),
         (gid_choice(Some("fe80::1"), Some(GidKind::RoceV2)), 1, "fe80::1", GidKind::RoceV2),
@@ -153,6 +154,36 @@ fn gid_is_chosen_by_value_or_kind_or_index() {
     device.gids.truncate(2);
     assert!(connector.refresh(&device).unwrap_err().to_string().contains("`gid` = ::ffff:192.0.2.1"));
     assert_eq!(connector.local().gid_index, 2, "a failed refresh changes nothing");
+}
+
+/// The link-local GID of a port may not be an address of the interface, and no peer can then resolve the GID.
+#[test]
+fn default_gid_is_an_address_that_peers_can_resolve() {
+    let table = |addresses: &[&str]| {
+        // Linux has one entry of RoCE v1 and one entry of RoCE v2 for each address.
+        let kinds = [GidKind::RoceV1, GidKind::RoceV2];
+        let entries = addresses.iter().flat_map(|text| kinds.map(|kind| (gid(text), kind)));
+        let entry = |(index, (gid, kind))| GidEntry { index: index as u32, gid, kind, interface: 2 };
+        Fake { gids: entries.enumerate().map(entry).collect(), ..adapter() }
+    };
+    for (addresses, index) in [
+        (&["fe80::1"] as &[&str], 1),
+        (&["fe80::1", "192.0.2.1"], 3),
+        (&["fe80::1", "fe80::5", "169.254.0.1"], 1),
+        (&["fe80::1", "2001:db8::1"], 3),
+        (&["fe80::1", "169.254.0.1", "2001:db8::1", "192.0.2.1", "192.0.2.2"], 7),
+    ] {
+        let device = table(addresses);
+        let local = EndpointParameters::default().resolve(&device, QpType::Rc).unwrap();
+        assert_eq!((local.gid_index, local.gid_kind), (index, GidKind::RoceV2), "{addresses:?}");
+        // A peer computes the MAC address from the link-local GID of RoCE v1.
+        let v1 = gid_choice(None, Some(GidKind::RoceV1)).resolve(&device, QpType::Rc).unwrap();
+        assert_eq!((v1.gid_index, v1.gid_kind), (0, GidKind::RoceV1), "{addresses:?}");
+    }
+    // If the interface gets an IPv4 address, `refresh` selects this address.
+    let mut connector = Connector::new(&table(&["fe80::1"]), QpType::Rc, EndpointParameters::default()).unwrap();
+    connector.refresh(&table(&["fe80::1", "192.0.2.1"])).unwrap();
+    assert_eq!(connector.local().gid_index, 3);
 }
 
 /// An unsupported parameter is reported with the key, the value, the supported values and the fix.
@@ -494,7 +525,7 @@ fn default_parameters_equal_the_constants_of_the_ibverbs_crate() {
     let (init, _) = connector.init();
     assert_eq!((init.port, init.pkey_index, init.access), (1, 0, Access::empty()));
     let (rtr, _) = connector.rtr(&agreed);
-    assert_eq!((rtr.path.global, rtr.path.hop_limit, rtr.path.source_gid_index), (true, 0xff, 1));
+    assert_eq!((rtr.path.global, rtr.path.hop_limit, rtr.path.source_gid_index), (true, 0xff, 3));
     assert_eq!((rtr.path.service_level, rtr.path.source_path_bits, rtr.max_dest_rd_atomic), (0, 0, 1));
     assert_eq!((rtr.dest_qp.0, rtr.path.gid, rtr.path_mtu, rtr.min_rnr_timer), (0x99, gid("fe80::2"), 3, 16));
     let (rts, _) = connector.rts(&agreed);

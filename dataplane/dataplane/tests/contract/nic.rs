@@ -2,11 +2,13 @@
 //! variable.
 
 use super::*;
+use dataplane::connect::default_gid;
 use dataplane::ibverbs::{VerbsDevice, VerbsProvider};
-use dataplane::verbs::{Device, GidKind, Provider};
+use dataplane::verbs::{Device, Provider};
 
 /// The environment variable. Its value is `DEVICE[,DEVICE[,GID_INDEX]]`. If the value names only one device, this
-/// device loops back to itself. Without a GID index, each endpoint uses the first GID of RoCE v2 of its device, or GID 0.
+/// device loops back to itself. Without a GID index, each endpoint uses the default GID of connections on its device, or
+/// GID 0.
 const VARIABLE: &str = "DATAPLANE_NIC";
 
 struct Named {
@@ -34,11 +36,11 @@ fn bed(name: &'static str) -> TestBed<VerbsDevice> {
     let a_device = open(&a);
     let b_device = if a == b { a_device.clone() } else { open(&b) };
     // The two devices may have different GID tables.
-    let first_v2 = |device: &VerbsDevice| {
+    let default = |device: &VerbsDevice| {
         let gids = device.gids(1).expect("the GIDs of the port");
-        gids.iter().find(|entry| entry.kind == GidKind::RoceV2).map_or(0, |entry| entry.index)
+        default_gid(&gids, None).map_or(0, |entry| entry.index)
     };
-    let gid_index = [&a_device, &b_device].map(|device| gid_index.unwrap_or_else(|| first_v2(device)));
+    let gid_index = [&a_device, &b_device].map(|device| gid_index.unwrap_or_else(|| default(device)));
     let profile = if is_rxe { Profile::Rxe } else { Profile::Spec };
     TestBed { name, profile, kernel: true, a: a_device, b: b_device, gid_index }
 }

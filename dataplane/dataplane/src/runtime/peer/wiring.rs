@@ -11,6 +11,7 @@ use super::rendezvous::Rendezvous;
 use dataplane_core::connect::{ConnectError, Connector, NegotiatedParameters, QueuePairEndpoint};
 use dataplane_core::error::VerbError;
 use dataplane_core::lane::{AhOf, LaneQueuePair, Wiring};
+use dataplane_core::units::Gid;
 use dataplane_core::verbs::{Destination, Device, QpType};
 
 /// The length of the global route header in front of a datagram, in bytes.
@@ -146,6 +147,12 @@ impl<D: Device> PeerWiring<D> {
     }
 }
 
+/// Returns the message about a failed `ibv_create_ah` for the peer with this GID.
+fn no_path(device: &str, peer: Gid, error: VerbError) -> String {
+    let remedy = error.remedy().map_or_else(String::new, |remedy| format!("; help: {remedy}"));
+    format!("{device}: {error}: no path to {peer}{remedy}")
+}
+
 impl<D: Device> fmt::Debug for PeerWiring<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PeerWiring").field("kind", &self.kind).field("queue", &self.queue).finish_non_exhaustive()
@@ -197,7 +204,7 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
                     Err(VerbError { errno: libc::EOPNOTSUPP | libc::ENOSYS, .. }) if self.kind != QpType::Ud => {
                         self.handshake(qp, &remote, None)?;
                     }
-                    Err(error) => self.refuse(&format!("{}: {error}: no path to {}", self.device.name(), remote.gid)),
+                    Err(error) => self.refuse(&no_path(self.device.name(), remote.gid, error)),
                 }
             }
             step @ (ConnectStep::Ready | ConnectStep::Refused) => self.step = step,
@@ -256,6 +263,13 @@ mod tests {
         let (pending_events, clocks) = (Arc::default(), Clocks::default());
         let _lane = lane::open(&device, &pd, &mut pool, spec, Box::new(wiring), pending_events, &clocks).unwrap();
         rendezvous.gather_offers(&|| false).unwrap()[0].max_message
+    }
+
+    #[test]
+    fn missing_path_to_the_peer_names_the_fix() {
+        let error = VerbError::new("ibv_create_ah", libc::ETIMEDOUT);
+        let message = no_path("mlx5_0", "fe80::2".parse().unwrap(), error);
+        assert!(message.contains("no path to fe80::2; help: select a GID"), "{message}");
     }
 
     /// The device writes the global route header of a datagram into the receive buffer.

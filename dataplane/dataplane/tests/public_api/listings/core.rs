@@ -326,6 +326,7 @@ pub mod connect {
             Transport { own: QpType, peer: QpType },
             LinkLayer { own: LinkLayer, peer: LinkLayer },
             GidKind { own: GidKind, peer: GidKind },
+            AddressFamily { own: Gid, peer: Gid },
             PeerIsSelf,
             Queue { own: u16, peer: u16 },
             UnexpectedPsn { own: u32, peer: u32 },
@@ -398,6 +399,12 @@ pub mod connect {
             offer: &Offer<'_>,
             limits: &WaitLimits<'_>,
         ) -> Result<Exchanged, ConnectError> {}
+    }
+    mod gids {
+        pub fn default_gid(
+            entries: &[GidEntry],
+            kind: Option<GidKind>,
+        ) -> Option<&GidEntry> {}
     }
     mod parameters {
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -529,6 +536,7 @@ pub mod connect {
     pub use exchange::{
         Exchanged, Listener, MAX_QUEUES, Offer, PeerConnection, WaitLimits, connect,
     };
+    pub use gids::default_gid;
     pub use parameters::{EndpointParameters, LocalPort, mtu_bytes, mtu_code};
     pub use prepared::{ConnectedQueuePair, PreparedQueuePair, connect_pair};
     pub use wire::{ExchangeError, Refusal};
@@ -3526,6 +3534,7 @@ pub mod units {
     pub struct Gid(pub [u8; 16]);
     impl Gid {
         pub fn is_zero(self) -> bool {}
+        pub fn ipv4(self) -> Option<std::net::Ipv4Addr> {}
     }
     impl fmt::Display for Gid {}
     impl FromStr for Gid {}
