@@ -40,6 +40,15 @@ pub struct Connector {
     buffer: Option<RemoteBuffer>,
 }
 
+impl EndpointParameters {
+    /// Returns the change of a queue pair of type `kind` from RESET to INIT. Unlike the later changes, this change is
+    /// possible while the port is down.
+    pub fn init(&self, kind: QpType) -> QpModification {
+        let (attributes, mask) = QpAttributes::init(kind, self.port, self.qkey);
+        (QpAttributes { access: self.access, pkey_index: self.pkey_index, ..attributes }, mask)
+    }
+}
+
 impl Connector {
     /// Checks the parameters against a device, and creates a connector for queue pairs of type `kind`.
     ///
@@ -174,9 +183,7 @@ impl Connector {
 
     /// Returns the change from RESET to INIT.
     pub fn init(&self) -> QpModification {
-        let (attributes, mask) = QpAttributes::init(self.kind, self.local.number, self.parameters.qkey);
-        let access = self.parameters.access;
-        (QpAttributes { access, pkey_index: self.parameters.pkey_index, ..attributes }, mask)
+        self.parameters.init(self.kind)
     }
 
     /// Returns the change from INIT to RTR.

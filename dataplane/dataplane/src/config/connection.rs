@@ -166,7 +166,7 @@ pub struct RendezvousConfig {
     #[schemars(with = "Option<String>")]
     pub from: Option<IpAddr>,
     /// The maximum time that the program waits for the peer at startup. If no peer has connected by the end of this
-    /// time, the run ends with an error. At most `"365d"`.
+    /// time, the run ends with an error, unless the port has `required = false`. At most `"365d"`.
     pub deadline: Period,
     /// The maximum duration of one step of the handshake with a peer. If a step takes longer, the program closes the
     /// TCP connection with this peer. The side with `listen` then waits for the next client, and the side with `to`

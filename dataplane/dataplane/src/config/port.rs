@@ -145,6 +145,8 @@ pub struct Port {
     /// Whether the readiness of the program depends on this port. If `true`, the program is ready only while the link
     /// of this port is up and its queue pairs are connected. The page `/readyz` and the metric `dataplane_run_ready`
     /// report the readiness. Set `false` for a port whose loss does not stop the service, such as one of two uplinks.
+    /// The start of a run waits for the peer of a port with `true`, but not for the peer of a port with `false`. If the
+    /// port of the RDMA device is down at the start, a port with a connection and with `true` ends the run.
     #[serde(default = "is_required")]
     pub required: bool,
     /// The IP addresses of this host on the port, such as `"192.0.2.1/24"`. The stages `arp` and `icmp` answer requests

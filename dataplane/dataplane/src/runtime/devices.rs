@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::config::{self, Connection, Plan, PortPlan, Qp};
 use crate::runtime::peer::{
-    self, ExchangeOptions, NextHopLookup, PathCache, PeerExchange, PeerLocation, PeerWiring, Rendezvous,
+    self, ExchangeOptions, LateWiring, NextHopLookup, PathCache, PeerExchange, PeerLocation, PeerWiring, Rendezvous,
 };
 use crate::runtime::watch::Watch;
 use crate::runtime::{offload, raw, soft};
@@ -259,6 +259,8 @@ struct OpenPort<D: Device> {
 struct PortConnection {
     parameters: EndpointParameters,
     kind: QpType,
+    /// Whether the run needs the connection.
+    is_required: bool,
     rendezvous: Arc<Rendezvous>,
     exchange: Option<PeerExchange>,
     connect_timeout: Duration,
@@ -283,17 +285,26 @@ impl<D: Device> OpenPort<D> {
                 let parameters = EndpointParameters { port: number, ..connection.parameters.clone() };
                 let kind = kind(config.qp);
                 // Check the parameters against the device before waiting for a peer.
-                let mut local = parameters.resolve(&device, kind)?;
+                let is_down = || device.port(number).is_ok_and(|port| !port.is_active());
+                let mut local = match parameters.resolve(&device, kind) {
+                    Ok(local) => Some(local),
+                    Err(error) if config.required || !is_down() => return Err(error),
+                    Err(error) => {
+                        tracing::warn!("port `{}` is not connected yet: {error}", config.name);
+                        None
+                    }
+                };
                 let addresses = Arc::new(AtomicU32::new(0));
                 let (theirs, again, changes) = (device.clone(), parameters.clone(), addresses.clone());
-                watch.on_port(number, move |_| {
-                    // The query fails while the port is down. In that case, keep the known addresses.
-                    if let Ok(now) = again.resolve(&theirs, kind)
-                        && now != local
-                    {
-                        local = now;
+                let name = config.name.clone();
+                watch.on_port(number, move |_| match again.resolve(&theirs, kind) {
+                    Ok(now) if local != Some(now) => {
+                        local = Some(now);
                         changes.fetch_add(1, Ordering::Relaxed);
                     }
+                    Err(error) if local.is_none() => tracing::warn!("port `{name}` is not connected yet: {error}"),
+                    // The query fails while the port is down. In that case, keep the known addresses.
+                    Ok(_) | Err(_) => {}
                 });
                 let next_hop = peer::kernel_lookup(device.clone(), number, parameters.gid_index);
                 let (rendezvous, exchange) = start_exchange(connection, next_hop)?;
@@ -301,7 +312,8 @@ impl<D: Device> OpenPort<D> {
                 // the worker.
                 let connect_timeout =
                     connection.rendezvous.deadline.0.saturating_add(connection.rendezvous.step_deadline.0);
-                Some(PortConnection { parameters, kind, rendezvous, exchange, connect_timeout, addresses })
+                let is_required = config.required;
+                Some(PortConnection { parameters, kind, is_required, rendezvous, exchange, connect_timeout, addresses })
             }
         };
         let pd = device.alloc_pd().map_err(|error| error.on(device.name()))?;
@@ -317,9 +329,15 @@ impl<D: Device> PortDevice for OpenPort<D> {
         let wiring: Box<dyn Wiring<D>> = match &self.connection {
             None => Box::new(RawWiring { port: self.number }),
             Some(it) => {
-                let connector = Connector::new(device, it.kind, it.parameters.clone())?;
                 let lane = (it.kind, spec.queue.0, pool.layout().room());
-                Box::new(PeerWiring::new((device, paths), connector, lane, it.rendezvous.clone(), it.addresses.clone()))
+                let (shared, (rendezvous, addresses)) =
+                    ((device, paths), (it.rendezvous.clone(), it.addresses.clone()));
+                match Connector::new(device, it.kind, it.parameters.clone()) {
+                    Ok(connector) => Box::new(PeerWiring::new(shared, connector, lane, rendezvous, addresses)),
+                    Err(error) if it.is_required => return Err(error),
+                    // `OpenPort::open` has checked the parameters, or has logged that the port is down.
+                    Err(_) => Box::new(LateWiring::new(shared, it.parameters.clone(), lane, rendezvous, addresses)),
+                }
             }
         };
         let watch = &self.watch;
@@ -490,3 +508,6 @@ mod verbs {
         ))
     }
 }
+
+#[cfg(test)]
+mod tests;

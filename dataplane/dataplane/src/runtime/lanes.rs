@@ -148,8 +148,9 @@ fn lane_spec(plan: &Plan, port: &PortPlan, place: (usize, usize)) -> LaneSpec {
     }
 }
 
-/// Waits until every lane is connected. Raw-packet lanes need no peer. Other lanes exchange parameters with their peer
-/// during the wait. Returns `false` if `is_stopped` returned `true` during the wait.
+/// Waits until every lane of a required port is connected. Raw-packet lanes need no peer. Other lanes exchange
+/// parameters with their peer during the wait. After the wait, the packet loop continues to connect the lanes of the
+/// ports with `required = false`. Returns `false` if `is_stopped` returned `true` during the wait.
 pub(super) fn await_peers(
     plan: &Plan,
     ports: &[Arc<dyn PortDevice>],
@@ -166,7 +167,7 @@ pub(super) fn await_peers(
         for (index, lane) in lanes.iter_mut().enumerate().filter(|(_, lane)| !lane.is_connected()) {
             let port = &plan.ports[index].config;
             lane.refill(pool).and_then(|()| lane.housekeep(pool)).map_err(|error| error.on(&port.name))?;
-            unconnected = unconnected.or((!lane.is_connected()).then_some(index));
+            unconnected = unconnected.or((port.required && !lane.is_connected()).then_some(index));
         }
         let Some(index) = unconnected else { return Ok(true) };
         if is_stopped() {

@@ -122,6 +122,59 @@ fn missing_peer_is_an_error_at_the_deadline() {
     assert!(error.contains("lonely") && error.contains("deadline"), "{error}");
 }
 
+/// A port with `required = false` does not delay the start of a run. While the peer is absent, the packets of the port
+/// are dropped.
+#[test]
+fn run_starts_without_the_peer_of_a_port_that_is_not_required() {
+    let connection = "{ to = '127.0.0.1:1', deadline = '200ms', step_deadline = '100ms' }";
+    let text = |required: bool| {
+        let lines = format!("qp = 'rc'\nconnection = {connection}\nrequired = {required}");
+        let pair = |peer: &str| format!("qp = 'rc'\nconnection = {{ peer = '{peer}', deadline = '60s' }}");
+        Config::new()
+            .runtime("burst = 32")
+            .port("source", "kind = 'generator', size = 64, flows = 16, count = 100")
+            .port_with("left", "kind = 'loopback', peer = 'right'", &pair("right"))
+            .port_with("right", "kind = 'loopback', peer = 'left'", &pair("left"))
+            .port_with("spare", "kind = 'loopback'", &lines)
+            .input(&["source", "right"])
+            .stage("parse", "outputs = { arp = 'drop', other = 'drop' }")
+            .stage("ttl", "outputs = { expired = 'lost' }")
+            .stage("tx", "name = 'out'\nport = 'left'")
+            .stage("tx", "name = 'lost'\nport = 'spare'")
+            .to_string()
+    };
+    let report = run(&text(false), 100 * (HOPS + 1));
+    assert_good(&report);
+    assert_eq!(drops(&report, "spare.not_connected"), 100, "{report}");
+    let left = report.ports.iter().find(|port| port.name == "left").unwrap();
+    assert_eq!((left.packets.tx, left.tx_not_connected), (100 * HOPS, 0), "{report}");
+
+    let source = text(true);
+    let source = Source::new(Path::new("peers.toml"), &source, &[]);
+    let assembly = assembled(&source).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+    let error = Run::start(assembly, Options::default()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("spare") && error.contains("deadline"), "{error}");
+}
+
+/// A port with `required = false` connects after the start of the run, when its peer appears.
+#[test]
+fn port_that_is_not_required_connects_during_the_run() {
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).unwrap();
+    let connection = format!("{{ to = '{}', step_deadline = '60s' }}", listener.address().unwrap());
+    let lines = format!("qp = 'rc'\nconnection = {connection}\nrequired = false");
+    let text = Config::new().port_with("caller", "kind = 'loopback'", &lines).stage("drop", "").to_string();
+    let source = Source::new(Path::new("peers.toml"), &text, &[]);
+    let assembly = assembled(&source).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+    // The start does not wait, so the peer can answer afterwards on this thread.
+    let run = Run::start(assembly, Options::default()).unwrap();
+    let limits = WaitLimits::new(Duration::from_secs(100), Duration::from_secs(60));
+    let offer = Offer { endpoints: &[unconnected_endpoint()], allow_self: false };
+    let lifeline = listener.accept(&offer, &limits).unwrap().confirm(&limits).unwrap();
+    run.stop();
+    assert_good(&run.join().unwrap());
+    drop(lifeline);
+}
+
 /// Returns a valid endpoint without a queue pair behind it.
 fn unconnected_endpoint() -> QueuePairEndpoint {
     QueuePairEndpoint {

@@ -10,12 +10,14 @@
 //! the next hop to the peer has another MAC address.
 
 mod exchange;
+mod late;
 mod next_hop;
 mod paths;
 mod rendezvous;
 mod wiring;
 
 pub(crate) use exchange::{ExchangeOptions, PeerExchange, PeerLocation};
+pub(crate) use late::LateWiring;
 pub(crate) use next_hop::{NextHopLookup, kernel_lookup};
 pub(crate) use paths::PathCache;
 pub(crate) use rendezvous::Rendezvous;

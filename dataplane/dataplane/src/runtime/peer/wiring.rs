@@ -17,6 +17,11 @@ use dataplane_core::verbs::{Destination, Device, QpType};
 /// The length of the global route header in front of a datagram, in bytes.
 const GRH: u16 = 40;
 
+/// Returns the number of bytes that the device writes in front of each received packet.
+pub(super) fn prefix(kind: QpType) -> u16 {
+    if kind == QpType::Ud { GRH } else { 0 }
+}
+
 /// How far the connection of the lane has progressed.
 enum ConnectStep<D: Device> {
     /// The queue pair is in RESET, or its change to INIT failed.
@@ -219,7 +224,7 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
     }
 
     fn prefix(&self) -> u16 {
-        if self.kind == QpType::Ud { GRH } else { 0 }
+        prefix(self.kind)
     }
 
     fn longest(&self) -> u16 {

@@ -231,6 +231,9 @@ pub mod connect {
         pub struct Connector {
             private: _,
         }
+        impl EndpointParameters {
+            pub fn init(&self, kind: QpType) -> QpModification {}
+        }
         impl Connector {
             pub fn new<D: Device>(
                 device: &D,
