@@ -501,19 +501,21 @@ fn unusable_interfaces_are_refused_with_the_reason() {
     });
 }
 
+/// Takes the queue of `old` for another program.
+fn detach(old: &mut Rig) -> Vec<HandedQueue> {
+    old.device.hand_over().unwrap().detach(1, true).unwrap();
+    let mut queues = None;
+    wait_until("the queue stops receiving", || {
+        assert!(old.frames().is_empty());
+        queues = old.device.hand_over().unwrap().detached().unwrap();
+        queues.is_some()
+    });
+    queues.unwrap()
+}
+
 /// Hands the queue of `old` over to a device with the link `link`. `host` sends frames during the hand-over.
 fn hand_over(host: &mut Rig, mut old: Rig, mut link: LinkSpec) {
     host.send_until_received(&mut old);
-    let detach = |old: &mut Rig| {
-        old.device.hand_over().unwrap().detach(1, true).unwrap();
-        let mut queues = None;
-        wait_until("the queue stops receiving", || {
-            assert!(old.frames().is_empty());
-            queues = old.device.hand_over().unwrap().detached().unwrap();
-            queues.is_some()
-        });
-        queues.unwrap()
-    };
     let queues = detach(&mut old);
     assert_eq!(host.send_one(&numbered(9, 80, &[])), Success);
     assert!(old.frames().is_empty());
@@ -551,6 +553,29 @@ fn queue_of_a_packet_link_continues_in_another_program() {
         veth(1, 1500);
         let old = packet("vb");
         hand_over(&mut packet("va"), old, LinkSpec::Packet(PacketSpec::new("vb")));
+    });
+}
+
+#[test]
+fn frames_are_counted_that_another_program_leaves_in_the_ring_of_a_packet_link() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let (mut host, mut old) = (packet("va"), packet("vb"));
+        host.send_until_received(&mut old);
+        let queues = detach(&mut old);
+        let mut link = LinkSpec::Packet(PacketSpec::new("vb"));
+        link.take_over(true);
+        let mut new = rig(link, 1500);
+        new.device.hand_over().unwrap().attach(queues).unwrap();
+        host.send_until_received(&mut new);
+        let missed = old.device.counters().rx_missed;
+        for number in 0..3 {
+            assert_eq!(host.send_one(&numbered(number, 80, &[])), Success);
+        }
+        old.device.hand_over().unwrap().resume(true).unwrap();
+        host.send_until_received(&mut old);
+        assert_eq!(old.device.counters().rx_missed - missed, 3);
+        drop(new);
     });
 }
 

@@ -121,7 +121,7 @@ impl HandOver for Packets {
             let Some(mut before) = lock(&share.detached).take() else { continue };
             if is_touched {
                 // The other program may have changed the ring, so the frames in the ring are lost.
-                let lost = socket::drops(&before.receiver) + before.discard();
+                let lost = socket::drops(&before.receiver) + before.discard_after_another_program();
                 share.missed.fetch_add(lost, Ordering::Relaxed);
             } else {
                 share.set_receiver(&before);

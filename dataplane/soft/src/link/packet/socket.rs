@@ -352,6 +352,18 @@ impl PacketSocket {
         }
         count
     }
+
+    /// Releases all frames of a ring from which another program may have received: entries that the other program has
+    /// released can precede the frames. Returns the number of frames. The socket does not receive afterwards, because the
+    /// next entry of the kernel is not known.
+    pub(super) fn discard_after_another_program(&mut self) -> u64 {
+        let mut count = 0;
+        for _ in 0..=self.mask {
+            count += self.discard();
+            self.head = (self.head + 1) & self.mask;
+        }
+        count
+    }
 }
 
 /// Returns how many frames a socket has dropped since the last call.
