@@ -209,6 +209,36 @@ fn two_ports_cannot_share_raw_packets_of_a_device_port() {
     assert_eq!(records(&text)[0].2, "a verbs device such as `mlx5_0` has no `refuse`");
 }
 
+/// A connection needs the answers to the ARP requests of the kernel. A raw-packet port on the same device port takes these
+/// answers from the kernel, unless its flow rules leave ARP to the kernel.
+#[test]
+fn connection_beside_a_port_that_takes_all_frames_is_a_warning() {
+    let raw = |more: &str| format!("[[port]]\nname = \"a\"\ndevice = \"mlx5_0\"\n{more}\n");
+    let connected = |more: &str| {
+        format!(
+            "[[port]]\nname = \"b\"\ndevice = \"mlx5_0\"\nqp = \"rc\"\nconnection = {{ to = \"192.0.2.1:18515\" }}\n{more}\n"
+        )
+    };
+    let rest =
+        |inputs: &str| format!("[pipeline]\ninput = [{inputs}]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n");
+    let both = "\"a\", \"b\"";
+    let message = "`a` takes all frames of port 1 of `mlx5_0` from the kernel, also the ARP and neighbour answers that the \
+                   connection of `b` needs";
+    for flow in ["", "flow = [{ match = { ipv4 = {} }, count = \"x\" }, { priority = 1 }]"] {
+        let found = records(&(raw(flow) + &connected("") + &rest(both)));
+        assert!(found.len() == 1 && found[0].2 == message && found[0].0 == 7, "{flow}: {found:?}");
+        assert!(found[0].3.ends_with("add to `a`: flow = [{ match = { ipv4 = {} } }]"), "{found:?}");
+    }
+    for text in [
+        raw("flow = [{ match = { ipv4 = {} } }]") + &connected("") + &rest(both),
+        raw("") + &connected("device_port = 2") + &rest(both),
+        // A port that is not in `input` takes no frames.
+        raw("") + &connected("") + &rest("\"b\""),
+    ] {
+        assert_eq!(records(&text), [], "{text}");
+    }
+}
+
 #[test]
 fn link_needs_the_device_of_its_kind() {
     let text = |device: &str, link: &str| {

@@ -48,6 +48,7 @@ pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<O
     checker.listeners();
     checker.unused(&inputs);
     interfaces(loaded, &ports, diagnostics);
+    raw::taken_answers(loaded, &ports, diagnostics);
     ports
 }
 

@@ -2,9 +2,41 @@
 
 use crate::config::diagnostics::{Diagnostics, Mistake};
 use crate::config::load::Loaded;
+use crate::config::plan::PortPlan;
 use crate::config::port::{Port, Qp};
 use crate::config::raw::{Action, FlowRuleConfig, Frames, Headers};
 use dataplane_soft::config::HOST;
+
+/// Warns about each connection on a device port whose frames a raw-packet port takes from the kernel. The kernel then
+/// gets no answers to its ARP and neighbour requests, so it cannot resolve the address of the peer.
+pub(super) fn taken_answers(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], diagnostics: &mut Diagnostics) {
+    let plans = || ports.iter().flatten();
+    for (index, plan) in ports.iter().enumerate() {
+        let Some(port) = plan.as_ref().map(|plan| &plan.config).filter(|port| port.is_rdma()) else { continue };
+        let is_same = |other: &Port| (&other.device, other.device_port) == (&port.device, port.device_port);
+        let taker = plans().find(|other| takes_every_frame(other) && is_same(&other.config));
+        let Some(taker) = taker.filter(|_| port.qp != Qp::RawPacket) else { continue };
+        let (taker, name, number, device) = (&taker.config.name, &port.name, port.device_port, &port.device);
+        let message = format!(
+            "`{taker}` takes all frames of port {number} of `{device}` from the kernel, also the ARP and neighbour \
+             answers that the connection of `{name}` needs"
+        );
+        let help = format!(
+            "use another `device` or `device_port` for `{name}`, or leave ARP and ICMPv6 to the kernel: add to \
+             `{taker}`: flow = [{{ match = {{ ipv4 = {{}} }} }}]"
+        );
+        diagnostics.push(Mistake::warning(loaded.locate(&format!("port[{index}].device")), message).help(help));
+    }
+}
+
+/// Returns whether the port receives every Ethernet frame of its device port, except RDMA frames.
+fn takes_every_frame(PortPlan { input, config: port, .. }: &PortPlan) -> bool {
+    let is_catch_all = |rule: &FlowRuleConfig| {
+        rule.frames == Frames::Matching && rule.headers.is_none() && rule.action == Action::Receive && !rule.dont_trap
+    };
+    let has_catch_all = port.flow.as_ref().is_none_or(|rules| rules.iter().any(is_catch_all));
+    *input && port.is_rdma() && port.qp == Qp::RawPacket && has_catch_all
+}
 
 /// Checks the raw-packet features of a port: `flow`, `offload`, `rate_limit` and `promiscuous`.
 pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &mut Diagnostics) {
