@@ -23,6 +23,8 @@ use dataplane_control::{Call, Client};
 
 /// The maximum time that the command waits for the end of the old program after the hand-over.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
+/// The maximum time that a hand-over which has begun may still take after the timeout of the command.
+const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval between two checks of the new program while the old program ends.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The command line in messages about several running programs.
@@ -58,7 +60,8 @@ pub(super) fn upgrade(args: &args::Upgrade) -> Result<(), CommandError> {
     check_program(&stream)?;
     let begin = Instant::now();
     let mut child = start_program(&args.to, &start, stream.into())?;
-    let pid = await_program(&mut child, &args.to, args.timeout)?;
+    let is_old_waiting = || answers(&path, start.pid);
+    let pid = await_program(&mut child, &args.to, args.timeout, is_old_waiting)?;
     let prepared_s = begin.elapsed().as_secs_f64();
     let has_ended = await_end(&mut child, &old, &path, END_TIMEOUT).map_err(|why| {
         CommandError::Failed(format!("{}: {why}; help: the messages of the new program are above", args.to.display()))
@@ -106,13 +109,18 @@ fn await_end(child: &mut Child, old: &Process, path: &Path, limit: Duration) -> 
             return Ok(has_ended);
         }
         // After a hand-over, the old program accepts no clients.
-        let mut asked = (!std::mem::replace(&mut is_asked, true)).then(|| Client::connect(path).ok()).flatten();
-        if asked.as_mut().and_then(|client| client.hello().ok()).is_some_and(|hello| hello.pid == old_pid) {
+        if !std::mem::replace(&mut is_asked, true) && answers(path, old_pid) {
             let _ = child.kill();
             let _ = child.wait();
             return Err(format!("the new program has not taken over, so it was killed; process {old_pid} continues"));
         }
     }
+}
+
+/// Returns whether the process `pid` answers on the control socket `path`.
+fn answers(path: &Path, pid: u32) -> bool {
+    let mut client = Client::connect(path).ok();
+    client.as_mut().and_then(|client| client.hello().ok()).is_some_and(|hello| hello.pid == pid)
 }
 
 /// Checks that the command runs in the network namespace of the old program, because the new program inherits the
@@ -184,8 +192,14 @@ fn read_all(
     thread::Builder::new().spawn(read).map(drop)
 }
 
-/// Waits until the new program forwards packets. Returns its process id.
-fn await_program(child: &mut Child, file: &Path, timeout: Duration) -> Result<u32, CommandError> {
+/// Waits until the new program forwards packets. Returns its process id. `is_old_waiting` returns whether the old program
+/// answers its clients: not during a hand-over, and not after a hand-over.
+fn await_program(
+    child: &mut Child,
+    file: &Path,
+    timeout: Duration,
+    is_old_waiting: impl Fn() -> bool,
+) -> Result<u32, CommandError> {
     let (sender, events) = mpsc::channel();
     // The new program closes both pipes when it has taken over, and when it ends.
     let reading = child.stdout.take().map_or(Ok(()), |pipe| read_all(pipe, true, sender.clone()));
@@ -195,13 +209,19 @@ fn await_program(child: &mut Child, file: &Path, timeout: Duration) -> Result<u3
         let _ = child.wait();
         return Err(console::no_thread(error));
     }
-    let deadline = Instant::now() + timeout;
+    let mut deadline = Instant::now() + timeout;
+    let mut is_late = false;
     let (mut line, mut text) = (None, None);
     while line.is_none() || text.is_none() {
         match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok((true, bytes)) => line = Some(bytes),
             Ok((false, bytes)) => text = Some(bytes),
             Err(RecvTimeoutError::Disconnected) => break,
+            // After the hand-over, only the new program forwards packets, so it must not be killed.
+            Err(RecvTimeoutError::Timeout) if !is_late && !is_old_waiting() => {
+                is_late = true;
+                deadline = Instant::now() + HAND_OVER_TIMEOUT;
+            }
             Err(RecvTimeoutError::Timeout) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -286,6 +306,22 @@ mod tests {
         assert!(error.contains("the new program has not taken over, so it was killed; process"), "{error}");
         assert!(child.try_wait().unwrap().is_some());
         serve.join().unwrap();
+    }
+
+    #[test]
+    fn new_program_is_not_killed_after_the_timeout_if_the_hand_over_has_begun() {
+        let start = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let file = Path::new("new");
+        let mut child = start("echo $$; exec >/dev/null 2>&1; exec sleep 600");
+        assert_eq!(await_program(&mut child, file, Duration::ZERO, || false).ok(), Some(child.id()));
+        end(child);
+        let mut child = start("exec sleep 600");
+        let error = await_program(&mut child, file, Duration::ZERO, || true).unwrap_err();
+        assert!(matches!(error, CommandError::Failed(why) if why.starts_with("new did not take over within 0 s")));
+        assert!(child.try_wait().unwrap().is_some());
     }
 
     #[test]
