@@ -125,7 +125,8 @@ struct Range {
 impl Range {
     fn new(scale: Scale, values: &mut dyn Iterator<Item = f64>, from: f64, to: f64, is_vertical: bool) -> Self {
         let (mut low, mut high, mut has_zero) = (f64::INFINITY, 0.0f64, false);
-        for value in values.filter(|value| value.is_finite()) {
+        // A file can have any number. An axis with more decades has no readable ticks.
+        for value in values.filter(|value| *value == 0.0 || (1e-30..1e30).contains(&value.abs())) {
             has_zero |= value <= 0.0;
             if value > 0.0 {
                 low = low.min(value);
@@ -358,6 +359,8 @@ mod tests {
         // Zero has a row below the smallest value.
         assert!(log.at(0.0) > log.at(0.001));
         assert_eq!(log.at(1.0), 0.0);
+        let hostile = Range::new(Scale::Log, &mut [1e-300, 1.0, 1000.0, 1e308].into_iter(), 0.0, 100.0, true);
+        assert_eq!(hostile.ticks(), [1.0, 10.0, 100.0, 1000.0]);
         let narrow = Range::new(Scale::Log, &mut [52_700.0, 60_000.0].into_iter(), 0.0, 100.0, false);
         assert_eq!(narrow.ticks(), [54_000.0, 56_000.0, 58_000.0, 60_000.0]);
     }
