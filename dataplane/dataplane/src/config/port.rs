@@ -121,9 +121,9 @@ pub struct Port {
     #[serde(default = "depth", deserialize_with = "within::<_, u32, 1, 32768>")]
     #[schemars(range(min = 1, max = 32768))]
     pub tx_depth: u32,
-    /// The maximum packet length in bytes, without Ethernet header and VLAN tags. Default: the MTU of the interface of
-    /// the link, or of a raw-packet port on an RDMA device, but at most 65000. If the port has no interface in this
-    /// network namespace, or if the interface's MTU is less than 68, the default is 1500.
+    /// The maximum packet length in bytes, without Ethernet header and VLAN tags. Default: the MTU of the link's
+    /// interface, or of the network interface of the RDMA device for `qp = "raw_packet"`, but at most 65000. If the port
+    /// has no interface in this network namespace, or if the interface's MTU is less than 68, the default is 1500.
     #[serde(
         default,
         deserialize_with = "bytes_within_some::<_, u32, 68, 65000>",
@@ -145,8 +145,8 @@ pub struct Port {
     /// Whether the readiness of the program depends on this port. If `true`, the program is ready only while the link
     /// of this port is up and its queue pairs are connected. The page `/readyz` and the metric `dataplane_run_ready`
     /// report the readiness. Set `false` for a port whose loss does not stop the service, such as one of two uplinks.
-    /// The start of a run waits for the peer of a port with `true`, but not for the peer of a port with `false`. If the
-    /// port of the RDMA device is down at the start, a port with a connection and with `true` ends the run.
+    /// If `true` and the port has a connection, the start of a run waits for the peer of this port, and the run ends
+    /// with an error if the port of the RDMA device is down at the start. If `false`, the start does not wait.
     #[serde(default = "is_required")]
     pub required: bool,
     /// The IP addresses of this host on the port, such as `"192.0.2.1/24"`. The stages `arp` and `icmp` answer requests
@@ -170,7 +170,7 @@ pub struct Port {
     /// Whether the network interface of the RDMA device is in promiscuous mode while the port is open. Without this
     /// mode, the NIC delivers only these frames to a virtual function: frames to the MAC address of the interface,
     /// broadcast frames, and multicast frames of joined groups. A virtual function also needs `trust on`, which only the
-    /// owner of its physical function can set. In switchdev mode, and so for a subfunction, the flow rules of the host
+    /// owner of its physical function can set. In switchdev mode, which a subfunction requires, the flow rules of the host
     /// select the frames instead. Only with `qp = "raw_packet"` on an RDMA device. Default: `false` if the port is not in
     /// `input`, if a `flow` rule has `frames = "all_default"` or `"multicast_default"`, or if all `flow` rules that
     /// receive frames match a destination MAC address. Otherwise, the default is `true`. Not tested on hardware.
