@@ -1,4 +1,4 @@
-//! Tests of what a result of `dataplane bench` states about itself: its schema, its environment and its calibration.
+//! Tests of the schema, the environment and the calibration of a result of `dataplane bench`.
 
 use std::process::Command;
 

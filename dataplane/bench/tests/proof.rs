@@ -1,5 +1,5 @@
-//! What results state about themselves: disturbances of the tester, the clock of each port, and the confidence interval of
-//! the loss ratio.
+//! Tests of the reliability data of a result: disturbances of the tester, the clock of each port, and the confidence
+//! interval of the loss ratio.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

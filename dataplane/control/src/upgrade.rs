@@ -188,7 +188,7 @@ pub fn receive_descriptors(stream: &UnixStream, count: usize) -> io::Result<Vec<
 }
 
 /// Receives bytes like recv(2), and a descriptor if the sender has sent a descriptor with these bytes. Closes further
-/// descriptors. The descriptor is `EMFILE` if this process has reached its limit of open files.
+/// descriptors. Returns `EMFILE` instead of the descriptor if this process has reached its limit of open files.
 ///
 /// # Errors
 /// Returns the errors of recvmsg(2).

@@ -69,7 +69,7 @@ impl Gid {
         self == Self::default()
     }
 
-    /// Returns the IPv4 address. Returns `None` if the GID is not a mapped IPv4 address.
+    /// Returns the IPv4 address, or `None` if the GID is not an IPv4-mapped IPv6 address.
     pub fn ipv4(self) -> Option<std::net::Ipv4Addr> {
         std::net::Ipv6Addr::from(self.0).to_ipv4_mapped()
     }

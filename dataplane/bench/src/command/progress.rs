@@ -62,8 +62,8 @@ impl Progress {
     }
 }
 
-/// Returns the time that is left of a run that takes about `expected`, in whole seconds. A run that takes longer has
-/// `least` left.
+/// Returns the remaining time of a run that takes about `expected` in total, in whole seconds. The result is at least
+/// `least`.
 pub(super) fn time_left(expected: Duration, elapsed: Duration, least: Duration) -> Duration {
     Duration::from_secs_f64(expected.saturating_sub(elapsed).max(least).as_secs_f64().ceil())
 }

@@ -1,5 +1,5 @@
-//! What disturbs the core of the tester, although no other thread runs on this core: the hypervisor, a change of the
-//! frequency, and the other threads of the same physical core.
+//! Disturbances of the core of the tester without another thread on this core: the hypervisor takes the core, the
+//! frequency changes, or other hardware threads of the same physical core are busy.
 
 use dataplane::soft::doctor::Roots;
 use dataplane::topology::{CoreTime, parse_ranges};
@@ -11,7 +11,7 @@ const TICK: u64 = 10_000_000;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CoreLoad {
     /// The time in which the hypervisor ran something else on the core of the tester, in nanoseconds. The kernel counts
-    /// whole ticks of 10 ms, so the time is a lower limit: it is one tick less than the counted ticks.
+    /// whole ticks of 10 ms, so the time is a lower limit: the counted ticks minus one tick.
     pub stolen: u64,
     /// The busy time of the busiest other thread of the physical core, in nanoseconds. A lower limit, like `stolen`.
     pub neighbour: u64,
@@ -44,7 +44,7 @@ impl CoreSample {
         }
     }
 
-    /// Returns what disturbed the core since an earlier sample.
+    /// Returns the disturbances of the core since an earlier sample.
     pub(super) fn since(&self, before: &Self) -> CoreLoad {
         let increase = |now: Option<CoreTime>, before: Option<CoreTime>, of: fn(&CoreTime) -> u64| {
             let ticks = now.zip(before).map_or(0, |(now, before)| of(&now).saturating_sub(of(&before)));

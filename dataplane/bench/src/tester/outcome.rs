@@ -70,7 +70,7 @@ pub struct Outcome {
     pub elapsed: u64,
     /// The part of `elapsed` in which the thread was ready to run, but had no core.
     pub waited: u64,
-    /// What else disturbed the core of the tester.
+    /// The other disturbances of the core of the tester.
     pub core: CoreLoad,
     /// The steps of the clocks of the host. The wall clock counts only if it is the clock of the receive times.
     pub clock_steps: ClockSteps,

@@ -8,14 +8,14 @@ use crate::verbs::{GidEntry, GidKind};
 /// Returns the GID that a connection uses if its parameters do not select a GID. `kind` limits the choice to GIDs of
 /// this kind. Returns `None` if there is no such GID.
 ///
-/// The result is a GID of RoCE v2, if there is one: the first one with an IPv4 address that is not link-local, otherwise
-/// the first one with an IPv6 address that is not link-local, otherwise the first one. Without a GID of RoCE v2, the
+/// Among the GIDs of RoCE v2, the result is the first GID with an IPv4 address, otherwise the first GID with an IPv6
+/// address, otherwise the first GID. Link-local addresses count only in the last step. Without a GID of RoCE v2, the
 /// result is the first GID.
 ///
 /// The first GID of RoCE v2 is usually the default GID of the kernel. The kernel derives this link-local address from
-/// the MAC address, also if the interface does not have this address. In that case, the host does not answer for the
-/// address, and no peer can resolve it (`enum_netdev_default_gids` and `ib_resolve_unicast_gid_dmac` in Linux). With
-/// RoCE v1, a peer computes the MAC address from the default GID, so the default GID always works.
+/// the MAC address, even if the interface does not have this address. In that case, the host does not answer for the
+/// address, and no peer can resolve the address (`enum_netdev_default_gids` and `ib_resolve_unicast_gid_dmac` in
+/// Linux). With RoCE v1, a peer computes the MAC address from the default GID, so the default GID always works.
 pub fn default_gid(entries: &[GidEntry], kind: Option<GidKind>) -> Option<&GidEntry> {
     let set = || entries.iter().filter(|entry| !entry.gid.is_zero() && kind.is_none_or(|kind| kind == entry.kind));
     // If several entries have the smallest rank, `min_by_key` returns the first of them.

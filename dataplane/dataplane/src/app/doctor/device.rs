@@ -1,5 +1,5 @@
-//! Checks the RDMA devices of a plan: the devices and their ports exist, libibverbs knows the devices, the switch in the NIC does not
-//! filter their frames, and the devices have a known counter of lost packets.
+//! Checks the RDMA devices of a plan: the devices and their ports exist, libibverbs knows the devices, the switch in the
+//! NIC does not filter their frames, and the devices have a known counter of lost packets.
 
 use super::section::Section;
 use crate::config::{FlowRuleConfig, Plan, PortPlan, Qp};

@@ -353,9 +353,9 @@ impl PacketSocket {
         count
     }
 
-    /// Releases all frames of a ring from which another program may have received: entries that the other program has
-    /// released can precede the frames. Returns the number of frames. The socket does not receive afterwards, because the
-    /// next entry of the kernel is not known.
+    /// Releases all frames of a ring from which another program may have received. Entries that the other program has
+    /// released may precede the frames. Returns the number of frames. Afterwards, the socket does not receive, because
+    /// the next entry of the kernel is not known.
     pub(super) fn discard_after_another_program(&mut self) -> u64 {
         let mut count = 0;
         for _ in 0..=self.mask {

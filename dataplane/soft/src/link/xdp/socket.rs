@@ -261,8 +261,8 @@ pub(super) fn statistics(fd: RawFd) -> io::Result<libc::xdp_statistics> {
 
 /// Waits until the kernel has released a queue whose socket was closed. Until then, the kernel or the hardware may still
 /// write into the posted buffers: in zero-copy mode, or if another program has a descriptor of the socket. The function
-/// binds another socket to the queue, which succeeds only after the release. Returns `false` if the release is not certain after `timeout`, for example because a socket of another
-/// program is bound to the queue.
+/// binds another socket to the queue, which succeeds only after the release. Returns `false` if the release is not
+/// certain after `timeout`, for example because a socket of another program is bound to the queue.
 pub(super) fn await_release(region: &Arc<Region>, interface: u32, queue: u32, timeout: Duration) -> bool {
     let spec = SocketSpec { bytes: 4096, chunk: 4096, headroom: 0, receives: 1, sends: 1, busy_poll: None };
     let Ok(mut probe) = XdpSocket::new(region, &spec) else { return false };
