@@ -422,7 +422,8 @@ impl Stage for Limit {
 const STATE_VERSION: u8 = 1;
 
 impl Limit {
-    /// Returns the first bytes of the saved state. The tokens of a limit with other bytes have another meaning.
+    /// Returns the first bytes of the saved state: the version, the mode and the unit. A limit takes over only tokens
+    /// that were saved with the same bytes.
     fn state_head(&self) -> [u8; 3] {
         [STATE_VERSION, self.mode as u8, self.bytes_per_second.is_some().into()]
     }

@@ -40,8 +40,8 @@ const SYSTEM: [(u32, &str); 2] = [(4096, "cycle buffer"), (64, "cache line")];
 const MAX_CYCLE: usize = 1 << 24;
 /// The most memory for the cycle buffers of all queue pairs that an unauthenticated peer can request.
 const MAX_CYCLES: usize = 1 << 26;
-/// perftest uses the size of a page as the size of the cycle buffer, and this is the largest page. Accept this size with
-/// any number of queue pairs.
+/// The size of the largest page. perftest uses the page size as the size of the cycle buffer, so this program accepts this
+/// size with any number of queue pairs.
 const LARGEST_PAGE: usize = 1 << 16;
 
 /// Receives the parts of the report as soon as they are known.

@@ -52,9 +52,9 @@ impl Process {
         Self { pid, descriptor: id.and_then(|id| pidfd_open(id, PidfdFlags::empty())) }
     }
 
-    /// Returns the process of a descriptor from a client. This program may have to kill the process. A client can open
-    /// descriptors only of processes that the client sees, and the process must have the user of this program and of the
-    /// client. The client could therefore kill the process itself.
+    /// Returns the process of a descriptor from a client. This program may have to kill the process. The process must
+    /// therefore have the user of this program, which is also the user of the client. The client could also kill such a
+    /// process.
     ///
     /// # Errors
     /// Fails if the descriptor does not refer to a process, if the process is this process or has ended, or if the process
@@ -97,7 +97,7 @@ impl Process {
         }
         let may_kill = with_rights_of_user(|| test_kill_process(id));
         let process = Self { pid: pid.unsigned_abs(), descriptor: Ok(descriptor) };
-        // While the process runs, no other process has its id, so the check was about this process.
+        // While the process runs, no other process can have the id, so the check above has checked this process.
         if process.has_ended(Duration::ZERO) {
             return refuse(ended, ended_help);
         }

@@ -557,7 +557,7 @@ fn queue_of_a_packet_link_continues_in_another_program() {
 }
 
 #[test]
-fn frames_are_counted_that_another_program_leaves_in_the_ring_of_a_packet_link() {
+fn frames_that_another_program_leaves_in_the_ring_of_a_packet_link_are_counted() {
     in_namespace(|| {
         veth(1, 1500);
         let (mut host, mut old) = (packet("va"), packet("vb"));

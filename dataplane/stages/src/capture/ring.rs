@@ -154,8 +154,8 @@ impl Outlet {
         let count = self.done.len();
         if count > 0 {
             // Count before the buffers go back to the worker, because a frame occupies its buffer until the frame is
-            // written. The ring of the free buffers has two slots for each buffer, so the number of its empty slots is the
-            // number of occupied buffers plus `buffers`.
+            // written. The ring of the free buffers has two slots for each buffer. The number of empty slots is therefore
+            // the number of occupied buffers plus `buffers`.
             let waiting = self.free.slots().saturating_sub(self.buffers);
             self.most_waiting.fetch_max(waiting, Ordering::Relaxed);
         }

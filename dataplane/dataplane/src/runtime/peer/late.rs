@@ -12,14 +12,14 @@ use dataplane_core::error::VerbError;
 use dataplane_core::lane::{LaneQueuePair, Wiring};
 use dataplane_core::verbs::{Device, QpType};
 
-/// The wiring of one lane on a port with a peer, if the addresses of the device's port are not known yet. From the time
-/// when the addresses are known, the wiring is a [`PeerWiring`]. Until then, the queue pair stays in INIT, and the lane
-/// offers no endpoint.
+/// The wiring of one lane on a port with a peer, if the addresses of the device's port are not known yet. Until the
+/// addresses are known, the queue pair stays in INIT, and the lane offers no endpoint. Afterwards, the wiring is a
+/// [`PeerWiring`].
 pub(crate) struct LateWiring<D: Device> {
     device: D,
     paths: Arc<PathCache<D::Pd>>,
     parameters: EndpointParameters,
-    /// The type of the queue pair, the index of the queue, and the room of a receive buffer in bytes.
+    /// The type of the queue pair, the index of the queue, and the size of a receive buffer in bytes.
     lane: (QpType, u16, u32),
     rendezvous: Arc<Rendezvous>,
     /// Incremented when the addresses of the device's port change.
