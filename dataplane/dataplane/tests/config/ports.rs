@@ -212,7 +212,7 @@ fn two_ports_cannot_share_raw_packets_of_a_device_port() {
 /// A connection needs the answers to the ARP requests of the kernel. A raw-packet port on the same device port takes these
 /// answers from the kernel, unless its flow rules leave ARP to the kernel.
 #[test]
-fn connection_beside_a_port_that_takes_all_frames_is_a_warning() {
+fn connection_without_arp_because_of_a_raw_packet_port_is_a_warning() {
     let raw = |more: &str| format!("[[port]]\nname = \"a\"\ndevice = \"mlx5_0\"\n{more}\n");
     let connected = |more: &str| {
         format!(

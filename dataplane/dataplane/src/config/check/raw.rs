@@ -8,7 +8,7 @@ use crate::config::raw::{Action, FlowRuleConfig, Frames, Headers};
 use dataplane_soft::config::HOST;
 
 /// Warns about each connection on a device port whose frames a raw-packet port takes from the kernel. The kernel then
-/// gets no answers to its ARP and neighbour requests, so it cannot resolve the address of the peer.
+/// gets no answers to its ARP and neighbour requests, so the kernel cannot resolve the address of the peer.
 pub(super) fn taken_answers(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], diagnostics: &mut Diagnostics) {
     let plans = || ports.iter().flatten();
     for (index, plan) in ports.iter().enumerate() {
