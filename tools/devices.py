@@ -115,7 +115,7 @@ use = "drop"
 
 
 def polls(pid):
-    """Whether the thread of testpmd that polls the ports has used processor time."""
+    """Returns whether the thread of testpmd that polls the ports has used processor time."""
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
         name, _, fields = (task / "stat").read_text().partition("(")[2].rpartition(")")
         if "-worker" in name:
