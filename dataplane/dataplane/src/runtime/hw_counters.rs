@@ -16,8 +16,8 @@ const MAX_INCREASE: u32 = 1 << 31;
 /// driver does not report the losses of this program's queue pairs. `sysfs` is the folder at which sysfs is mounted.
 pub(crate) fn out_of_buffer_file(sysfs: &Path, device: &str, port: u8) -> Option<PathBuf> {
     let device = sysfs.join("class/infiniband").join(device);
-    let port = device.join(format!("ports/{port}/hw_counters"));
-    let exists = |file: &PathBuf| file.exists();
+    let folder = device.join(format!("ports/{port}"));
+    let port = folder.join("hw_counters");
     if port.join("vport_out_of_buffer").exists() {
         // mlx5 in switchdev mode, with counters for each virtual port. The driver then assigns the queue pairs to a
         // set of counters that no file shows, and `out_of_buffer` of the device stays 0.
@@ -26,7 +26,11 @@ pub(crate) fn out_of_buffer_file(sysfs: &Path, device: &str, port: u8) -> Option
     // In switchdev mode without counters for each virtual port, mlx5 has the folder `hw_counters` only for the device,
     // not for its ports. `rx_out_of_buffer` is the counter of bnxt_re.
     let files = [port.join("out_of_buffer"), device.join("hw_counters/out_of_buffer"), port.join("rx_out_of_buffer")];
-    files.into_iter().find(exists)
+    // In a network namespace that is not the namespace of the device, the kernel shows a copy of the device without the
+    // folder `counters`. Linux 5.14 to 6.14 can show `hw_counters` of the device in this copy, and a read of such a file
+    // crashes the kernel (`hw_stat_device_show`).
+    let is_copy = !folder.join("counters").exists();
+    files.into_iter().find(|file| file.exists() && !(is_copy && file.starts_with(device.join("hw_counters"))))
 }
 
 /// The packets that a port of an RDMA device dropped because no receive was posted, counted since this value was
@@ -109,6 +113,8 @@ mod tests {
 
     const OF_PORT: &str = "ports/1/hw_counters/out_of_buffer";
     const OF_DEVICE: &str = "hw_counters/out_of_buffer";
+    /// A counter that only the device itself has, and not its copy in another network namespace.
+    const STANDARD: &str = "ports/1/counters/symbol_error";
 
     #[test]
     fn lost_packets_are_counted_across_a_wrap_of_the_counter() {
@@ -150,11 +156,22 @@ mod tests {
     fn counter_of_the_device_is_used_in_switchdev_mode() {
         let sysfs = Sysfs::new();
         sysfs.write(OF_DEVICE, "7");
+        sysfs.write(STANDARD, "0");
         let counter = sysfs.open(1).unwrap();
         sysfs.write(OF_DEVICE, "10");
         assert_eq!(counter.lost(), 3);
         // With counters for each virtual port, the counter of the device does not include the queue pairs.
         sysfs.write("ports/1/hw_counters/vport_out_of_buffer", "0");
         assert!(sysfs.open(1).is_none());
+    }
+    /// A read of this file can crash the kernel.
+    #[test]
+    fn counter_of_the_device_is_not_read_in_another_network_namespace() {
+        let sysfs = Sysfs::new();
+        sysfs.write(OF_DEVICE, "7");
+        sysfs.write("ports/1/state", "4: ACTIVE");
+        assert!(sysfs.open(1).is_none());
+        sysfs.write(STANDARD, "0");
+        assert!(sysfs.open(1).is_some());
     }
 }

@@ -360,7 +360,8 @@ fn rdma_device_without_a_counter_of_lost_packets_is_reported() {
         ("ports/1/hw_counters/vport_out_of_buffer", false),
         ("ports/2/hw_counters/out_of_buffer", false),
     ] {
-        let host = host().with_file(&format!("sys/class/infiniband/rdma7/{file}"), "0");
+        let host = host().with_file("sys/class/infiniband/rdma7/ports/1/counters/symbol_error", "0");
+        let host = host.with_file(&format!("sys/class/infiniband/rdma7/{file}"), "0");
         assert_eq!(facts(&host, CONFIG).is_empty(), is_counted, "{file}");
     }
 }

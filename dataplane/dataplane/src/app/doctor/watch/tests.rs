@@ -196,16 +196,20 @@ fn changes_between_two_samples_are_printed() {
 fn lost_packets_of_the_port_are_read_from_the_counter_of_the_driver() {
     let mut subject = subject();
     subject.ports.retain(|port| port.port == "lan");
-    for (file, counter) in [
-        ("ports/1/hw_counters/out_of_buffer", Some("out_of_buffer")),
-        ("ports/1/hw_counters/rx_out_of_buffer", Some("rx_out_of_buffer")),
-        ("hw_counters/out_of_buffer", Some("out_of_buffer")),
-        ("ports/2/hw_counters/out_of_buffer", None),
+    let symbols = "ports/1/counters/symbol_error";
+    for (file, other, counter) in [
+        ("ports/1/hw_counters/out_of_buffer", symbols, Some("out_of_buffer")),
+        ("ports/1/hw_counters/rx_out_of_buffer", symbols, Some("rx_out_of_buffer")),
+        ("hw_counters/out_of_buffer", symbols, Some("out_of_buffer")),
+        // In another network namespace, the port has no counters, and a read of this file can crash the kernel.
+        ("hw_counters/out_of_buffer", "ports/1/rate", None),
+        ("ports/2/hw_counters/out_of_buffer", symbols, None),
     ] {
         let folder = Folder::new();
         let roots = Roots { sys: folder.file("sys"), proc: folder.file("proc") };
         let write = |file: &str, text: &str| folder.write(&format!("sys/class/infiniband/mlx5_0/{file}"), text);
         write("ports/1/state", "4: ACTIVE\n");
+        write(other, "0\n");
         write(file, "3\n");
         write("ports/2/counters/symbol_error", "1\n");
         let before = HostSample::read(&roots, &subject);
