@@ -23,7 +23,7 @@ use dataplane_control::{Call, Client};
 
 /// The maximum time that the command waits for the end of the old program after the hand-over.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
-/// The maximum time that a hand-over which has begun may still take after the timeout of the command.
+/// The additional time after the timeout of the command if a hand-over has begun.
 const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval between two checks of the new program while the old program ends.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -192,8 +192,8 @@ fn read_all(
     thread::Builder::new().spawn(read).map(drop)
 }
 
-/// Waits until the new program forwards packets. Returns its process id. `is_old_waiting` returns whether the old program
-/// answers its clients: not during a hand-over, and not after a hand-over.
+/// Waits until the new program forwards packets. Returns the process id of the new program. `is_old_waiting` returns
+/// whether the old program answers its clients. During and after a hand-over, the old program answers no clients.
 fn await_program(
     child: &mut Child,
     file: &Path,
