@@ -77,7 +77,8 @@ pub trait Wiring<D: Device>: fmt::Debug + Send {
     fn prefix(&self) -> u16;
 
     /// Returns the maximum length of a packet on this connection. The lane drops and counts longer packets. `u16::MAX`
-    /// means that only the device limits the length.
+    /// means that only the device limits the length. 0 means that the peer receives no packets. The lane then counts all
+    /// packets as not connected.
     fn longest(&self) -> u16;
 }
 

@@ -267,8 +267,9 @@ impl<'s> Loaded<'s> {
             let Some(port) = &mut entry.port else { continue };
             entry.has_default_mtu = port.mtu.is_none();
             let known = running.iter().flat_map(|plan| &plan.ports);
-            let known = known.filter(|known| known.has_default_mtu).find(|known| known.config.name == port.name);
-            port.mtu = port.mtu.or(known.and_then(|known| known.config.mtu));
+            let known = known.filter(|known| known.has_default_mtu && known.config.qp == port.qp);
+            let mut known = known.filter(|known| known.config.name == port.name);
+            port.mtu = port.mtu.or(known.next().and_then(|known| known.config.mtu));
             entry.interface_mtu = port.set_default_mtu(&of_rdma);
         }
     }

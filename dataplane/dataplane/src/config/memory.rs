@@ -3,7 +3,7 @@
 use super::diagnostics::{Diagnostics, Mistake};
 use super::load::Loaded;
 use super::plan::PortPlan;
-use super::port::{DEFAULT_MTU, Port, Qp};
+use super::port::{DEFAULT_MTU, ETHERNET_HEADER, Port, Qp};
 use super::raw::Offload;
 use dataplane_core::error::shorten;
 use dataplane_soft::config::{Buffers, MAX_HEADER};
@@ -62,6 +62,15 @@ pub(super) fn memory(
             let message = format!("the rx_depth of `{name}` is {depth}, less than a burst of {burst}");
             let help = format!("set rx_depth to at least {burst}, or reduce `burst` in [runtime]");
             error(&format!("port[{index}].rx_depth"), message, help);
+        }
+        if let Some(longest) = port.longest_datagram()
+            && port.max_packet() + ETHERNET_HEADER > longest
+        {
+            let (name, needed) = (shorten(&port.name), port.max_packet() + ETHERNET_HEADER);
+            let message = format!(
+                "a packet of `{name}` needs datagrams of {needed} bytes, but the path MTU is at most {longest}"
+            );
+            error(&format!("port[{index}].mtu"), message, format!("set mtu to at most {}", longest - MAX_HEADER));
         }
         let frame = frame(port);
         if frame > room {

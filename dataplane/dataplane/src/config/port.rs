@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 use super::connection::Connection;
 use super::raw::{FlowRuleConfig, Offload};
 use super::types::Address;
+use dataplane_core::connect::mtu_bytes;
 use dataplane_core::header::MacAddr;
 use dataplane_core::units::{Bytes, bytes_within_some, within, within_some};
 use dataplane_core::verbs::{Capability, RateLimit, RssSpec};
-use dataplane_soft::config::{HOST, LinkConfig, SOFT};
+use dataplane_soft::config::{HOST, LinkConfig, MAX_HEADER, SOFT};
 use dataplane_soft::{CounterSpec, FaultSpec};
 
 /// The type of the queue pairs of a port.
@@ -123,7 +124,10 @@ pub struct Port {
     pub tx_depth: u32,
     /// The maximum packet length in bytes, without Ethernet header and VLAN tags. Default: the MTU of the link's
     /// interface, or of the network interface of the RDMA device for `qp = "raw_packet"`, but at most 65000. If the port
-    /// has no interface in this network namespace, or if the interface's MTU is less than 68, the default is 1500.
+    /// has no interface in this network namespace, or if the interface's MTU is less than 68, the default is 1500. With
+    /// `qp = "ud"`, a packet and its Ethernet header must fit into one datagram, whose length is the path MTU: 1024 for
+    /// an interface with an MTU of 1500, and at most 4096. The default is then 1500, or the path MTU - 22 if this value
+    /// is smaller.
     #[serde(
         default,
         deserialize_with = "bytes_within_some::<_, u32, 68, 65000>",
@@ -212,22 +216,46 @@ impl Port {
 
     /// Returns the maximum packet length in bytes, without Ethernet header and VLAN tags.
     pub fn max_packet(&self) -> u32 {
-        self.mtu.unwrap_or(DEFAULT_MTU)
+        self.mtu.unwrap_or_else(|| self.default_mtu(None))
+    }
+
+    /// Returns the default of the key `mtu`. `of_interface` is the MTU of the interface of the link or of the RDMA port.
+    /// For datagrams, the default is at most the path MTU without Ethernet header and VLAN tags.
+    fn default_mtu(&self, of_interface: Option<u32>) -> u32 {
+        if self.qp != Qp::Ud {
+            return of_interface.map_or(DEFAULT_MTU, |mtu| mtu.min(*Self::MTU.end()));
+        }
+        let of_device = match self.is_rdma() {
+            true => path_mtu_of_interface(of_interface.unwrap_or(DEFAULT_MTU)),
+            false => LARGEST_PATH_MTU,
+        };
+        (self.given_path_mtu().unwrap_or(of_device) - MAX_HEADER).min(DEFAULT_MTU)
     }
 
     /// Sets the MTU if the config does not set it. The default is the MTU of the interface of the link or of the RDMA
     /// port, but at most the maximum of the key `mtu`. If the port has no interface, or if the MTU is too small for IPv4,
-    /// the default is [`DEFAULT_MTU`]. Returns the MTU of the interface if the port uses this MTU. `of_rdma` returns the
-    /// MTU of the interface of an RDMA port.
+    /// the default is [`DEFAULT_MTU`]. The default of datagrams is [`DEFAULT_MTU`] or the longest packet that a datagram
+    /// can carry. Returns the MTU of the interface if the port uses this MTU. `of_rdma` returns the MTU of the interface
+    /// of an RDMA port.
     pub(super) fn set_default_mtu(&mut self, of_rdma: impl Fn(&Self) -> Option<u32>) -> Option<u32> {
         let of_interface = || {
             let mtu = self.link.as_ref().map_or_else(|| of_rdma(self), |link| link.default_mtu());
             mtu.filter(|mtu| mtu >= Self::MTU.start())
         };
         let given = if self.mtu.is_some() { None } else { of_interface() };
-        let default = || given.map_or(DEFAULT_MTU, |mtu| mtu.min(*Self::MTU.end()));
-        self.mtu = self.mtu.or_else(|| Some(default()));
-        given
+        self.mtu = self.mtu.or_else(|| Some(self.default_mtu(given)));
+        given.filter(|_| self.qp != Qp::Ud)
+    }
+
+    /// Returns the key `path_mtu` of the connection.
+    fn given_path_mtu(&self) -> Option<u32> {
+        self.connection.as_ref()?.parameters.path_mtu.map(u32::from)
+    }
+
+    /// Returns the length of the longest datagram that a device with the largest path MTU can send with this config, in
+    /// bytes. `None` for ports that send no datagrams.
+    pub(super) fn longest_datagram(&self) -> Option<u32> {
+        (self.qp == Qp::Ud).then(|| self.given_path_mtu().unwrap_or(LARGEST_PATH_MTU))
     }
 
     /// Returns whether the port is on a verbs device. All other ports have a link.
@@ -278,3 +306,24 @@ fn depth() -> u32 {
 
 /// The MTU of a port without the key `mtu` and without a usable MTU of an interface, in bytes.
 pub(super) const DEFAULT_MTU: u32 = 1500;
+
+/// The length of an Ethernet header without VLAN tags, in bytes.
+pub(crate) const ETHERNET_HEADER: u32 = 14;
+
+/// The largest path MTU of RDMA devices, in bytes.
+pub(crate) const LARGEST_PATH_MTU: u32 = mtu_bytes(5);
+
+/// The bytes that the RoCE headers take from the MTU of an interface, as `iboe_get_mtu` in the kernel computes: the
+/// headers GRH, UDP, BTH, XRC and AtomicETH, and the ICRC.
+const ROCE_HEADERS: u32 = 96;
+
+/// Returns the path MTU of a RoCE device whose network interface has the MTU `mtu`, in bytes.
+pub(crate) fn path_mtu_of_interface(mtu: u32) -> u32 {
+    (1..=5).rev().map(mtu_bytes).find(|bytes| bytes + ROCE_HEADERS <= mtu).unwrap_or(mtu_bytes(1))
+}
+
+/// Returns the MTU that the network interface of a RoCE device needs for datagrams with packets of `mtu` bytes. `None` if
+/// no path MTU is large enough.
+pub(crate) fn interface_mtu_for_datagrams(mtu: u32) -> Option<u32> {
+    (1..=5).map(mtu_bytes).find(|&bytes| bytes >= mtu.saturating_add(MAX_HEADER)).map(|bytes| bytes + ROCE_HEADERS)
+}

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use crate::config::{self, Connection, Plan, PortPlan, Qp};
 use crate::runtime::peer::{
-    self, ExchangeOptions, LateWiring, NextHopLookup, PathCache, PeerExchange, PeerLocation, PeerWiring, Rendezvous,
+    self, ExchangeOptions, LateWiring, NextHopLookup, PathCache, PeerExchange, PeerLocation, PeerWiring, PortMessages,
+    Rendezvous,
 };
 use crate::runtime::watch::Watch;
 use crate::runtime::{offload, raw, soft};
@@ -261,6 +262,7 @@ struct PortConnection {
     kind: QpType,
     /// Whether the run needs the connection.
     is_required: bool,
+    messages: PortMessages,
     rendezvous: Arc<Rendezvous>,
     exchange: Option<PeerExchange>,
     connect_timeout: Duration,
@@ -294,6 +296,8 @@ impl<D: Device> OpenPort<D> {
                         None
                     }
                 };
+                let messages = PortMessages::of(config);
+                local.as_ref().map_or(Ok(()), |local| messages.check(device.name(), local))?;
                 let addresses = Arc::new(AtomicU32::new(0));
                 let (theirs, again, changes) = (device.clone(), parameters.clone(), addresses.clone());
                 let name = config.name.clone();
@@ -313,7 +317,16 @@ impl<D: Device> OpenPort<D> {
                 let connect_timeout =
                     connection.rendezvous.deadline.0.saturating_add(connection.rendezvous.step_deadline.0);
                 let is_required = config.required;
-                Some(PortConnection { parameters, kind, is_required, rendezvous, exchange, connect_timeout, addresses })
+                Some(PortConnection {
+                    parameters,
+                    kind,
+                    is_required,
+                    messages,
+                    rendezvous,
+                    exchange,
+                    connect_timeout,
+                    addresses,
+                })
             }
         };
         let pd = device.alloc_pd().map_err(|error| error.on(device.name()))?;
@@ -329,14 +342,18 @@ impl<D: Device> PortDevice for OpenPort<D> {
         let wiring: Box<dyn Wiring<D>> = match &self.connection {
             None => Box::new(RawWiring { port: self.number }),
             Some(it) => {
-                let lane = (it.kind, spec.queue.0, pool.layout().room());
-                let (shared, (rendezvous, addresses)) =
-                    ((device, paths), (it.rendezvous.clone(), it.addresses.clone()));
+                let lane = (it.kind, spec.queue.0, pool.layout().room(), spec.recv_depth > 0);
+                let (shared, messages) = ((device, paths), it.messages.clone());
+                let (rendezvous, addresses) = (it.rendezvous.clone(), it.addresses.clone());
                 match Connector::new(device, it.kind, it.parameters.clone()) {
-                    Ok(connector) => Box::new(PeerWiring::new(shared, connector, lane, rendezvous, addresses)),
+                    Ok(connector) => {
+                        Box::new(PeerWiring::new(shared, connector, lane, messages, rendezvous, addresses))
+                    }
                     Err(error) if it.is_required => return Err(error),
                     // `OpenPort::open` has checked the parameters, or has logged that the port is down.
-                    Err(_) => Box::new(LateWiring::new(shared, it.parameters.clone(), lane, rendezvous, addresses)),
+                    Err(_) => {
+                        Box::new(LateWiring::new(shared, it.parameters.clone(), lane, messages, rendezvous, addresses))
+                    }
                 }
             }
         };

@@ -13,9 +13,11 @@ pub(super) fn mac(sysfs: &Path, port: &Port) -> Option<[u8; 6]> {
     mac_of(&of_port(sysfs, port)?)
 }
 
-/// Returns the MTU of the interface of a raw-packet port on an RDMA device, like [`of_port`].
+/// Returns the MTU of the interface of an RDMA port whose default MTU depends on the interface: a port for raw packets
+/// or datagrams.
 pub(super) fn mtu(sysfs: &Path, port: &Port) -> Option<u32> {
-    mtu_of(&of_port(sysfs, port)?)
+    let follows = port.is_rdma() && matches!(port.qp, Qp::RawPacket | Qp::Ud);
+    mtu_of(&find(sysfs, &port.device, port.device_port).filter(|_| follows)?)
 }
 
 /// Returns the network interface of a raw-packet port on an RDMA device. `sysfs` is the folder at which sysfs is mounted.
@@ -53,7 +55,7 @@ mod tests {
     use dataplane_testing::namespace::{in_namespace, ip};
 
     #[test]
-    fn raw_packet_port_has_the_mac_address_and_the_mtu_of_its_interface() {
+    fn port_has_the_mac_address_and_the_mtu_of_its_interface() {
         in_namespace(|| {
             ip("link add va address 0e:42:a1:00:00:07 mtu 1400 type veth peer name vb");
             let sysfs = Folder::new();
@@ -64,7 +66,8 @@ mod tests {
             assert_eq!(of_interface(""), (None, None));
             sysfs.write("class/infiniband/mlx5_0/device/net/va/mtu", "");
             assert_eq!(of_interface(""), (Some([0x0e, 0x42, 0xa1, 0, 0, 7]), Some(1400)));
-            assert_eq!(of_interface("qp = 'ud'\nconnection = { to = '127.0.0.1:18515' }"), (None, None));
+            let connected = |qp: &str| of_interface(&format!("qp = '{qp}'\nconnection = {{ to = '127.0.0.1:18515' }}"));
+            assert_eq!([connected("ud"), connected("rc")], [(None, Some(1400)), (None, None)]);
         });
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::PortPlan;
+use crate::config::{LARGEST_PATH_MTU, PortPlan, Qp};
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::pipeline::PortInfo;
@@ -54,6 +54,10 @@ pub(super) fn spec(
     };
     let mut spec = SoftSpec::new(&info.name, link);
     spec.mtu = config.max_packet();
+    if config.qp == Qp::Ud {
+        // A datagram must fit into the path MTU. The path MTU of the device depends on its MTU.
+        spec.mtu = spec.mtu.max(LARGEST_PATH_MTU);
+    }
     spec.mac = info.mac;
     spec.clock = clock.clone();
     spec.counter = config.clock.clone();

@@ -750,6 +750,43 @@ fn default_mtu_of_an_rdma_port_is_the_mtu_of_its_interface() {
     }
 }
 
+/// A packet and its Ethernet header must fit into a datagram, whose length is the path MTU.
+#[test]
+fn default_mtu_of_datagrams_fits_into_the_path_mtu() {
+    for (device, keys, of_interface, default) in [
+        ("mlx5_0", "", None, 1002),
+        ("mlx5_0", "", Some(1500), 1002),
+        ("mlx5_0", "", Some(1000), 490),
+        ("mlx5_0", "", Some(2143), 1002),
+        ("mlx5_0", "", Some(2144), 1500),
+        ("mlx5_0", "", Some(9000), 1500),
+        ("mlx5_0", ", path_mtu = 512", Some(9000), 490),
+        ("soft", "", None, 1500),
+    ] {
+        let link = if device == "soft" { "link = { kind = 'loopback' }" } else { "" };
+        let text = format!(
+            "[[port]]\nname = 'a'\ndevice = '{device}'\nqp = 'ud'\n{link}\nconnection = {{ to = '127.0.0.1:1'{keys} }}\n"
+        );
+        let source = Source::new("x.toml", &text, &[]);
+        let mut loaded = config::load(&source, &mut Diagnostics::new(&source));
+        loaded.set_default_mtus(None, |_| of_interface);
+        let mtus: Vec<Option<u32>> = loaded.ports().map(|port| port.mtu).collect();
+        assert_eq!(mtus, [Some(default)], "{device}{keys}, {of_interface:?}");
+    }
+}
+
+#[test]
+fn mtu_above_the_longest_datagram_is_refused() {
+    let port = "[[port]]\nname = 'a'\ndevice = 'mlx5_0'\nqp = 'ud'\nmtu = 1011\nconnection = { to = '127.0.0.1:1', path_mtu = 1024 }\n";
+    let text = format!("{port}[pipeline]\ninput = ['a']\n[[pipeline.stage]]\nuse = 'drop'\n");
+    let found = records(&text);
+    let message = "a packet of `a` needs datagrams of 1025 bytes, but the path MTU is at most 1024";
+    let expected = (5, message.to_owned(), "set mtu to at most 1002".to_owned());
+    let found: Vec<_> = found.into_iter().map(|(line, _, message, help)| (line, message, help)).collect();
+    assert_eq!(found, [expected]);
+    assert!(records(&text.replace("1011", "1010")).is_empty());
+}
+
 #[test]
 fn mistakes_of_one_table_are_limited() {
     let entries = "{ prefix = 1 }, ".repeat(2000);

@@ -62,6 +62,23 @@ fn packets_circulate_over_every_queue_pair_type() {
     }
 }
 
+/// A packet of the default `mtu` fits into one datagram.
+#[test]
+fn datagrams_carry_the_longest_packets() {
+    let report = run(&config("ud", 1, "").replace("size = 64", "size = 1514"), 100 * (HOPS + 1));
+    assert_good(&report);
+    assert_eq!(drops(&report, "ttl.expired"), 100, "{report}");
+}
+
+/// The peer of `right` posts no receives, because `left` is not an input. A message would end the connection.
+#[test]
+fn packets_to_a_peer_without_receives_do_not_end_the_connection() {
+    let report = run(&config("rc", 1, "").replace("port = 'left'", "port = 'right'"), 100);
+    assert_good(&report);
+    assert_eq!(drops(&report, "right.not_connected"), 100, "{report}");
+    assert!(report.ports.iter().all(|port| port.recoveries == 0), "{report}");
+}
+
 /// Some RDMA providers, such as qedr, mana and erdma, have connections but no address handles.
 #[test]
 fn connection_needs_no_address_handle() {

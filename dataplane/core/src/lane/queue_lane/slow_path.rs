@@ -104,6 +104,11 @@ impl<D: Device> DataPath<D> {
     #[cold]
     pub(super) fn drop_unsendable(&mut self, pool: &mut Pool, batch: &mut Batch) {
         let (longest, space) = (self.longest, self.in_flight.space());
+        if longest == 0 {
+            self.counters.tx_not_connected += batch.len() as u64;
+            batch.truncate(0, pool);
+            return;
+        }
         self.counters.tx_too_long += batch.retain_into(pool, |desc| desc.len <= longest) as u64;
         self.counters.tx_full += batch.len().saturating_sub(space) as u64;
         batch.truncate(space, pool);

@@ -176,8 +176,17 @@ const PORTS: [(&[&str], &str); 13] = [
         "set `mtu` of the port `{port}` to the MTU of its interface, and add a stage `fragment` for longer packets",
     ),
     (&["tx_error"], "read the first error of the port `{port}`, and examine the host: `dataplane doctor CONFIG`"),
-    (&["too_long"], "raise `mtu` of the port `{port}`, or add a stage `fragment`"),
-    (&["not_connected"], "start the peer of the port `{port}`, and check its address in `connection`"),
+    (
+        &["too_long"],
+        "set `mtu` of the port `{port}` to at most the longest message of the connection - 22, and add a stage \
+         `fragment`: the log has this length. For `qp = \"ud\"`, a larger MTU of the interfaces on both sides permits \
+         longer messages; for \"rc\" and \"uc\", a larger `buffer_size` of the peer",
+    ),
+    (
+        &["not_connected"],
+        "start the peer of the port `{port}`, and check its address in `connection`; for `qp = \"rc\"`, the port of the peer \
+         must be in `input` of its pipeline",
+    ),
     (&["stopped"], NONE),
     (
         &["rx_too_long"],

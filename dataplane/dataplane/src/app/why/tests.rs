@@ -108,6 +108,15 @@ fn failed_receives_are_a_cause_only_if_frames_of_an_rdma_port_are_too_long() {
     }
 }
 
+/// The stage `fragment` splits packets that are longer than `mtu`, so a larger `mtu` would not help.
+#[test]
+fn fix_of_too_long_packets_of_a_connection_is_a_smaller_mtu() {
+    let mut observed = observed();
+    observed.drop("lan.too_long", 9);
+    let causes = drops::drops(&dataplane_stages::registry(), &observed);
+    assert!(causes[0].fix.starts_with("set `mtu` of the port `lan` to at most the longest message"), "{causes:?}");
+}
+
 #[test]
 fn counters_of_ports_and_interfaces_are_named() {
     for (name, kind, change) in [

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::messages::PortMessages;
 use super::paths::PathCache;
 use super::rendezvous::Rendezvous;
 use super::wiring::{PeerWiring, prefix};
@@ -19,8 +20,10 @@ pub(crate) struct LateWiring<D: Device> {
     device: D,
     paths: Arc<PathCache<D::Pd>>,
     parameters: EndpointParameters,
-    /// The type of the queue pair, the index of the queue, and the size of a receive buffer in bytes.
-    lane: (QpType, u16, u32),
+    /// The type of the queue pair, the index of the queue, the size of a receive buffer in bytes, and whether the lane
+    /// posts receives.
+    lane: (QpType, u16, u32, bool),
+    messages: PortMessages,
     rendezvous: Arc<Rendezvous>,
     /// Incremented when the addresses of the device's port change.
     addresses: Arc<AtomicU32>,
@@ -32,13 +35,14 @@ impl<D: Device> LateWiring<D> {
     pub(crate) fn new(
         (device, paths): (&D, &Arc<PathCache<D::Pd>>),
         parameters: EndpointParameters,
-        lane: (QpType, u16, u32),
+        lane: (QpType, u16, u32, bool),
+        messages: PortMessages,
         rendezvous: Arc<Rendezvous>,
         addresses: Arc<AtomicU32>,
     ) -> Self {
         let seen = addresses.load(Ordering::Relaxed);
         let (device, paths) = (device.clone(), paths.clone());
-        Self { device, paths, parameters, lane, rendezvous, addresses, seen, wiring: None }
+        Self { device, paths, parameters, lane, messages, rendezvous, addresses, seen, wiring: None }
     }
 
     /// Returns the wiring to the peer, if the addresses of the device's port are known.
@@ -48,9 +52,10 @@ impl<D: Device> LateWiring<D> {
             self.seen = self.addresses.load(Ordering::Relaxed);
             // The event thread of the device logs the error.
             let connector = Connector::new(&self.device, self.lane.0, self.parameters.clone()).ok()?;
-            let (rendezvous, addresses) = (self.rendezvous.clone(), self.addresses.clone());
-            self.wiring =
-                Some(PeerWiring::new((&self.device, &self.paths), connector, self.lane, rendezvous, addresses));
+            let (messages, rendezvous, addresses) =
+                (self.messages.clone(), self.rendezvous.clone(), self.addresses.clone());
+            let shared = (&self.device, &self.paths);
+            self.wiring = Some(PeerWiring::new(shared, connector, self.lane, messages, rendezvous, addresses));
         }
         self.wiring.as_mut()
     }

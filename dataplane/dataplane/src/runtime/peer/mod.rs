@@ -11,6 +11,7 @@
 
 mod exchange;
 mod late;
+mod messages;
 mod next_hop;
 mod paths;
 mod rendezvous;
@@ -18,6 +19,7 @@ mod wiring;
 
 pub(crate) use exchange::{ExchangeOptions, PeerExchange, PeerLocation};
 pub(crate) use late::LateWiring;
+pub(crate) use messages::PortMessages;
 pub(crate) use next_hop::{NextHopLookup, kernel_lookup};
 pub(crate) use paths::PathCache;
 pub(crate) use rendezvous::Rendezvous;

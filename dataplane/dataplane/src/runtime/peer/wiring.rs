@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 
+use super::messages::{PortMessages, receives_nothing};
 use super::paths::PathCache;
 use super::rendezvous::Rendezvous;
 use dataplane_core::connect::{ConnectError, Connector, NegotiatedParameters, QueuePairEndpoint};
@@ -47,6 +48,9 @@ pub(crate) struct PeerWiring<D: Device> {
     queue: u16,
     /// The room of a receive buffer, in bytes, for the message and the global route header in front of the message.
     room: u32,
+    /// Whether the lane posts receives.
+    receives: bool,
+    messages: PortMessages,
     rendezvous: Arc<Rendezvous>,
     /// Incremented when the addresses of the device's port change.
     addresses: Arc<AtomicU32>,
@@ -61,7 +65,8 @@ impl<D: Device> PeerWiring<D> {
     pub(crate) fn new(
         (device, paths): (&D, &Arc<PathCache<D::Pd>>),
         connector: Connector,
-        (kind, queue, room): (QpType, u16, u32),
+        (kind, queue, room, receives): (QpType, u16, u32, bool),
+        messages: PortMessages,
         rendezvous: Arc<Rendezvous>,
         addresses: Arc<AtomicU32>,
     ) -> Self {
@@ -72,6 +77,8 @@ impl<D: Device> PeerWiring<D> {
             kind,
             queue,
             room,
+            receives,
+            messages,
             rendezvous,
             seen: addresses.load(Ordering::Relaxed),
             addresses,
@@ -83,7 +90,9 @@ impl<D: Device> PeerWiring<D> {
 
     /// Returns the lane's own endpoint.
     fn described(&self, qp: &LaneQueuePair<'_, D>) -> QueuePairEndpoint {
-        self.connector.endpoint_for(qp.number(), qp.caps().recv_depth)
+        // A queue pair has a receive queue even if the lane posts no receives.
+        let receive_depth = if self.receives { qp.caps().recv_depth } else { 0 };
+        self.connector.endpoint_for(qp.number(), receive_depth)
     }
 
     /// Returns the endpoint to offer to the peer.
@@ -140,7 +149,12 @@ impl<D: Device> PeerWiring<D> {
             qp.bind_peer(Destination { ah: &handle, qp: remote.qpn, qkey: remote.qkey })?;
             self.handle = Some(handle);
         }
-        self.agreed = Some(agreed);
+        // The lanes of a port have the same limits. A lane connects again after each failure, so log only new warnings.
+        let warning = self.messages.warning(&agreed).filter(|_| self.queue == 0);
+        let known = self.agreed.replace(agreed).and_then(|agreed| self.messages.warning(&agreed));
+        if let Some(warning) = warning.filter(|warning| known.as_ref() != Some(warning)) {
+            tracing::warn!("{warning}");
+        }
         self.step = ConnectStep::Ready;
         self.rendezvous.ready(self.queue);
         Ok(())
@@ -228,7 +242,8 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
     }
 
     fn longest(&self) -> u16 {
-        self.agreed.as_ref().map_or(0, |agreed| u16::try_from(agreed.max_message).unwrap_or(u16::MAX))
+        let agreed = self.agreed.as_ref().filter(|agreed| !receives_nothing(agreed));
+        agreed.map_or(0, |agreed| u16::try_from(agreed.max_message).unwrap_or(u16::MAX))
     }
 }
 
@@ -254,8 +269,9 @@ mod tests {
         let connector = Connector::new(&device, kind, EndpointParameters::default()).unwrap();
         assert_eq!(connector.local().path_mtu, 5, "the code of 4096");
         let rendezvous = Arc::new(Rendezvous::new(1));
-        let (paths, lane) = (Arc::new(PathCache::new(&pd)), (kind, 0, layout.room()));
-        let wiring = PeerWiring::new((&device, &paths), connector, lane, rendezvous.clone(), Arc::default());
+        let (paths, lane) = (Arc::new(PathCache::new(&pd)), (kind, 0, layout.room(), true));
+        let messages = PortMessages::of(&toml::from_str("name = 's'\ndevice = 'soft'").unwrap());
+        let wiring = PeerWiring::new((&device, &paths), connector, lane, messages, rendezvous.clone(), Arc::default());
         let spec = LaneSpec {
             kind,
             queue: (0, 1),
