@@ -177,6 +177,24 @@ pub struct FlowRuleConfig {
     pub dont_trap: bool,
 }
 
+impl FlowRuleConfig {
+    /// Returns whether the kernel does not get the LACP frames of a bond because of this rule. The rules of kinds other
+    /// than `matching` leave the frames of joined multicast groups to the kernel, or copy them.
+    pub(crate) fn takes_lacp(&self) -> bool {
+        /// The EtherType of LACP (IEEE 802.3, slow protocols).
+        const SLOW_PROTOCOLS: u16 = 0x8809;
+        let Some(headers) = &self.headers else { return self.frames == Frames::Matching && !self.dont_trap };
+        let ethernet = headers.ethernet.clone().unwrap_or_default();
+        let is_lacp = EthernetHeader {
+            dst: ethernet.dst.filter(|dst| dst.0 != [0x01, 0x80, 0xc2, 0, 0, 0x02]),
+            ether_type: ethernet.ether_type.filter(|&kind| kind != SLOW_PROTOCOLS),
+            ..ethernet
+        } == EthernetHeader::default();
+        let has_only_ethernet = Match { ethernet: None, ..headers.clone() } == Match::default();
+        is_lacp && has_only_ethernet && !self.dont_trap
+    }
+}
+
 /// The headers that a rule matches. An empty header table, such as `udp = {}`, matches any header of that kind. mlx4
 /// can match only Ethernet, IPv4, TCP and UDP headers, and supports no `tag`, `count` or `action = "drop"`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

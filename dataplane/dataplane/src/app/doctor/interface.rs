@@ -1,16 +1,23 @@
 //! Checks network interfaces for problems that affect every kind of link. Each kind of link adds its own checks.
 
-use std::io;
+use std::{fs, io};
 
 use super::super::privileges::names;
 use super::section::Section;
-use crate::config::{NodePlan, Plan, Port, PortPlan};
+use crate::config::{
+    ETHERNET_HEADER, FlowRuleConfig, NodePlan, Plan, Port, PortPlan, Qp, interface_mtu_for_datagrams,
+    path_mtu_of_interface,
+};
 use crate::runtime::rdma_interface;
 use dataplane_core::topology::parse_ranges;
 use dataplane_core::units::CoreId;
-use dataplane_soft::config::LinkParameters;
+use dataplane_soft::config::{LinkParameters, MAX_HEADER};
 use dataplane_soft::doctor::{Finding, LinkCase, Roots, Severity};
 use dataplane_soft::{InterfaceFacts, of_unused_interface};
+
+/// Flow rules for the frames that most pipelines need, without the LACP frames of a bond.
+const WITHOUT_LACP: &str =
+    "[{ match = { ethernet = { type = 0x0806 } } }, { match = { ipv4 = {} } }, { match = { ipv6 = {} } }]";
 
 /// An interface to check, with the link, the workers and the port that use the interface.
 #[derive(Clone, Copy, Debug)]
@@ -57,15 +64,60 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
     sections
 }
 
-/// Checks the interface of a raw-packet port on an RDMA device. The frames of the port bypass the kernel, so only some
-/// checks apply.
+/// Checks the interface of a port for raw packets or datagrams on an RDMA device. The frames of the port bypass the
+/// kernel, so only some checks apply.
 fn of_rdma(roots: &Roots, plan: &Plan, place: usize, port: &PortPlan) -> Option<Section> {
-    let name = rdma_interface::of_port(&roots.sys, &port.config)?;
+    let config = &port.config;
+    let name = rdma_interface::find(&roots.sys, &config.device, config.device_port)?;
     let facts = InterfaceFacts::of(&name).ok()??;
     let case = Case { name: &name, link: None, cores: &plan.cores, port: Some(port) };
-    let findings = [down(&case, &facts), node(roots, &case), mtu(&case, &facts)];
+    let findings = match config.qp {
+        Qp::RawPacket => vec![down(&case, &facts), lacp(roots, &case), node(roots, &case), mtu(&case, &facts)],
+        Qp::Ud => vec![path_mtu(&case, &facts)],
+        Qp::Rc | Qp::Uc => return None,
+    };
     let subject = format!("port `{}`, interface `{name}`", port.config.name);
     Some(Section::new(subject, format!("port[{place}].device"), findings.into_iter().flatten().collect()))
+}
+
+/// Checks whether the flow rules of a raw-packet port take the LACP frames of a bond of the kernel.
+fn lacp(roots: &Roots, case: &Case<'_>) -> Option<Finding> {
+    let (name, port) = (case.name, case.port.filter(|port| port.input)?);
+    let master = format!("class/net/{name}/master");
+    let mode = roots.sys(&format!("{master}/bonding/mode"))?;
+    let rules = port.config.flow.as_deref();
+    if !mode.starts_with("802.3ad") || rules.is_some_and(|rules| !rules.iter().any(FlowRuleConfig::takes_lacp)) {
+        return None;
+    }
+    let bond = fs::read_link(roots.sys.join(&master)).ok();
+    let bond = bond.and_then(|path| Some(format!("`{}`", path.file_name()?.to_str()?)));
+    let bond = bond.unwrap_or_else(|| "a bond".to_owned());
+    Some(Finding::new(
+        Severity::Breaks,
+        format!("the interface is part of {bond} (802.3ad), and the port takes the LACP frames of the bond"),
+        "the kernel gets no LACP frames, and the switch removes the link from the aggregate",
+        format!("flow = {WITHOUT_LACP} for the port, or `ip link set dev {name} nomaster`"),
+    ))
+}
+
+/// Checks whether the datagrams of a port can carry the packets of the port.
+fn path_mtu(case: &Case<'_>, facts: &InterfaceFacts) -> Option<Finding> {
+    let (name, mtu) = (case.name, case.port?.config.max_packet());
+    let (needed, path_mtu) = (mtu + ETHERNET_HEADER, path_mtu_of_interface(facts.mtu));
+    (facts.is_ethernet && needed > path_mtu).then(|| {
+        let of_interface = interface_mtu_for_datagrams(mtu)
+            .map_or_else(String::new, |mtu| format!(", or `ip link set dev {name} mtu {mtu}`"));
+        Finding::new(
+            Severity::Fails,
+            format!(
+                "the MTU of the interface is {}, so the path MTU is {path_mtu}, but mtu {mtu} of the port needs datagrams \
+                 of {needed} bytes",
+                facts.mtu
+            ),
+            "the run fails at its start",
+            format!("mtu = {} in the config{of_interface}", path_mtu - MAX_HEADER),
+        )
+    })
 }
 
 /// Checks all interfaces that a link could use.

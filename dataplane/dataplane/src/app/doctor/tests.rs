@@ -427,6 +427,52 @@ fn interface_of_a_raw_packet_port_on_an_rdma_device_is_checked() {
         let effects = |keys: &str| -> Vec<String> { found(keys).unwrap().into_iter().map(|it| it.effect).collect() };
         assert!(effects("mtu = 1300")[1].contains("do not fit into a packet buffer"), "{:?}", effects("mtu = 1300"));
         assert_eq!(effects("mtu = 1400").len(), 1, "only the NUMA node");
-        assert_eq!(found("qp = \"ud\"\nconnection = { to = \"127.0.0.1:18515\" }"), None);
+        let connected = |qp: &str, mtu: u32| {
+            found(&format!("qp = \"{qp}\"\nmtu = {mtu}\nconnection = {{ to = \"127.0.0.1:18515\" }}"))
+        };
+        assert_eq!((connected("rc", 1100), connected("ud", 1010)), (None, Some(Vec::new())));
+        let findings = connected("ud", 1100).unwrap();
+        let fix = "mtu = 1002 in the config, or `ip link set dev eth9 mtu 2144`";
+        assert!(findings.len() == 1 && findings[0].fix == fix, "{findings:?}");
+        assert!(
+            findings[0].what.contains("the path MTU is 1024, but mtu 1100 of the port needs datagrams of 1114 bytes")
+        );
+    });
+}
+
+/// A flow rule of a raw-packet port takes frames before the kernel.
+#[test]
+fn port_that_takes_the_lacp_frames_of_a_bond_is_found() {
+    const CONFIG: &str = "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\nmtu = 1500\n[[port]]\n\
+                          name = \"b\"\ndevice = \"soft\"\nlink = { kind = \"loopback\" }\n[pipeline]\ninput = [\"a\"]\n\
+                          [[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n";
+    in_namespace(|| {
+        ip("link add eth9 type veth peer name vb\nlink set eth9 up\nlink set vb up");
+        let fixes = |mode: &str, keys: &str, input: &str| -> Vec<String> {
+            let host = Host::new()
+                .with_file("sys/class/infiniband/rdma7/device/net/eth9/mtu", "1500")
+                .with_file("sys/class/net/eth9/master/bonding/mode", mode);
+            let config = CONFIG.replace("rdma7\"", &format!("rdma7\"\n{keys}")).replace("[\"a\"]", input);
+            let sections = examine(&host.0, &Topology::uniform(4), Some(&plan(&config)));
+            let section = sections.into_iter().find(|it| it.subject == "port `a`, interface `eth9`").unwrap();
+            section.findings.into_iter().map(|it| it.fix).collect()
+        };
+        let found = fixes("802.3ad 4", "", "[\"a\"]");
+        let [fix] = &found[..] else { panic!("{found:?}") };
+        let (flow, rest) = fix.split_once(" for the port, or ").unwrap();
+        assert!(flow.contains("type = 0x0806") && rest == "`ip link set dev eth9 nomaster`", "{fix}");
+        for (mode, keys, input) in [
+            ("802.3ad 4", flow, "[\"a\"]"),
+            ("active-backup 1", "", "[\"a\"]"),
+            ("802.3ad 4", "", "[\"b\"]"),
+            ("802.3ad 4", "flow = [{ match = { ethernet = { vlan = 7 } } }]", "[\"a\"]"),
+            ("802.3ad 4", "flow = [{ frames = \"sniffer\" }]", "[\"a\"]"),
+        ] {
+            assert_eq!(fixes(mode, keys, input), [""; 0], "{mode}, {keys}, {input}");
+        }
+        let lacp = "flow = [{ match = { ethernet = { type = 0x8809, dst = \"01:80:c2:00:00:02\" } } }]";
+        for keys in ["flow = [{ match = { ipv4 = {} } }, { priority = 1 }]", lacp] {
+            assert_eq!(fixes("802.3ad 4", keys, "[\"a\"]").len(), 1, "{keys}");
+        }
     });
 }
