@@ -127,7 +127,8 @@ pub struct Port {
     /// has no interface in this network namespace, or if the interface's MTU is less than 68, the default is 1500. With
     /// `qp = "ud"`, a packet and its Ethernet header must fit into one datagram, whose length is the path MTU: 1024 for
     /// an interface with an MTU of 1500, and at most 4096. The default is then 1500, or the path MTU - 22 if this value
-    /// is smaller.
+    /// is smaller. Without an Ethernet interface in this network namespace, the default is 1500, also with a smaller path
+    /// MTU.
     #[serde(
         default,
         deserialize_with = "bytes_within_some::<_, u32, 68, 65000>",
@@ -225,10 +226,8 @@ impl Port {
         if self.qp != Qp::Ud {
             return of_interface.map_or(DEFAULT_MTU, |mtu| mtu.min(*Self::MTU.end()));
         }
-        let of_device = match self.is_rdma() {
-            true => path_mtu_of_interface(of_interface.unwrap_or(DEFAULT_MTU)),
-            false => LARGEST_PATH_MTU,
-        };
+        // The path MTU of a device without a known interface is checked when the device is opened.
+        let of_device = of_interface.filter(|_| self.is_rdma()).map_or(LARGEST_PATH_MTU, path_mtu_of_interface);
         (self.given_path_mtu().unwrap_or(of_device) - MAX_HEADER).min(DEFAULT_MTU)
     }
 

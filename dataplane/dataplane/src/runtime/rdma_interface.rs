@@ -13,10 +13,18 @@ pub(super) fn mac(sysfs: &Path, port: &Port) -> Option<[u8; 6]> {
     mac_of(&of_port(sysfs, port)?)
 }
 
-/// Returns the MTU of the interface of an RDMA port whose default MTU depends on the interface: a port for raw packets
-/// or datagrams.
+/// Returns the MTU of the interface of an RDMA port whose default MTU depends on the interface: a port for raw packets,
+/// or a port for datagrams in Ethernet frames (RoCE). On InfiniBand, the path MTU does not depend on an interface.
 pub(super) fn mtu(sysfs: &Path, port: &Port) -> Option<u32> {
-    let follows = port.is_rdma() && matches!(port.qp, Qp::RawPacket | Qp::Ud);
+    let layer = || {
+        let folder = sysfs.join("class/infiniband").join(&port.device).join("ports").join(port.device_port.to_string());
+        fs::read_to_string(folder.join("link_layer")).unwrap_or_default()
+    };
+    let follows = match port.qp {
+        Qp::RawPacket => port.is_rdma(),
+        Qp::Ud => port.is_rdma() && layer().trim() == "Ethernet",
+        _ => false,
+    };
     mtu_of(&find(sysfs, &port.device, port.device_port).filter(|_| follows)?)
 }
 
@@ -32,7 +40,11 @@ pub(crate) fn find(sysfs: &Path, device: &str, number: u8) -> Option<String> {
     let read = |interface: &str, file: &str| {
         fs::read_to_string(sysfs.join("class/net").join(interface).join(file)).unwrap_or_default()
     };
-    let listed = fs::read_dir(sysfs.join("class/infiniband").join(device).join("device/net")).ok()?;
+    let folder = sysfs.join("class/infiniband").join(device);
+    let Ok(listed) = fs::read_dir(folder.join("device/net")) else {
+        // The software device rxe has no PCI device. The file has the name of its interface.
+        return Some(fs::read_to_string(folder.join("parent")).ok()?.trim().to_owned());
+    };
     let mut interfaces: Vec<String> = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
     // In switchdev mode, the interfaces of a physical function include the representors of its functions, whose port
     // names are for example `pf0vf0`.
@@ -67,6 +79,8 @@ mod tests {
             sysfs.write("class/infiniband/mlx5_0/device/net/va/mtu", "");
             assert_eq!(of_interface(""), (Some([0x0e, 0x42, 0xa1, 0, 0, 7]), Some(1400)));
             let connected = |qp: &str| of_interface(&format!("qp = '{qp}'\nconnection = {{ to = '127.0.0.1:18515' }}"));
+            assert_eq!(connected("ud"), (None, None), "the link layer is not Ethernet");
+            sysfs.write("class/infiniband/mlx5_0/ports/1/link_layer", "Ethernet\n");
             assert_eq!([connected("ud"), connected("rc")], [(None, Some(1400)), (None, None)]);
         });
     }
@@ -89,5 +103,7 @@ mod tests {
         assert_eq!([found("mlx5_0", 1), found("mlx5_0", 2)], [Some("eth2".to_owned()), None]);
         assert_eq!(found("mlx4_0", 0), None);
         assert_eq!(found("bnxt_re1", 1), Some("eth3".to_owned()));
+        sysfs.write("class/infiniband/rxe0/parent", "eth4\n");
+        assert_eq!(found("rxe0", 1), Some("eth4".to_owned()));
     }
 }

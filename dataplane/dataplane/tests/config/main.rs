@@ -754,7 +754,7 @@ fn default_mtu_of_an_rdma_port_is_the_mtu_of_its_interface() {
 #[test]
 fn default_mtu_of_datagrams_fits_into_the_path_mtu() {
     for (device, keys, of_interface, default) in [
-        ("mlx5_0", "", None, 1002),
+        ("mlx5_0", "", None, 1500),
         ("mlx5_0", "", Some(1500), 1002),
         ("mlx5_0", "", Some(1000), 490),
         ("mlx5_0", "", Some(2143), 1002),
