@@ -5,8 +5,8 @@ use std::net::Ipv6Addr;
 use crate::units::Gid;
 use crate::verbs::{GidEntry, GidKind};
 
-/// Returns the GID that a connection uses if its parameters do not select a GID. `kind` limits the choice to GIDs of
-/// this kind. Returns `None` if there is no such GID.
+/// Returns the GID that a connection to another host uses if its parameters do not select a GID. `kind` limits the choice
+/// to GIDs of this kind. Returns `None` if there is no such GID.
 ///
 /// Among the GIDs of RoCE v2, the result is the first GID with an IPv4 address, otherwise the first GID with an IPv6
 /// address, otherwise the first GID. Link-local addresses count only in the last step. Without a GID of RoCE v2, the
@@ -20,6 +20,18 @@ pub fn default_gid(entries: &[GidEntry], kind: Option<GidKind>) -> Option<&GidEn
     let set = || entries.iter().filter(|entry| !entry.gid.is_zero() && kind.is_none_or(|kind| kind == entry.kind));
     // If several entries have the smallest rank, `min_by_key` returns the first of them.
     set().filter(|entry| entry.kind == GidKind::RoceV2).min_by_key(|entry| rank(entry.gid)).or_else(|| set().next())
+}
+
+/// Returns the GID that a connection to a port of the same host uses if its parameters do not select a GID: the first GID
+/// of RoCE v2, if there is one, otherwise the first GID. `kind` limits the choice to GIDs of this kind. Returns `None` if
+/// there is no such GID.
+///
+/// The result is usually the link-local GID. With two IPv4 GIDs of one host, the kernel sends an ARP request through the
+/// interface of the source GID. The other interface does not answer this request, because the address of the sender
+/// belongs to the same host (`fib_validate_source` in Linux). IPv6 has no such check.
+pub fn same_host_gid(entries: &[GidEntry], kind: Option<GidKind>) -> Option<&GidEntry> {
+    let set = || entries.iter().filter(|entry| !entry.gid.is_zero() && kind.is_none_or(|kind| kind == entry.kind));
+    set().find(|entry| entry.kind == GidKind::RoceV2).or_else(|| set().next())
 }
 
 /// Returns the rank of a GID of RoCE v2. A smaller rank is better.

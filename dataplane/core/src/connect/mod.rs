@@ -40,7 +40,7 @@ pub use alternate::{AlternatePath, PathMigration};
 pub use connector::{Connector, NegotiatedParameters, QpModification};
 pub use endpoint::{EndpointError, QueuePairEndpoint, RemoteBuffer, VERSION};
 pub use exchange::{Exchanged, Listener, MAX_QUEUES, Offer, PeerConnection, WaitLimits, connect};
-pub use gids::default_gid;
+pub use gids::{default_gid, same_host_gid};
 pub use parameters::{EndpointParameters, LocalPort, mtu_bytes, mtu_code};
 pub use prepared::{ConnectedQueuePair, PreparedQueuePair, connect_pair};
 #[cfg(any(test, fuzzing))]

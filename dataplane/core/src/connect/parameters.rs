@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::connect::access::{self, RemoteAccess};
 use crate::connect::alternate::{AlternatePath, DEFAULT_TIMEOUT, PathMigration};
-use crate::connect::gids::default_gid;
+use crate::connect::gids::{default_gid, same_host_gid};
 use crate::connect::mistakes::Mistakes;
 use crate::error::{Error, Result};
 use crate::units::{Gid, within, within_some};
@@ -26,13 +26,19 @@ pub struct EndpointParameters {
     /// The port of the device, from 1.
     #[serde(skip)]
     pub port: u8,
+    /// Whether the peer is a port of the same host. The default GID is then [`same_host_gid`] instead of
+    /// [`default_gid`].
+    #[serde(skip)]
+    pub same_host: bool,
     /// Whether a queue pair may be its own peer.
     pub allow_self: bool,
     /// The local GID (the address of the device's port), written as an IPv6 or IPv4 address. Default: a GID of the kind
     /// `gid_kind`. With `"roce_v2"`, the default is the first GID with an IPv4 address, otherwise the first GID with an
     /// IPv6 address, otherwise the first GID. Link-local addresses do not count as IPv4 or IPv6 addresses here, because
     /// the link-local GID of a port may not be an address of the interface. With other kinds, the default is the first
-    /// GID. If addresses are added or removed, the default may change, and the port then connects again.
+    /// GID. With `peer`, the default is the first GID of the kind, because Linux cannot resolve an IPv4 address of another
+    /// interface of the same host. If addresses are added or removed, the default may change, and the port then connects
+    /// again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<Gid>,
     /// The kind of the local GID. On Ethernet, both ends must use the same kind. Default: `"roce_v2"` if the port has
@@ -151,6 +157,7 @@ impl Default for EndpointParameters {
     fn default() -> Self {
         Self {
             port: 1,
+            same_host: false,
             gid: None,
             gid_kind: None,
             gid_index: None,
@@ -356,6 +363,7 @@ impl EndpointParameters {
             let list: Vec<String> = set().take(8).map(each).collect();
             if list.is_empty() { "none".to_owned() } else { list.join(", ") }
         };
+        let default = if self.same_host { same_host_gid } else { default_gid };
         let found = match (self.gid_index, self.gid, self.gid_kind) {
             (Some(index), ..) => {
                 let found = set().find(|entry| entry.index == u32::from(index));
@@ -370,7 +378,7 @@ impl EndpointParameters {
                 found
             }
             (None, None, None) => {
-                let found = default_gid(entries, None);
+                let found = default(entries, None);
                 if found.is_none() {
                     wrong.add(
                         "gid",
@@ -384,7 +392,7 @@ impl EndpointParameters {
             (None, gid, kind) => {
                 let found = match gid {
                     Some(gid) => set().find(|entry| entry.gid == gid && kind.is_none_or(|kind| kind == entry.kind)),
-                    None => default_gid(entries, kind),
+                    None => default(entries, kind),
                 };
                 if found.is_none() {
                     let (key, value) = match (gid, kind) {
@@ -483,6 +491,7 @@ mod tests {
         let parameters: EndpointParameters = toml::from_str(text).unwrap();
         let expected = EndpointParameters {
             port: 1,
+            same_host: false,
             gid: "fe80::7".parse().ok(),
             gid_kind: Some(GidKind::RoceV1),
             gid_index: Some(4),

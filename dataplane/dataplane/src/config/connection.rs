@@ -82,13 +82,13 @@ use dataplane_core::units::Period;
 /// name       = "left"
 /// device     = "mlx5_0"
 /// qp         = "uc"
-/// connection = { peer = "right", gid = "192.0.2.1" }
+/// connection = { peer = "right", gid = "fe80::1" }
 ///
 /// [[port]]
 /// name       = "right"
 /// device     = "mlx5_1"
 /// qp         = "uc"
-/// connection = { peer = "left", gid = "192.0.2.2" }
+/// connection = { peer = "left", gid = "fe80::2" }
 /// ```
 ///
 /// A port that is its own peer, to test one device:
@@ -110,6 +110,14 @@ pub struct Connection {
     /// the port of the device.
     #[serde(flatten)]
     pub parameters: EndpointParameters,
+}
+
+impl Connection {
+    /// Returns the parameters of queue pairs on port `number` of the device.
+    pub(crate) fn parameters_on(&self, number: u8) -> EndpointParameters {
+        let same_host = self.rendezvous.peer.is_some();
+        EndpointParameters { port: number, same_host, ..self.parameters.clone() }
+    }
 }
 
 /// Deserializes the two parts from two separate tables, because `#[serde(flatten)]` loses the positions of values.
@@ -219,4 +227,20 @@ fn socket_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<S
         let help = "write an IP address and a port: \"192.0.2.1:18515\" or \"[2001:db8::1]:18515\"";
         serde::de::Error::custom(format!("`{text}` is not an IP address with a port from 1 to 65535; help: {help}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The default GID of a port on the same host is another GID than the default for other hosts.
+    #[test]
+    fn peer_in_the_same_config_is_on_the_same_host() {
+        let connection = |rendezvous| Connection { rendezvous, parameters: EndpointParameters::default() };
+        let local = RendezvousConfig { peer: Some("right".to_owned()), ..Default::default() };
+        let local = connection(local).parameters_on(2);
+        assert_eq!((local.same_host, local.port), (true, 2));
+        let other = RendezvousConfig { to: "192.0.2.1:18515".parse().ok(), ..Default::default() };
+        assert!(!connection(other).parameters_on(1).same_host);
+    }
 }

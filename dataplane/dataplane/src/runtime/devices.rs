@@ -284,7 +284,7 @@ impl<D: Device> OpenPort<D> {
         let connection = match &config.connection {
             None => None,
             Some(connection) => {
-                let parameters = EndpointParameters { port: number, ..connection.parameters.clone() };
+                let parameters = connection.parameters_on(number);
                 let kind = kind(config.qp);
                 // Check the parameters against the device before waiting for a peer.
                 let is_down = || device.port(number).is_ok_and(|port| !port.is_active());

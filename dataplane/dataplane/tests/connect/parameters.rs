@@ -179,6 +179,12 @@ fn default_gid_is_an_address_that_peers_can_resolve() {
         // A peer computes the MAC address from the link-local GID of RoCE v1.
         let v1 = gid_choice(None, Some(GidKind::RoceV1)).resolve(&device, QpType::Rc).unwrap();
         assert_eq!((v1.gid_index, v1.gid_kind), (0, GidKind::RoceV1), "{addresses:?}");
+        // A port of the same host has the same default for all addresses.
+        for (kind, index) in [(None, 1), (Some(GidKind::RoceV2), 1), (Some(GidKind::RoceV1), 0)] {
+            let parameters = EndpointParameters { same_host: true, ..gid_choice(None, kind) };
+            let local = parameters.resolve(&device, QpType::Rc).unwrap();
+            assert_eq!((local.gid_index, local.gid), (index, gid("fe80::1")), "{addresses:?} {kind:?}");
+        }
     }
     // If the interface gets an IPv4 address, `refresh` selects this address.
     let mut connector = Connector::new(&table(&["fe80::1"]), QpType::Rc, EndpointParameters::default()).unwrap();
@@ -540,6 +546,7 @@ fn default_parameters_equal_the_constants_of_the_ibverbs_crate() {
 fn every_parameter_is_set_in_its_state_change() {
     let parameters = EndpointParameters {
         port: 1,
+        same_host: false,
         gid: None,
         gid_kind: None,
         gid_index: Some(3),

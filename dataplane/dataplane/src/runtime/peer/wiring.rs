@@ -2,6 +2,7 @@
 //! port.
 
 use std::fmt;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
@@ -168,8 +169,18 @@ impl<D: Device> PeerWiring<D> {
 
 /// Returns the message about a failed `ibv_create_ah` for the peer with this GID.
 fn no_path(device: &str, peer: Gid, error: VerbError) -> String {
-    let remedy = error.remedy().map_or_else(String::new, |remedy| format!("; help: {remedy}"));
-    format!("{device}: {error}: no path to {peer}{remedy}")
+    // A socket can only be bound to an address of this host.
+    let is_own = |address: Ipv4Addr| UdpSocket::bind((address, 0)).is_ok();
+    let help = match (error.remedy(), peer.ipv4()) {
+        (Some(_), Some(address)) if is_own(address) => {
+            ", because this address belongs to this host, and Linux does not answer ARP requests from its own addresses; \
+             help: set `gid` of both ports to the link-local address of the interface, or move one of the two interfaces \
+             into another network namespace, or run `sysctl net.ipv4.conf.IFACE.accept_local=1` for both interfaces"
+                .to_owned()
+        }
+        (remedy, _) => remedy.map_or_else(String::new, |remedy| format!("; help: {remedy}")),
+    };
+    format!("{device}: {error}: no path to {peer}{help}")
 }
 
 impl<D: Device> fmt::Debug for PeerWiring<D> {
@@ -291,6 +302,10 @@ mod tests {
         let error = VerbError::new("ibv_create_ah", libc::ETIMEDOUT);
         let message = no_path("mlx5_0", "fe80::2".parse().unwrap(), error);
         assert!(message.contains("no path to fe80::2; help: select a GID"), "{message}");
+        let message = no_path("mlx5_0", "192.0.2.1".parse().unwrap(), error);
+        assert!(message.contains("no path to ::ffff:192.0.2.1; help: select a GID"), "{message}");
+        let message = no_path("mlx5_0", "127.0.0.1".parse().unwrap(), error);
+        assert!(message.contains("belongs to this host") && message.contains("accept_local=1"), "{message}");
     }
 
     /// The device writes the global route header of a datagram into the receive buffer.

@@ -408,11 +408,16 @@ pub mod connect {
             entries: &[GidEntry],
             kind: Option<GidKind>,
         ) -> Option<&GidEntry> {}
+        pub fn same_host_gid(
+            entries: &[GidEntry],
+            kind: Option<GidKind>,
+        ) -> Option<&GidEntry> {}
     }
     mod parameters {
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         pub struct EndpointParameters {
             pub port: u8,
+            pub same_host: bool,
             pub allow_self: bool,
             pub gid: Option<Gid>,
             pub gid_kind: Option<GidKind>,
@@ -539,7 +544,7 @@ pub mod connect {
     pub use exchange::{
         Exchanged, Listener, MAX_QUEUES, Offer, PeerConnection, WaitLimits, connect,
     };
-    pub use gids::default_gid;
+    pub use gids::{default_gid, same_host_gid};
     pub use parameters::{EndpointParameters, LocalPort, mtu_bytes, mtu_code};
     pub use prepared::{ConnectedQueuePair, PreparedQueuePair, connect_pair};
     pub use wire::{ExchangeError, Refusal};
