@@ -447,7 +447,7 @@ impl<D: Device> PortDevice for OpenPort<D> {
 #[cfg(feature = "ibverbs")]
 mod verbs {
     use super::{Arc, BTreeMap, Duration, HostClock, Path, PortPlan, ProviderParts, Result, RunStop, Stamping, Watch};
-    use crate::runtime::hw_counters::OutOfBuffer;
+    use crate::runtime::hw_counters::{self, OutOfBuffer};
     use crate::runtime::{promiscuous, raw};
     use dataplane_core::verbs::Provider as _;
     use dataplane_ibverbs::{VerbsDevice, VerbsProvider};
@@ -494,6 +494,10 @@ mod verbs {
         let computes_checksums = raw.computes_checksums;
         let what = format!("{} port {}", port.device, port.device_port);
         let lost = OutOfBuffer::open(sysfs, &port.device, port.device_port).map(Arc::new);
+        if lost.is_none() && hw_counters::can_lose(plan) {
+            let why = hw_counters::in_another_namespace(sysfs, &port.device, port.device_port);
+            why.iter().for_each(|why| tracing::warn!("port `{}`: {why}", port.name));
+        }
         if let Some(lost) = lost.clone() {
             watch.every(COUNTER_INTERVAL, move || {
                 lost.lost();

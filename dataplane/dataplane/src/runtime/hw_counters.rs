@@ -1,9 +1,11 @@
 //! The counters of RDMA devices that the kernel reports in sysfs, and that verbs do not report.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+
+use crate::config::{PortPlan, Qp};
 
 /// The length of the longest counter, with some space to spare: a number with 20 digits and a newline.
 const LENGTH: usize = 32;
@@ -31,6 +33,34 @@ pub(crate) fn out_of_buffer_file(sysfs: &Path, device: &str, port: u8) -> Option
     // crashes the kernel (`hw_stat_device_show`).
     let is_copy = !folder.join("counters").exists();
     files.into_iter().find(|file| file.exists() && !(is_copy && file.starts_with(device.join("hw_counters"))))
+}
+
+/// Returns whether a port can lose packets because no receive is posted. A reliable connection loses no packets.
+pub(crate) fn can_lose(port: &PortPlan) -> bool {
+    port.input && port.config.qp != Qp::Rc
+}
+
+/// Returns why the losses of a port cannot be counted, and the fix, if the device belongs to another network namespace.
+/// `sysfs` is the folder at which sysfs is mounted.
+///
+/// In the namespaces of other programs, the kernel shows a copy of the device without counters (`add_one_compat_dev`
+/// and `setup_port` in Linux).
+pub(crate) fn in_another_namespace(sysfs: &Path, device: &str, port: u8) -> Option<String> {
+    /// The drivers that have counters in their own namespace. The driver of a subfunction is `mlx5_core.sf`.
+    const DRIVERS: [&str; 3] = ["mlx5_core", "mlx5_core.sf", "bnxt_en"];
+    let folder = sysfs.join("class/infiniband").join(device);
+    let port = folder.join(format!("ports/{port}"));
+    let driver = fs::read_link(folder.join("device/driver")).ok()?;
+    let has_counters = DRIVERS.iter().any(|name| driver.file_name().is_some_and(|driver| driver == *name));
+    let is_copy = port.exists() && !port.join("counters").exists() && !port.join("hw_counters").exists();
+    (has_counters && is_copy).then(|| {
+        format!(
+            "`{device}` belongs to another network namespace, and only that namespace has the counters of the device, so \
+             packets that find no receive buffer are not counted and `lost` of the port is always 0; help: run the \
+             program in the network namespace of the host, or run `rdma system set netns exclusive` on the host and \
+             move the device to the namespace of the program (`rdma dev set {device} netns NAME`)"
+        )
+    })
 }
 
 /// The packets that a port of an RDMA device dropped because no receive was posted, counted since this value was
@@ -173,5 +203,28 @@ mod tests {
         assert!(sysfs.open(1).is_none());
         sysfs.write(STANDARD, "0");
         assert!(sysfs.open(1).is_some());
+    }
+    #[test]
+    fn copy_of_a_device_in_another_network_namespace_is_recognised() {
+        for (driver, counters, is_copy) in [
+            ("mlx5_core", None, true),
+            ("mlx5_core.sf", None, true),
+            ("bnxt_en", None, true),
+            ("mlx5_core", Some(STANDARD), false),
+            ("bnxt_en", Some("ports/1/hw_counters/rx_pkts"), false),
+            // The driver has no known counter in any namespace.
+            ("siw", None, false),
+        ] {
+            let sysfs = Sysfs::new();
+            sysfs.write("ports/1/state", "4: ACTIVE");
+            sysfs.write("device/vendor", "0x15b3");
+            let link = sysfs.0.path().join("class/infiniband/mlx5_0/device/driver");
+            std::os::unix::fs::symlink(format!("../../../bus/pci/drivers/{driver}"), link).unwrap();
+            counters.iter().for_each(|file| sysfs.write(file, "0"));
+            let why = in_another_namespace(sysfs.0.path(), "mlx5_0", 1);
+            assert_eq!(why.is_some(), is_copy, "{driver} {counters:?}");
+            assert!(why.is_none_or(|why| why.contains("help: run the program in the network namespace of the host")));
+            assert_eq!(in_another_namespace(sysfs.0.path(), "mlx5_0", 2), None, "the port does not exist");
+        }
     }
 }

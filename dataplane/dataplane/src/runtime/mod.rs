@@ -52,7 +52,7 @@ pub(crate) use change::{RESTART_HELP, UpgradeHold};
 pub(crate) use difference::operations;
 pub(crate) use hand_over::HandedRun;
 #[cfg(feature = "ibverbs")]
-pub(crate) use hw_counters::out_of_buffer_file;
+pub(crate) use hw_counters::{can_lose, in_another_namespace, out_of_buffer_file};
 pub use lanes::PortLanes;
 pub(crate) use lanes::SharedMemory;
 pub(crate) use observation::Observation;

@@ -128,18 +128,18 @@ fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
     }
 }
 
-/// Returns a note if no known counter counts the packets that are lost because no receive buffer is posted. A reliable
-/// connection loses no packets.
+/// Returns a note if no known counter counts the packets that are lost because no receive buffer is posted.
 #[cfg(feature = "ibverbs")]
 fn uncounted_losses(roots: &Roots, port: &PortPlan) -> Option<String> {
     let (device, number) = (&port.config.device, port.config.device_port);
     let counted = crate::runtime::out_of_buffer_file(&roots.sys, device, number).is_some();
-    let can_lose = port.input && port.config.qp != Qp::Rc;
-    (can_lose && !counted).then(|| {
-        format!(
-            "Dataplane knows no counter of `{device}` for packets that find no receive buffer, so `lost` of the port is \
-             always 0"
-        )
+    (crate::runtime::can_lose(port) && !counted).then(|| {
+        crate::runtime::in_another_namespace(&roots.sys, device, number).unwrap_or_else(|| {
+            format!(
+                "Dataplane knows no counter of `{device}` for packets that find no receive buffer, so `lost` of the port \
+                 is always 0"
+            )
+        })
     })
 }
 

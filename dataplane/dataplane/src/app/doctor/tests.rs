@@ -350,6 +350,12 @@ fn rdma_device_without_a_counter_of_lost_packets_is_reported() {
     let found = facts(&host(), CONFIG);
     assert!(matches!(&found[..], [one] if one.contains("knows no counter of `rdma7`")), "{found:?}");
     assert_eq!(facts(&Host::new(), CONFIG), [""; 0], "the device does not exist");
+    // In another network namespace, the kernel shows no counters of the device.
+    let other = host().with_file("sys/class/infiniband/rdma7/device/vendor", "0x15b3");
+    let link = other.0.sys.join("class/infiniband/rdma7/device/driver");
+    std::os::unix::fs::symlink("../../../bus/pci/drivers/mlx5_core", link).unwrap();
+    let found = facts(&other, CONFIG);
+    assert!(matches!(&found[..], [one] if one.contains("`rdma7` belongs to another network namespace")), "{found:?}");
     // A reliable connection loses no packets.
     let reliable = CONFIG.replace("rdma7\"", "rdma7\"\nqp = \"rc\"\nconnection = { to = \"127.0.0.1:18515\" }");
     assert_eq!(facts(&host(), &reliable), [""; 0]);

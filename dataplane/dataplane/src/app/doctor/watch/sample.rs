@@ -163,10 +163,12 @@ impl HostSample {
                 && let Some(number) = *device_port
             {
                 match lost_packets(roots, device, number) {
-                    Some((name, count)) => _ = errors.insert(name, count),
-                    None => self.lacks(
+                    Ok((name, count)) => _ = errors.insert(name, count),
+                    Err(why) => self.lacks(
                         format!("lost packets of port {port}"),
-                        format!("Dataplane knows no counter of `{device}` for packets that find no receive buffer"),
+                        why.unwrap_or_else(|| {
+                            format!("Dataplane knows no counter of `{device}` for packets that find no receive buffer")
+                        }),
                     ),
                 }
             }
@@ -220,18 +222,24 @@ fn verbs_errors(roots: &Roots, device: &str, port: u8) -> Option<BTreeMap<String
 }
 
 /// Returns the name and the value of the counter of the packets that a port of an RDMA device lost because no receive
-/// was posted. Returns `None` if no known counter counts these packets.
+/// was posted.
+///
+/// # Errors
+/// No known counter counts these packets. The error is the reason, if the reason is known.
 #[cfg(feature = "ibverbs")]
-fn lost_packets(roots: &Roots, device: &str, port: u8) -> Option<(String, u64)> {
-    let file = crate::runtime::out_of_buffer_file(&roots.sys, device, port)?;
-    let name = file.file_name()?.to_string_lossy().into_owned();
-    Some((name, std::fs::read_to_string(file).ok()?.trim().parse().ok()?))
+fn lost_packets(roots: &Roots, device: &str, port: u8) -> Result<(String, u64), Option<String>> {
+    let read = || {
+        let file = crate::runtime::out_of_buffer_file(&roots.sys, device, port)?;
+        let name = file.file_name()?.to_string_lossy().into_owned();
+        Some((name, std::fs::read_to_string(file).ok()?.trim().parse().ok()?))
+    };
+    read().ok_or_else(|| crate::runtime::in_another_namespace(&roots.sys, device, port))
 }
 
-/// Returns `None`, because this program is built without support for RDMA devices.
+/// Returns an error, because this program is built without support for RDMA devices.
 #[cfg(not(feature = "ibverbs"))]
-fn lost_packets(_: &Roots, _: &str, _: u8) -> Option<(String, u64)> {
-    None
+fn lost_packets(_: &Roots, _: &str, _: u8) -> Result<(String, u64), Option<String>> {
+    Err(None)
 }
 
 /// The changes between two samples. The end of a field's name is its unit.
