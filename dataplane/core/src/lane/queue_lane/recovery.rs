@@ -16,6 +16,9 @@ use crate::verbs::{CqGranted, Device, EventKind, QpAttributes, QpState, QueuePai
 
 /// Maximum time without progress while a queue pair in state ERR flushes its requests.
 const FLUSH_DEADLINE: Duration = Duration::from_millis(500);
+/// Maximum time without progress in which a device may refuse to reset a queue pair with `EBUSY`, because the kernel or
+/// the hardware may still write to the posted slots.
+const BUSY_DEADLINE: Duration = Duration::from_secs(30);
 
 /// State of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,7 +230,7 @@ impl<D: Device> Recovery<D> {
     fn restart(&mut self, data: &mut DataPath<D>, pool: &mut Pool, abandoned: u64) -> Result<(), VerbError> {
         let (attributes, mask) = QpAttributes::to(QpState::Reset);
         if let Err(refused) = data.queues.qp.modify(&attributes, mask) {
-            return self.rebuild(data, pool, refused);
+            return if self.waits_for_reset(&refused) { Ok(()) } else { self.rebuild(data, pool, refused) };
         }
         data.counters.timed_out += abandoned;
         data.reclaim_all(pool);
@@ -237,6 +240,12 @@ impl<D: Device> Recovery<D> {
         }
         data.counters.recoveries += 1;
         self.connect(data, pool)
+    }
+
+    /// Returns whether the device may accept the reset of a stopped queue pair later.
+    fn waits_for_reset(&self, refused: &VerbError) -> bool {
+        let is_in_time = matches!(self.phase, Phase::Failed { since, .. } if since.elapsed() < BUSY_DEADLINE);
+        is_in_time && refused.errno == libc::EBUSY
     }
 
     /// Creates all queues again, because a completion queue has failed or the queue pair cannot be reset. `lost` is the

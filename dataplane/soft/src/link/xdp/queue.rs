@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::handed::DetachedSocket;
 use super::program::STAMP;
-use super::socket::{BIND_TIMEOUT, Refused, SocketSpec, XdpSocket, await_release};
+use super::socket::{BIND_TIMEOUT, REBIND_TIMEOUT, Refused, SocketSpec, XdpSocket, await_release};
 use super::{HEADROOM, InterfaceEpoch, Xdp};
 use crate::completion::Now;
 use dataplane_core::mem::{Desc, GUARD, Region, SlotLayout, prefetch};
@@ -290,7 +290,7 @@ impl Queue {
         match self.bind_socket(Duration::ZERO) {
             Ok(()) => self.bind_wait = None,
             Err(errno) if self.waits_for_interface(errno) => self.bind_wait = Some((now, now + ABSENT_INTERVAL)),
-            Err(libc::EBUSY) if now < since + BIND_TIMEOUT => {}
+            Err(libc::EBUSY) if now < since + REBIND_TIMEOUT => {}
             // Stop waiting. The queue pair then fails (see `is_stale`), and the next `open` does not wait.
             Err(_) => (self.bind_wait, self.bind_timed_out) = (None, true),
         }

@@ -21,6 +21,9 @@ const MAX_TX_SKB_BUDGET: libc::c_int = 9;
 /// Maximum time to wait while another socket is bound to the queue. The kernel releases a queue some time after its
 /// socket was closed.
 pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(1);
+/// The maximum time until the kernel has released a queue whose socket was closed, while the other ports of the worker
+/// continue. The kernel needs its lock of all interfaces (RTNL) for the release, and other programs may hold this lock.
+pub(super) const REBIND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Parameters of a socket.
 #[derive(Clone, Copy, Debug)]
