@@ -391,7 +391,12 @@ impl EndpointParameters {
             }
             (None, gid, kind) => {
                 let found = match gid {
-                    Some(gid) => set().find(|entry| entry.gid == gid && kind.is_none_or(|kind| kind == entry.kind)),
+                    Some(gid) => {
+                        let fits =
+                            || set().filter(|entry| entry.gid == gid && kind.is_none_or(|kind| kind == entry.kind));
+                        // The kernel adds each address as RoCE v1 first, then as RoCE v2.
+                        fits().find(|entry| entry.kind == GidKind::RoceV2).or_else(|| fits().next())
+                    }
                     None => default(entries, kind),
                 };
                 if found.is_none() {

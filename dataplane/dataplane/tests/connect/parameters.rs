@@ -133,7 +133,8 @@ fn gid_is_chosen_by_value_or_kind_or_index() {
         (gid_choice(None, Some(GidKind::RoceV1)), 0, "fe80::1", GidKind::RoceV1),
         (gid_choice(Some("192.0.2.1"), None), 3, "::ffff:192.0.2.1", GidKind::RoceV2),
         (gid_choice(Some("fe80::1"), Some(GidKind::RoceV2)), 1, "fe80::1", GidKind::RoceV2),
-        (gid_choice(Some("fe80::1"), None), 0, "fe80::1", GidKind::RoceV1),
+        (gid_choice(Some("fe80::1"), None), 1, "fe80::1", GidKind::RoceV2),
+        (gid_choice(Some("fe80::1"), Some(GidKind::RoceV1)), 0, "fe80::1", GidKind::RoceV1),
         (
             EndpointParameters { gid_index: Some(3), ..EndpointParameters::default() },
             3,
