@@ -209,7 +209,7 @@ pub fn confidence_interval(hits: u64, trials: u64) -> (f64, f64) {
 }
 
 /// Returns the limits of the confidence interval of a ratio of packets, after `hits` of `packets` (Wilson score interval).
-/// For the large numbers of packets of a trial, this interval is as good as the interval of Clopper and Pearson.
+/// After few losses, the interval contains the true ratio slightly less often than in 95 % of the trials.
 pub fn ratio_interval(hits: u64, packets: u64) -> (f64, f64) {
     /// The quantile of the standard normal distribution for a confidence of 95 %.
     const Z: f64 = 1.959_963_984_540_054;

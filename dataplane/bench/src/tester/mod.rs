@@ -197,10 +197,7 @@ impl Tester {
         }
         let before = counters(&self.lanes);
         let clock_faults = self.clock_faults();
-        let core = self.lanes.plan().cores.first().map(|core| core.0);
-        let sample = CoreSample::read(&self.roots, core);
         let mut outcome = self.run(plan, observer)?;
-        outcome.core = CoreSample::read(&self.roots, core).since(&sample);
         let after = counters(&self.lanes);
         let later_faults = self.clock_faults();
         for (index, port) in outcome.ports.iter_mut().enumerate() {
@@ -252,6 +249,7 @@ impl Tester {
             streams,
             clock,
             host_times,
+            roots,
             key,
             first_flow,
             stop,
@@ -265,6 +263,7 @@ impl Tester {
         let (burst, idle) = (plan.runtime.burst as usize, plan.runtime.idle);
         let depths: Vec<usize> = plan.ports.iter().map(|port| port.config.tx_depth as usize).collect();
         let names: Vec<String> = plan.ports.iter().map(|port| port.config.name.clone()).collect();
+        let core = plan.cores.first().map(|core| core.0);
         let (lanes, pool) = lanes.parts();
         let failed = |port: usize, error: dataplane::error::VerbError| error.on(&names[port]);
         let mut ports = vec![PortOutcome::default(); lanes.len()];
@@ -314,6 +313,8 @@ impl Tester {
         // Clearing the windows of the judges takes milliseconds. Read the start time after the windows are cleared.
         // Otherwise, the packets that are due while the windows are cleared would count as missed.
         let mut clocks = ClockWatch::start(host_times);
+        // The core has worked for some milliseconds, so its frequency is no longer that of an idle core.
+        let sample = CoreSample::read(roots, core);
         let waited = cpu_wait();
         let start = clock.nanos();
         let mut receiver = Receiver { streams, judges, key, start, judged: 0, foreign: 0 };
@@ -451,7 +452,7 @@ impl Tester {
             longest_pause,
             elapsed,
             waited,
-            core: CoreLoad::default(),
+            core: CoreSample::read(roots, core).since(&sample),
             clock_steps,
             stopped,
             intervals,
