@@ -236,8 +236,9 @@ fn await_program(
     }
     let text = text.unwrap_or_default();
     console::write_stderr(&String::from_utf8_lossy(&text));
-    let line = line.unwrap_or_default();
-    match String::from_utf8_lossy(&line).trim().parse().ok() {
+    let output = line.unwrap_or_default();
+    // A stage of the new program may also print to standard output.
+    match String::from_utf8_lossy(&output).lines().last().and_then(|line| line.trim().parse().ok()) {
         Some(pid) if pid == child.id() => Ok(pid),
         _ => {
             let _ = child.kill();
