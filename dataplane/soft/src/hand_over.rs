@@ -52,12 +52,6 @@ pub trait HandOver: Send + Sync {
     /// Fails if the kernel refuses new sockets.
     fn resume(&self, is_touched: bool) -> io::Result<()>;
 
-    /// Returns whether the kernel has released the packet memory after [`HandOver::resume`]. A queue pair that runs again
-    /// before the release fails if the release takes more than a second.
-    fn is_released(&self) -> bool {
-        true
-    }
-
     /// Makes the queues of this link continue the queues of another program. The link must have been opened with
     /// [`LinkSpec::take_over`](crate::LinkSpec::take_over). The queues must come from [`HandOver::detached`] of that program.
     ///

@@ -79,7 +79,7 @@ impl ZeroCopyQp {
     /// Closes the queue and flushes sends, oldest first, up to the next send with a completion. Returns this
     /// completion, or `None` if no send has a completion.
     pub(super) fn flush_one(&mut self, shared: &QpShared) -> Option<RawCqe> {
-        self.queue.close();
+        shared.counts.rx_missed.add(self.queue.close());
         std::iter::from_fn(|| self.queue.pop_sent()).find_map(|sent| reclaimed_entry(shared, &sent, || Ticks(0)))
     }
 
@@ -223,6 +223,7 @@ impl ZeroCopyQp {
                 ring.push(RawCqe { byte_len: run.byte_len[at], ..entry });
             }
         } else if shared.state() == QpState::Err {
+            shared.counts.rx_missed.add(queue.close());
             while ring.len() < target_len
                 && let Some(wr_id) = queue.flush_receive()
             {

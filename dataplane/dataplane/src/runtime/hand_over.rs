@@ -21,12 +21,6 @@ use dataplane_soft::upgrade::{HandOver, HandedQueue};
 
 /// The maximum time until all workers have stopped receiving and have saved the states of their stages.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
-/// The maximum time until the kernel has released the packet memory after a failed hand-over. With many zero-copy queues,
-/// the release may take more than a second. The watchdog of systemd is not reset meanwhile: dataplane@.service allows 10 s.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The interval between two checks whether the kernel has released the packet memory. Each check takes a lock of the
-/// kernel.
-const RELEASE_INTERVAL: Duration = Duration::from_millis(1);
 /// The interval between two checks of the workers.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
@@ -130,18 +124,6 @@ impl Run {
                 tracing::error!("port `{}` cannot receive again: {error}", port.name);
             }
             is_memory_touched |= is_touched && device.shares_memory();
-        }
-        // A lane that runs before the release would fail, and would stop the run.
-        let deadline = Instant::now() + RELEASE_TIMEOUT;
-        for port in &ports {
-            while port.device.hand_over().is_some_and(|device| !device.is_released()) {
-                if Instant::now() >= deadline {
-                    let seconds = RELEASE_TIMEOUT.as_secs();
-                    tracing::error!("port `{}`: the kernel has not released the queues after {seconds} s", port.name);
-                    break;
-                }
-                thread::sleep(RELEASE_INTERVAL);
-            }
         }
         lock(&self.state.sampler).ask_resume(is_memory_touched);
     }
@@ -272,9 +254,11 @@ mod tests {
             other.join().unwrap();
             let before = run.loops();
             wait_until("the worker runs", || run.loops() != before);
-            wait_until("the port is handed over again", || run.detach().is_ok());
+            wait_until("the port is handed over again", || {
+                assert!(!run.is_stopped());
+                run.detach().is_ok()
+            });
             run.resume(false);
-            assert!(!run.is_stopped());
             run.stop();
             run.join().unwrap();
         });

@@ -16,8 +16,8 @@ use crate::verbs::{CqGranted, Device, EventKind, QpAttributes, QpState, QueuePai
 
 /// Maximum time without progress while a queue pair in state ERR flushes its requests.
 const FLUSH_DEADLINE: Duration = Duration::from_millis(500);
-/// Maximum time without progress in which a device may refuse to reset a queue pair with `EBUSY`, because the kernel or
-/// the hardware may still write to the posted slots.
+/// Maximum time for which a stopped lane repeats a reset that the device refuses with `EBUSY`, because another program may
+/// still write to the posted slots.
 const BUSY_DEADLINE: Duration = Duration::from_secs(30);
 
 /// State of a lane.
@@ -33,6 +33,8 @@ enum Phase {
         since: Instant,
         /// The number of outstanding requests at that time.
         outstanding: usize,
+        /// Whether the device has refused the reset.
+        is_refused: bool,
     },
     /// The device has refused to destroy a queue pair, with this error. The device keeps the slots that were posted to
     /// this queue pair, so the lane stays in this phase.
@@ -167,7 +169,7 @@ impl<D: Device> Recovery<D> {
         let (attributes, mask) = QpAttributes::to(QpState::Err);
         let stopped = data.queues.qp.modify(&attributes, mask);
         data.was_flushed = false;
-        self.phase = Phase::Failed { since: Instant::now(), outstanding: data.outstanding() };
+        self.phase = Phase::Failed { since: Instant::now(), outstanding: data.outstanding(), is_refused: false };
         self.overdue = false;
         // If the device refused the change, the send queue may still work. The marker is a send request for the newest
         // packet, so a working queue would send this packet twice. Without the marker, the flush deadline ends the wait
@@ -203,7 +205,7 @@ impl<D: Device> Recovery<D> {
     #[cold]
     fn extend_deadline(&mut self, data: &DataPath<D>) {
         let now_outstanding = data.outstanding();
-        if let Phase::Failed { since, outstanding } = &mut self.phase
+        if let Phase::Failed { since, outstanding, .. } = &mut self.phase
             && *outstanding != now_outstanding
         {
             (*since, *outstanding) = (Instant::now(), now_outstanding);
@@ -230,7 +232,7 @@ impl<D: Device> Recovery<D> {
     fn restart(&mut self, data: &mut DataPath<D>, pool: &mut Pool, abandoned: u64) -> Result<(), VerbError> {
         let (attributes, mask) = QpAttributes::to(QpState::Reset);
         if let Err(refused) = data.queues.qp.modify(&attributes, mask) {
-            return if self.waits_for_reset(&refused) { Ok(()) } else { self.rebuild(data, pool, refused) };
+            return if self.waits_for_reset(data, refused) { Ok(()) } else { self.rebuild(data, pool, refused) };
         }
         data.counters.timed_out += abandoned;
         data.reclaim_all(pool);
@@ -242,10 +244,16 @@ impl<D: Device> Recovery<D> {
         self.connect(data, pool)
     }
 
-    /// Returns whether the device may accept the reset of a stopped queue pair later.
-    fn waits_for_reset(&self, refused: &VerbError) -> bool {
-        let is_in_time = matches!(self.phase, Phase::Failed { since, .. } if since.elapsed() < BUSY_DEADLINE);
-        is_in_time && refused.errno == libc::EBUSY
+    /// Returns whether the device may accept the reset later: after a hand-over that has failed. Logs the first refusal.
+    fn waits_for_reset(&mut self, data: &DataPath<D>, refused: VerbError) -> bool {
+        let Phase::Failed { since, is_refused, .. } = &mut self.phase else { return false };
+        if !data.stopping || refused.errno != libc::EBUSY || since.elapsed() >= BUSY_DEADLINE {
+            return false;
+        }
+        if !std::mem::replace(is_refused, true) {
+            tracing::warn!("{}: the lane cannot restart yet ({refused})", self.device.name());
+        }
+        true
     }
 
     /// Creates all queues again, because a completion queue has failed or the queue pair cannot be reset. `lost` is the

@@ -138,7 +138,6 @@ mod hand_over {
         fn detach(&self, queues: u16, is_input: bool) -> io::Result<()>;
         fn detached(&self) -> io::Result<Option<Vec<HandedQueue>>>;
         fn resume(&self, is_touched: bool) -> io::Result<()>;
-        fn is_released(&self) -> bool {}
         fn attach(&self, queues: Vec<HandedQueue>) -> io::Result<()>;
     }
 }

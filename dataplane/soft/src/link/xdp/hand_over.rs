@@ -121,17 +121,10 @@ impl HandOver for Xdp {
     fn resume(&self, _: bool) -> io::Result<()> {
         // The queue pairs restart and open new sockets, so close the earlier sockets. The frames in their rings are lost.
         let Some(detaching) = lock(&self.detaching).take() else { return Ok(()) };
-        let (closed, missed): (Vec<_>, Vec<_>) = detaching.sockets.into_iter().map(DetachedSocket::close).unzip();
-        lock(&self.closed).extend(closed);
-        lock(&self.sockets).retired.rx_missed += missed.into_iter().map(u64::from).sum::<u64>();
+        let missed: u64 = detaching.sockets.into_iter().map(|detached| u64::from(detached.socket.close())).sum();
+        lock(&self.sockets).retired.rx_missed += missed;
         // The other program may have attached its own program.
         self.replace_program(self.epoch().index)
-    }
-
-    fn is_released(&self) -> bool {
-        let mut closed = lock(&self.closed);
-        closed.retain(|queue| !queue.is_released());
-        closed.is_empty()
     }
 
     fn attach(&self, queues: Vec<HandedQueue>) -> io::Result<()> {

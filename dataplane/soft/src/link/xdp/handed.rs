@@ -2,9 +2,8 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::socket::{Refused, XdpSocket, await_release};
+use super::socket::{Refused, XdpSocket};
 use dataplane_core::mem::Region;
 
 /// The sockets of queues that stop, because another program takes the queues over.
@@ -21,38 +20,11 @@ pub(super) struct Detaching {
 #[derive(Debug)]
 pub(super) struct DetachedSocket {
     pub(super) queue: u32,
-    /// The index of the interface of the socket.
-    pub(super) interface: u32,
     pub(super) socket: XdpSocket,
     /// Whether the queue has tried to let the XDP program redirect its frames to the socket.
     pub(super) redirected: bool,
     /// The slots of posted receives, in the order in which the kernel returns the slots.
     pub(super) posted: Vec<u32>,
-}
-
-/// A queue whose socket this program has closed after a failed hand-over. The kernel may still write to the memory.
-#[derive(Debug)]
-pub(super) struct ClosedQueue {
-    queue: u32,
-    /// The index of the interface.
-    interface: u32,
-    region: Arc<Region>,
-}
-
-impl DetachedSocket {
-    /// Closes this descriptor of the socket. Also returns the number of frames that no program has received.
-    pub(super) fn close(self) -> (ClosedQueue, u32) {
-        let Self { queue, interface, socket, .. } = self;
-        let region = socket.region().clone();
-        (ClosedQueue { queue, interface, region }, socket.close())
-    }
-}
-
-impl ClosedQueue {
-    /// Returns whether the kernel has released the queue.
-    pub(super) fn is_released(&self) -> bool {
-        await_release(&self.region, self.interface, self.queue, Duration::ZERO)
-    }
 }
 
 /// A socket of another program, for a queue pair that waits for the socket.

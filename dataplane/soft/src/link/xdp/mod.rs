@@ -33,7 +33,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use facts::{XdpFacts, XdpProgram, XdpSupport};
 use facts::{driver_reports_nic_time, xdp_program};
-use handed::{ClosedQueue, Detaching, HandedSocket};
+use handed::{Detaching, HandedSocket};
 use program::StampSource;
 pub(crate) use queue::{CompletedSend, Queue, Received};
 pub use spec::{BusyPoll, Copying, Filter, Mode, Selector, XdpSpec};
@@ -72,8 +72,6 @@ pub(crate) struct Xdp {
     handed: Mutex<Vec<HandedSocket>>,
     /// `Some` while another program takes the queues over.
     detaching: Mutex<Option<Detaching>>,
-    /// The queues of a failed hand-over that the kernel has not released yet.
-    closed: Mutex<Vec<ClosedQueue>>,
 }
 
 /// The interface that the program is attached to.
@@ -164,7 +162,6 @@ impl Xdp {
             awaits: spec.takes_over.into(),
             handed: Mutex::default(),
             detaching: Mutex::default(),
-            closed: Mutex::default(),
         };
         match spec.takes_over {
             // The program of the other program stays attached until the hand-over.

@@ -26,8 +26,10 @@ const POSTED: u8 = 0x80;
 
 /// Interval between two attempts to bind to a queue while another socket is bound to the queue.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// Interval between two attempts to bind to a queue while the interface does not exist or is down. Such a wait can be
-/// long, and each attempt takes the kernel's RTNL lock, so this interval is longer.
+/// The time after which the interval between two attempts becomes longer.
+const SHORT_WAIT: Duration = Duration::from_millis(100);
+/// Interval between two attempts while a wait is long: while the interface does not exist or is down, or while the kernel
+/// has not released the queue. Each attempt takes the kernel's RTNL lock, so this interval is longer.
 const ABSENT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Minimum frame length: an Ethernet header.
@@ -171,6 +173,8 @@ pub(crate) struct Queue {
     unreleased: bool,
     /// Whether the link has kept the closed socket for another program.
     is_kept: bool,
+    /// The time of the next check whether the slots are released.
+    next_probe: Option<Instant>,
 }
 
 impl Queue {
@@ -202,6 +206,7 @@ impl Queue {
             busy,
             unreleased: false,
             is_kept: false,
+            next_probe: None,
         }
     }
 
@@ -209,7 +214,7 @@ impl Queue {
     pub(crate) fn bind(&mut self, region: &Arc<Region>, layout: SlotLayout, recv_wr_id: u64) -> Result<(), i32> {
         let geometry = Geometry::new(layout).ok_or(libc::EINVAL)?;
         let caps = self.caps;
-        self.close();
+        let _ = self.close();
         if !self.is_released() {
             return Err(libc::EBUSY);
         }
@@ -286,7 +291,8 @@ impl Queue {
         if now < next {
             return;
         }
-        self.bind_wait = Some((since, now + RETRY_INTERVAL));
+        let interval = if now < since + SHORT_WAIT { RETRY_INTERVAL } else { ABSENT_INTERVAL };
+        self.bind_wait = Some((since, now + interval));
         match self.bind_socket(Duration::ZERO) {
             Ok(()) => self.bind_wait = None,
             Err(errno) if self.waits_for_interface(errno) => self.bind_wait = Some((now, now + ABSENT_INTERVAL)),
@@ -339,6 +345,7 @@ impl Queue {
     /// Closes the socket, or leaves the socket to another program. The kernel then owns no slots as soon as
     /// [`Queue::is_released`] returns `true`. Returns the number of frames that had arrived and were not received. The link
     /// counts the frames of a socket that was left to another program.
+    #[must_use]
     pub(crate) fn close(&mut self) -> u64 {
         self.collect_completions();
         (self.bind_wait, self.awaited) = (None, None);
@@ -348,8 +355,7 @@ impl Queue {
             self.xdp.closes(self.index, socket.raw());
             let detach = |mut socket: XdpSocket| {
                 let posted = self.posted_slots(&mut socket);
-                let (queue, interface) = (self.index, self.epoch.index);
-                DetachedSocket { queue, interface, socket, redirected: self.redirected, posted }
+                DetachedSocket { queue: self.index, socket, redirected: self.redirected, posted }
             };
             match self.xdp.keep_socket(socket, self.epoch, detach) {
                 Some(returned) => socket = returned,
@@ -371,15 +377,17 @@ impl Queue {
     }
 
     /// Returns whether neither the kernel nor the hardware writes to the slots of the closed socket any more. The kernel
-    /// writes to the slots until all descriptors of the socket are closed, and another program may have a descriptor. The
-    /// first call after [`HandOver::resume`](crate::upgrade::HandOver::resume) waits for the release.
+    /// writes to the slots until all descriptors of the socket are closed, and another program may have a descriptor.
     pub(crate) fn is_released(&mut self) -> bool {
         let Some(region) = self.region.as_ref().filter(|_| self.unreleased) else { return true };
-        if self.is_kept && self.xdp.keeps_socket(self.index) {
+        let now = Instant::now();
+        if self.next_probe.is_some_and(|next| now < next) || self.is_kept && self.xdp.keeps_socket(self.index) {
             return false;
         }
-        let timeout = if std::mem::take(&mut self.is_kept) { BIND_TIMEOUT } else { Duration::ZERO };
-        self.unreleased = !await_release(region, self.epoch.index, self.index, timeout);
+        // Each check takes the kernel's RTNL lock.
+        self.next_probe = Some(now + ABSENT_INTERVAL);
+        self.is_kept = false;
+        self.unreleased = !await_release(region, self.epoch.index, self.index, Duration::ZERO);
         !self.unreleased
     }
 
@@ -603,10 +611,9 @@ impl Queue {
         Some((first, status, len as u32, received_at))
     }
 
-    /// Closes the socket, flushes the next posted receive, and returns the receive's `wr_id`.
+    /// Flushes the next posted receive of a closed queue, and returns the receive's `wr_id`.
     #[cold]
     pub(crate) fn flush_receive(&mut self) -> Option<u64> {
-        self.close();
         if !self.is_released() {
             return None;
         }
@@ -752,7 +759,7 @@ fn take_stamp(region: &Region, address: u64, ahead: i64) -> Option<Ticks> {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        self.close();
+        let _ = self.close();
         if !self.is_released() {
             // The memory stays mapped, because the kernel or the hardware may still write to it.
             std::mem::forget(self.region.take());

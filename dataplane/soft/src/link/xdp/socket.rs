@@ -21,8 +21,8 @@ const MAX_TX_SKB_BUDGET: libc::c_int = 9;
 /// Maximum time to wait while another socket is bound to the queue. The kernel releases a queue some time after its
 /// socket was closed.
 pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(1);
-/// The maximum time until the kernel has released a queue whose socket was closed, while the other ports of the worker
-/// continue. The kernel needs its lock of all interfaces (RTNL) for the release, and other programs may hold this lock.
+/// The maximum time for which a queue pair waits until the kernel has released its queue. The other ports of the worker
+/// continue meanwhile. The kernel needs its RTNL lock for the release, and other programs may hold this lock.
 pub(super) const REBIND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Parameters of a socket.
@@ -64,7 +64,7 @@ pub(super) struct XdpSocket {
     pub(super) several: bool,
     fd: OwnedFd,
     /// Declared after `fd`, because the kernel uses the memory until the socket is closed.
-    region: Arc<Region>,
+    _region: Arc<Region>,
 }
 
 impl XdpSocket {
@@ -124,7 +124,7 @@ impl XdpSocket {
             zero_copy: false,
             several: false,
             fd,
-            region: region.clone(),
+            _region: region.clone(),
         })
     }
 
@@ -239,11 +239,6 @@ impl XdpSocket {
         let none = std::ptr::null_mut();
         // SAFETY: all pointers are null, so the kernel accesses no memory of this process.
         unsafe { libc::recvfrom(self.fd.as_raw_fd(), none, 0, libc::MSG_DONTWAIT, std::ptr::null_mut(), none.cast()) };
-    }
-
-    /// Returns the memory of the socket.
-    pub(super) fn region(&self) -> &Arc<Region> {
-        &self.region
     }
 
     pub(super) fn raw(&self) -> RawFd {
