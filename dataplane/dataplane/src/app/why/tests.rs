@@ -8,6 +8,7 @@ use super::cause::CauseKind;
 use super::observe::InterfaceCounters;
 use super::*;
 use crate::app::App;
+use dataplane_control::Client;
 use dataplane_core::mem::Batch;
 use dataplane_core::pipeline::{Ctx, Stage};
 use dataplane_core::telemetry::LiveStatistics;
@@ -324,7 +325,7 @@ fn slow_blocked_and_faulty_stages_are_named() {
         let app = App::new().stage::<Lame>("lame");
         let run =
             thread::spawn(move || app.exit_status_of(["dataplane", "run", path.to_str().unwrap(), "--for", "10s"]));
-        wait_until("the program listens", || socket.exists());
+        wait_until("the program listens", || Client::connect(&socket).is_ok());
         if fault == "blocks" {
             wait_until("the stage blocks", || BLOCKS.load(Ordering::Acquire));
         }
