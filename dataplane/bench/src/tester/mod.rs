@@ -309,12 +309,12 @@ impl Tester {
             streams: vec![Point::default(); senders.len()],
             counts: vec![Counts::default(); senders.len()],
         };
+        // The core has worked for some milliseconds, so its frequency is no longer that of an idle core.
+        let sample = CoreSample::read(roots, core);
         observer.start();
         // Clearing the windows of the judges takes milliseconds. Read the start time after the windows are cleared.
         // Otherwise, the packets that are due while the windows are cleared would count as missed.
         let mut clocks = ClockWatch::start(host_times);
-        // The core has worked for some milliseconds, so its frequency is no longer that of an idle core.
-        let sample = CoreSample::read(roots, core);
         let waited = cpu_wait();
         let start = clock.nanos();
         let mut receiver = Receiver { streams, judges, key, start, judged: 0, foreign: 0 };
