@@ -245,7 +245,7 @@ mod tests {
                 handed = run.detach().ok();
                 handed.is_some()
             });
-            // The other program ends later than the time that a lane waits.
+            // The other program ends long after the flush deadline of a lane.
             let other = thread::spawn(move || {
                 thread::sleep(Duration::from_secs(3));
                 drop(handed);

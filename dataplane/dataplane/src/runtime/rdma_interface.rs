@@ -25,7 +25,7 @@ pub(super) fn mtu(sysfs: &Path, port: &Port) -> Option<u32> {
         Qp::Ud => port.is_rdma() && layer().trim() == "Ethernet",
         _ => false,
     };
-    mtu_of(&find(sysfs, &port.device, port.device_port).filter(|_| follows)?)
+    if follows { mtu_of(&find(sysfs, &port.device, port.device_port)?) } else { None }
 }
 
 /// Returns the network interface of a raw-packet port on an RDMA device. `sysfs` is the folder at which sysfs is mounted.

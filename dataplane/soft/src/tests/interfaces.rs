@@ -586,17 +586,11 @@ fn only_a_packet_socket_with_the_format_of_the_ring_is_taken_over() {
     in_namespace(|| {
         veth(1, 1500);
         let mut old = packet("vb");
-        old.device.hand_over().unwrap().detach(1, true).unwrap();
-        let mut queues = None;
-        wait_until("the queue stops receiving", || {
-            assert!(old.frames().is_empty());
-            queues = old.device.hand_over().unwrap().detached().unwrap();
-            queues.is_some()
-        });
+        let queues = detach(&mut old);
         let mut link = LinkSpec::Packet(PacketSpec::new("vb"));
         link.take_over(true);
         let new = rig(link, 1500);
-        let [HandedQueue { queue, position, .. }] = &queues.unwrap()[..] else { panic!("the link has one queue") };
+        let [HandedQueue { queue, position, .. }] = &queues[..] else { panic!("the link has one queue") };
         let memory = memfd_create("ring", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, position[4] * position[5]).unwrap();
         // The kernel uses version 1 of the ring unless the socket selects another version.

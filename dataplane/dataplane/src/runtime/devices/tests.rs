@@ -3,6 +3,7 @@ use crate::config::{Diagnostics, Source};
 use dataplane_core::mem::{PageKind, RecvFields, Region, RegionSpec, SlotLayout};
 use dataplane_core::topology::Topology;
 use dataplane_soft::{LinkSpec, SoftSpec};
+use dataplane_testing::wait_until;
 
 /// Returns the plan of a config with one port. The port has a reliable connection.
 fn plan(required: bool) -> Plan {
@@ -71,10 +72,8 @@ fn port_that_is_not_required_opens_while_its_device_port_is_down() {
     assert_eq!(rendezvous.describe(), "a queue pair is not ready to connect");
     device.set_link(true);
     // The event thread of the device handles the change.
-    let begin = std::time::Instant::now();
-    while rendezvous.describe() != "the peer did not connect" {
-        assert!(begin.elapsed() < Duration::from_secs(60), "{}", rendezvous.describe());
+    wait_until("the lane offers its queue pair", || {
         advance();
-        std::thread::yield_now();
-    }
+        rendezvous.describe() == "the peer did not connect"
+    });
 }
