@@ -17,9 +17,10 @@ use crate::verbs::{GidEntry, GidKind};
 /// address, and no peer can resolve the address (`enum_netdev_default_gids` and `ib_resolve_unicast_gid_dmac` in
 /// Linux). With RoCE v1, a peer computes the MAC address from the default GID, so the default GID always works.
 pub fn default_gid(entries: &[GidEntry], kind: Option<GidKind>) -> Option<&GidEntry> {
-    let set = || entries.iter().filter(|entry| !entry.gid.is_zero() && kind.is_none_or(|kind| kind == entry.kind));
+    let mut set = of_kind(entries, kind);
     // If several entries have the smallest rank, `min_by_key` returns the first of them.
-    set().filter(|entry| entry.kind == GidKind::RoceV2).min_by_key(|entry| rank(entry.gid)).or_else(|| set().next())
+    let best = set.clone().filter(|entry| entry.kind == GidKind::RoceV2).min_by_key(|entry| rank(entry.gid));
+    best.or_else(|| set.next())
 }
 
 /// Returns the GID that a connection to a port of the same host uses if its parameters do not select a GID: the first GID
@@ -30,8 +31,13 @@ pub fn default_gid(entries: &[GidEntry], kind: Option<GidKind>) -> Option<&GidEn
 /// interface of the source GID. The other interface does not answer this request, because the address of the sender
 /// belongs to the same host (`fib_validate_source` in Linux). IPv6 has no such check.
 pub fn same_host_gid(entries: &[GidEntry], kind: Option<GidKind>) -> Option<&GidEntry> {
-    let set = || entries.iter().filter(|entry| !entry.gid.is_zero() && kind.is_none_or(|kind| kind == entry.kind));
-    set().find(|entry| entry.kind == GidKind::RoceV2).or_else(|| set().next())
+    let mut set = of_kind(entries, kind);
+    set.clone().find(|entry| entry.kind == GidKind::RoceV2).or_else(|| set.next())
+}
+
+/// Returns the GIDs of one kind, or of all kinds, without empty entries.
+fn of_kind(entries: &[GidEntry], kind: Option<GidKind>) -> impl Iterator<Item = &GidEntry> + Clone {
+    entries.iter().filter(move |entry| !entry.gid.is_zero() && kind.is_none_or(|kind| kind == entry.kind))
 }
 
 /// Returns the rank of a GID of RoCE v2. A smaller rank is better.
