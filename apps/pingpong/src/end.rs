@@ -5,10 +5,10 @@ use std::hash::{BuildHasher, RandomState};
 use dataplane::connect::{Connector, EndpointParameters, QpModification, QueuePairEndpoint};
 use dataplane::error::VerbError;
 use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, MessageSharedQueue};
-use dataplane::units::QpNum;
+use dataplane::units::{Gid, QpNum};
 use dataplane::verbs::{
-    Access, CqSpec, Destination, Device, PollFields, QpCaps, QpSpec, RecvRequest, SendFlags, SendOp, SendRequest,
-    SrqSpec,
+    Access, CqSpec, Destination, Device, LinkLayer, PollFields, QpCaps, QpSpec, RecvRequest, SendFlags, SendOp,
+    SendRequest, SrqSpec,
 };
 
 use crate::Result;
@@ -220,8 +220,13 @@ impl<D: Device> Endpoint<D> {
 impl<D: Device> ConnectedQueuePair<D> {
     fn address(&self) -> Address {
         let local = self.connector.local();
-        let psn = self.connector.parameters().sq_psn;
-        Address { lid: local.lid, qpn: self.qp.number().0, psn, gid: local.gid }
+        let parameters = self.connector.parameters();
+        // On InfiniBand, the LID is enough. A program of rdma-core without `-g` fails if its peer has a GID, because this
+        // program has no source GID for the global route header.
+        let is_infiniband = local.link_layer == LinkLayer::InfiniBand;
+        let has_gid = !is_infiniband || parameters.gid.is_some() || parameters.gid_index.is_some();
+        let gid = if has_gid { local.gid } else { Gid::default() };
+        Address { lid: local.lid, qpn: self.qp.number().0, psn: parameters.sq_psn, gid }
     }
 
     /// Converts an address, of this side or of the peer, to an endpoint. An address lacks some values of an endpoint.

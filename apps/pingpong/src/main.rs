@@ -191,6 +191,8 @@ fn run<D: Device>(
 mod tests {
     use std::time::Duration;
 
+    use dataplane::soft::PortSpec;
+
     use super::*;
     use crate::address::Address;
 
@@ -204,19 +206,30 @@ mod tests {
         address
     }
 
-    #[test]
-    fn server_has_new_queue_pairs_for_each_client() {
-        let args = Args::parse_from(["pingpong", "--device", SOFT, "--iterations", "10", "--check"]);
-        let plan = args.plan().unwrap();
-        let until = Instant::now() + Duration::from_secs(60);
+    /// Returns the plan for these options.
+    fn plan(options: &str) -> Plan {
+        let words = ["pingpong", "--device", SOFT].into_iter().chain(options.split_whitespace());
+        Args::parse_from(words).plan().unwrap()
+    }
+
+    /// Returns two connected devices, and a server with its address.
+    fn ends(lids: [u16; 2]) -> ([SoftDevice; 2], Listener, SocketAddr) {
         let (a, b) = LoopbackLink::pair();
-        let device = |name, last, link| {
-            let spec = SoftSpec { mac: [2, 0, 0, 0, 0, last], ..SoftSpec::new(name, LinkSpec::Loopback(link)) };
+        let devices = [("soft0", 1, a), ("soft1", 2, b)].map(|(name, last, link)| {
+            let port = PortSpec { lid: lids[usize::from(last) - 1], ..PortSpec::default() };
+            let spec = SoftSpec { mac: [2, 0, 0, 0, 0, last], port, ..SoftSpec::new(name, LinkSpec::Loopback(link)) };
             SoftDevice::new(spec).unwrap()
-        };
-        let (server, client) = (device("soft0", 1, a), device("soft1", 2, b));
+        });
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = listener.address().unwrap();
+        (devices, listener, address)
+    }
+
+    #[test]
+    fn server_has_new_queue_pairs_for_each_client() {
+        let plan = plan("--iterations 10 --check");
+        let until = Instant::now() + Duration::from_secs(60);
+        let ([server, client], listener, address) = ends([0, 0]);
         std::thread::scope(|scope| {
             let serving = scope.spawn(|| run_server(&server, &plan, &listener, until));
             let first = fail_exchange(address, until);
@@ -226,5 +239,33 @@ mod tests {
             assert_eq!(report.failure, None);
             assert_eq!(serving.join().unwrap().unwrap().failure, None);
         });
+    }
+
+    /// Runs a server and a client on InfiniBand ports. Returns the addresses of the server and of the client, as in the
+    /// report of their peer.
+    fn infiniband_addresses(server: &str, client: &str) -> [String; 2] {
+        let (server_plan, client_plan) = (plan(server), plan(client));
+        let until = Instant::now() + Duration::from_secs(60);
+        let ([server, client], listener, address) = ends([0x40, 0x80]);
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| run_server(&server, &server_plan, &listener, until).unwrap());
+            let called = run_client(&client, &client_plan, &[address], until).unwrap();
+            let served = serving.join().unwrap();
+            assert_eq!([served.failure, called.failure], [None, None]);
+            [called.remote, served.remote]
+        })
+    }
+
+    /// The programs of rdma-core fail if only the peer has a GID.
+    #[test]
+    fn infiniband_address_has_a_gid_only_on_request() {
+        for kind in ["rc", "uc", "ud", "srq"] {
+            let lid = format!("--type {kind} --iterations 20 --check");
+            let with_gid = format!("{lid} --gid-index 0");
+            for (server, client) in [(&lid, &lid), (&with_gid, &lid), (&lid, &with_gid), (&with_gid, &with_gid)] {
+                let gids = infiniband_addresses(server, client).map(|address| !address.ends_with("GID ::"));
+                assert_eq!(gids, [server == &with_gid, client == &with_gid], "{kind}");
+            }
+        }
     }
 }
