@@ -94,13 +94,10 @@ impl Connector {
         &self.parameters
     }
 
-    /// Queries the port again. Call this after the state or the addresses of the port have changed.
-    ///
-    /// # Errors
-    /// Same as [`EndpointParameters::resolve`]. On an error, nothing changes.
-    pub fn refresh<D: Device>(&mut self, device: &D) -> Result<()> {
-        self.local = self.parameters.resolve(device, self.kind)?;
-        Ok(())
+    /// Sets the properties of the local port. Call this after the state or the addresses of the port have changed, with
+    /// the result of [`EndpointParameters::resolve`].
+    pub fn set_local(&mut self, local: LocalPort) {
+        self.local = local;
     }
 
     /// Returns the endpoint of a queue pair, to send to the peer.

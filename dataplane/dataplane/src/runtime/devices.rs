@@ -4,18 +4,16 @@ use std::collections::BTreeMap;
 #[cfg(feature = "ibverbs")]
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::config::{self, Connection, Plan, PortPlan, Qp};
 use crate::runtime::peer::{
-    self, ExchangeOptions, LateWiring, NextHopLookup, PathCache, PeerExchange, PeerLocation, PeerWiring, PortMessages,
-    Rendezvous,
+    self, ExchangeOptions, LateWiring, NextHopLookup, PathCache, PeerExchange, PeerLocation, PortAddresses,
+    PortMessages, Rendezvous,
 };
 use crate::runtime::watch::Watch;
 use crate::runtime::{offload, raw, soft};
 use dataplane_core::clock::{ClockReport, HostClock};
-use dataplane_core::connect::{Connector, EndpointParameters};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::lane::{self, Lane, LaneSpec, RawWiring, Stamping, Wiring};
 use dataplane_core::mem::Pool;
@@ -258,16 +256,11 @@ struct OpenPort<D: Device> {
 
 /// The state that a port needs to connect its lanes.
 struct PortConnection {
-    parameters: EndpointParameters,
-    kind: QpType,
-    /// Whether the run needs the connection.
-    is_required: bool,
     messages: PortMessages,
     rendezvous: Arc<Rendezvous>,
     exchange: Option<PeerExchange>,
     connect_timeout: Duration,
-    /// Incremented when the addresses of the device's port change.
-    addresses: Arc<AtomicU32>,
+    addresses: Arc<PortAddresses>,
 }
 
 impl<D: Device> OpenPort<D> {
@@ -285,48 +278,34 @@ impl<D: Device> OpenPort<D> {
             None => None,
             Some(connection) => {
                 let parameters = connection.parameters_on(number);
-                let kind = kind(config.qp);
+                let next_hop = peer::kernel_lookup(device.clone(), number, parameters.gid_index);
+                let addresses = Arc::new(PortAddresses::new(kind(config.qp), parameters));
+                // Register the handler before the first query, so that no change after the query is missed.
+                let (name, theirs, known) = (config.name.clone(), device.clone(), addresses.clone());
+                watch.on_port(number, move |_| {
+                    // The query fails while the port is down. In that case, the known addresses stay known.
+                    if let Err(error) = known.query(&theirs)
+                        && known.changes() == 0
+                    {
+                        tracing::warn!("port `{name}` is not connected yet: {error}");
+                    }
+                });
                 // Check the parameters against the device before waiting for a peer.
                 let is_down = || device.port(number).is_ok_and(|port| !port.is_active());
-                let mut local = match parameters.resolve(&device, kind) {
-                    Ok(local) => Some(local),
+                match addresses.query(&device) {
                     Err(error) if config.required || !is_down() => return Err(error),
-                    Err(error) => {
-                        tracing::warn!("port `{}` is not connected yet: {error}", config.name);
-                        None
-                    }
-                };
+                    Err(error) => tracing::warn!("port `{}` is not connected yet: {error}", config.name),
+                    Ok(()) => {}
+                }
                 let messages = PortMessages::of(config);
-                local.as_ref().map_or(Ok(()), |local| messages.check(device.name(), local))?;
-                let addresses = Arc::new(AtomicU32::new(0));
-                let (theirs, again, changes) = (device.clone(), parameters.clone(), addresses.clone());
-                let name = config.name.clone();
-                watch.on_port(number, move |_| match again.resolve(&theirs, kind) {
-                    Ok(now) if local != Some(now) => {
-                        local = Some(now);
-                        changes.fetch_add(1, Ordering::Relaxed);
-                    }
-                    Err(error) if local.is_none() => tracing::warn!("port `{name}` is not connected yet: {error}"),
-                    // The query fails while the port is down. In that case, keep the known addresses.
-                    Ok(_) | Err(_) => {}
-                });
-                let next_hop = peer::kernel_lookup(device.clone(), number, parameters.gid_index);
+                let connector = addresses.connector();
+                connector.map_or(Ok(()), |(connector, _)| messages.check(device.name(), connector.local()))?;
                 let (rendezvous, exchange) = start_exchange(connection, next_hop)?;
                 // Wait longer than the exchange, because the error of the exchange is more precise than a timeout of
                 // the worker.
                 let connect_timeout =
                     connection.rendezvous.deadline.0.saturating_add(connection.rendezvous.step_deadline.0);
-                let is_required = config.required;
-                Some(PortConnection {
-                    parameters,
-                    kind,
-                    is_required,
-                    messages,
-                    rendezvous,
-                    exchange,
-                    connect_timeout,
-                    addresses,
-                })
+                Some(PortConnection { messages, rendezvous, exchange, connect_timeout, addresses })
             }
         };
         let pd = device.alloc_pd().map_err(|error| error.on(device.name()))?;
@@ -342,19 +321,9 @@ impl<D: Device> PortDevice for OpenPort<D> {
         let wiring: Box<dyn Wiring<D>> = match &self.connection {
             None => Box::new(RawWiring { port: self.number }),
             Some(it) => {
-                let lane = (it.kind, spec.queue.0, pool.layout().room(), spec.recv_depth > 0);
-                let (shared, messages) = ((device, paths), it.messages.clone());
+                let lane = (spec.queue.0, pool.layout().room(), spec.recv_depth > 0);
                 let (rendezvous, addresses) = (it.rendezvous.clone(), it.addresses.clone());
-                match Connector::new(device, it.kind, it.parameters.clone()) {
-                    Ok(connector) => {
-                        Box::new(PeerWiring::new(shared, connector, lane, messages, rendezvous, addresses))
-                    }
-                    Err(error) if it.is_required => return Err(error),
-                    // `OpenPort::open` has checked the parameters, or has logged that the port is down.
-                    Err(_) => {
-                        Box::new(LateWiring::new(shared, it.parameters.clone(), lane, messages, rendezvous, addresses))
-                    }
-                }
+                Box::new(LateWiring::new(paths.clone(), lane, it.messages.clone(), rendezvous, addresses))
             }
         };
         let watch = &self.watch;

@@ -9,6 +9,7 @@
 //! connecting again. The lanes of the port then connect again too. Lanes of the types uc and ud also connect again when
 //! the next hop to the peer has another MAC address.
 
+mod addresses;
 mod exchange;
 mod late;
 mod messages;
@@ -17,10 +18,10 @@ mod paths;
 mod rendezvous;
 mod wiring;
 
+pub(crate) use addresses::PortAddresses;
 pub(crate) use exchange::{ExchangeOptions, PeerExchange, PeerLocation};
 pub(crate) use late::LateWiring;
 pub(crate) use messages::PortMessages;
 pub(crate) use next_hop::{NextHopLookup, kernel_lookup};
 pub(crate) use paths::PathCache;
 pub(crate) use rendezvous::Rendezvous;
-pub(crate) use wiring::PeerWiring;

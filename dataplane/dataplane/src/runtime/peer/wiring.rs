@@ -4,9 +4,9 @@
 use std::fmt;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 
+use super::addresses::PortAddresses;
 use super::messages::{PortMessages, receives_nothing};
 use super::paths::PathCache;
 use super::rendezvous::Rendezvous;
@@ -42,10 +42,8 @@ enum ConnectStep<D: Device> {
 
 /// The wiring of one lane on a port with a peer.
 pub(crate) struct PeerWiring<D: Device> {
-    device: D,
     paths: Arc<PathCache<D::Pd>>,
     connector: Connector,
-    kind: QpType,
     queue: u16,
     /// The room of a receive buffer, in bytes, for the message and the global route header in front of the message.
     room: u32,
@@ -53,8 +51,8 @@ pub(crate) struct PeerWiring<D: Device> {
     receives: bool,
     messages: PortMessages,
     rendezvous: Arc<Rendezvous>,
-    /// Incremented when the addresses of the device's port change.
-    addresses: Arc<AtomicU32>,
+    addresses: Arc<PortAddresses>,
+    /// The changes of the addresses that `connector` contains.
     seen: u32,
     step: ConnectStep<D>,
     agreed: Option<NegotiatedParameters>,
@@ -63,30 +61,29 @@ pub(crate) struct PeerWiring<D: Device> {
 }
 
 impl<D: Device> PeerWiring<D> {
-    pub(crate) fn new(
-        (device, paths): (&D, &Arc<PathCache<D::Pd>>),
-        connector: Connector,
-        (kind, queue, room, receives): (QpType, u16, u32, bool),
+    /// Returns `None` while the addresses are unknown.
+    pub(super) fn new(
+        paths: Arc<PathCache<D::Pd>>,
+        (queue, room, receives): (u16, u32, bool),
         messages: PortMessages,
         rendezvous: Arc<Rendezvous>,
-        addresses: Arc<AtomicU32>,
-    ) -> Self {
-        Self {
-            device: device.clone(),
-            paths: paths.clone(),
+        addresses: Arc<PortAddresses>,
+    ) -> Option<Self> {
+        let (connector, seen) = addresses.connector()?;
+        Some(Self {
+            paths,
             connector: connector.queue(queue),
-            kind,
             queue,
             room,
             receives,
             messages,
             rendezvous,
-            seen: addresses.load(Ordering::Relaxed),
             addresses,
+            seen,
             step: ConnectStep::Down,
             agreed: None,
             handle: None,
-        }
+        })
     }
 
     /// Returns the lane's own endpoint.
@@ -146,7 +143,7 @@ impl<D: Device> PeerWiring<D> {
                 return Ok(());
             }
         };
-        if let Some(handle) = handle.filter(|_| self.kind == QpType::Ud) {
+        if let Some(handle) = handle.filter(|_| self.addresses.kind() == QpType::Ud) {
             qp.bind_peer(Destination { ah: &handle, qp: remote.qpn, qkey: remote.qkey })?;
             self.handle = Some(handle);
         }
@@ -185,7 +182,10 @@ fn no_path(device: &str, peer: Gid, error: VerbError) -> String {
 
 impl<D: Device> fmt::Debug for PeerWiring<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerWiring").field("kind", &self.kind).field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("PeerWiring")
+            .field("connector", &self.connector)
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
     }
 }
 
@@ -195,13 +195,9 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
         if !matches!(std::mem::replace(&mut self.step, ConnectStep::Down), ConnectStep::Down) {
             self.connector.start_next_generation();
         }
-        let addresses = self.addresses.load(Ordering::Relaxed);
-        if addresses != self.seen {
-            self.seen = addresses;
-            if let Err(error) = self.connector.refresh(&self.device) {
-                // Keep the old addresses. An event follows when the port recovers, and the lane then connects again.
-                tracing::warn!("{error}");
-            }
+        if let Some((connector, changes)) = self.addresses.connector().filter(|(_, changes)| *changes != self.seen) {
+            self.connector.set_local(*connector.local());
+            self.seen = changes;
         }
         let (attributes, mask) = self.connector.init();
         qp.modify(&attributes, mask)?;
@@ -231,10 +227,12 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
                     Ok(handle) => self.handshake(qp, &remote, Some(handle))?,
                     // Devices such as qedr, mana, erdma and hns (HIP08) have no address handles. The kernel then
                     // resolves the path when the queue pair moves to RTR.
-                    Err(VerbError { errno: libc::EOPNOTSUPP | libc::ENOSYS, .. }) if self.kind != QpType::Ud => {
+                    Err(VerbError { errno: libc::EOPNOTSUPP | libc::ENOSYS, .. })
+                        if self.addresses.kind() != QpType::Ud =>
+                    {
                         self.handshake(qp, &remote, None)?;
                     }
-                    Err(error) => self.refuse(&no_path(self.device.name(), remote.gid, error)),
+                    Err(error) => self.refuse(&no_path(self.connector.device(), remote.gid, error)),
                 }
             }
             step @ (ConnectStep::Ready | ConnectStep::Refused) => self.step = step,
@@ -245,11 +243,11 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
     fn is_stale(&self) -> bool {
         matches!(self.step, ConnectStep::Refused)
             || self.rendezvous.is_stale(self.queue)
-            || self.addresses.load(Ordering::Relaxed) != self.seen
+            || self.addresses.changes() != self.seen
     }
 
     fn prefix(&self) -> u16 {
-        prefix(self.kind)
+        prefix(self.addresses.kind())
     }
 
     fn longest(&self) -> u16 {
@@ -277,12 +275,13 @@ mod tests {
         assert_eq!(layout.room(), u32::from(room));
         let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
         let mut pool = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap();
-        let connector = Connector::new(&device, kind, EndpointParameters::default()).unwrap();
-        assert_eq!(connector.local().path_mtu, 5, "the code of 4096");
+        let addresses = Arc::new(PortAddresses::new(kind, EndpointParameters::default()));
+        addresses.query(&device).unwrap();
         let rendezvous = Arc::new(Rendezvous::new(1));
-        let (paths, lane) = (Arc::new(PathCache::new(&pd)), (kind, 0, layout.room(), true));
+        let (paths, lane) = (Arc::new(PathCache::new(&pd)), (0, layout.room(), true));
         let messages = PortMessages::of(&toml::from_str("name = 's'\ndevice = 'soft'").unwrap());
-        let wiring = PeerWiring::new((&device, &paths), connector, lane, messages, rendezvous.clone(), Arc::default());
+        let wiring = PeerWiring::new(paths, lane, messages, rendezvous.clone(), addresses).unwrap();
+        assert_eq!(wiring.connector.local().path_mtu, 5, "the code of 4096");
         let spec = LaneSpec {
             kind,
             queue: (0, 1),

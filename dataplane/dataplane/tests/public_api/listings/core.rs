@@ -248,7 +248,7 @@ pub mod connect {
             pub fn generation(&self) -> u32 {}
             pub fn local(&self) -> &LocalPort {}
             pub fn parameters(&self) -> &EndpointParameters {}
-            pub fn refresh<D: Device>(&mut self, device: &D) -> Result<()> {}
+            pub fn set_local(&mut self, local: LocalPort) {}
             pub fn endpoint<Q: QueuePair>(&self, qp: &Q) -> QueuePairEndpoint {}
             pub fn endpoint_for(
                 &self,
