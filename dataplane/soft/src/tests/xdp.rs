@@ -443,6 +443,45 @@ fn queue_of_an_xdp_link_continues_in_another_program() {
     });
 }
 
+/// Returns an end that takes over the queue of `old`, and the slots of the posted receives.
+fn take_over(old: &mut End, change: impl FnOnce(&mut HandedQueue)) -> (End, Vec<u32>) {
+    let mut queues = detach(old);
+    let posted = queues[0].posted.clone();
+    change(&mut queues[0]);
+    let taking = device(XdpSpec { takes_over: true, ..link("vb") }, 1500).unwrap();
+    let mut new = End::on(taking, (0, 1), 2048, PollFields::STANDARD, old.mr.region().clone());
+    new.qp.bind_slots(&new.mr, new.layout, RECV).unwrap();
+    [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().for_each(|state| new.go(state).unwrap());
+    new.device.hand_over().unwrap().attach(queues).unwrap();
+    (new, posted)
+}
+
+#[test]
+fn slots_of_an_adopted_socket_stay_posted_while_the_old_program_has_the_socket() {
+    in_namespace(|| {
+        veth(1, 1500);
+        // With fewer receives, the adoption has not ended.
+        for count in [DEPTH as usize, 10] {
+            let mut old = End::new(device(link("vb"), 1500).unwrap(), (0, 1), 2048);
+            old.start(0);
+            let (mut new, posted) = take_over(&mut old, |_| ());
+            assert_eq!(new.received(), []);
+            new.post(&posted[..count]).unwrap();
+            assert_eq!(new.received(), []);
+            new.go(QpState::Err).unwrap();
+            assert_eq!(new.received(), []);
+            assert_eq!(new.go(QpState::Reset).unwrap_err().errno, libc::EBUSY);
+            drop(old);
+            let mut flushed = 0;
+            wait_until("the kernel releases the slots", || {
+                flushed += new.received().len();
+                flushed == count
+            });
+            new.go(QpState::Reset).unwrap();
+        }
+    });
+}
+
 #[test]
 fn arriving_frame_wakes_a_sleeping_thread() {
     in_namespace(|| {

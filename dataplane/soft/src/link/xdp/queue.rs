@@ -348,8 +348,9 @@ impl Queue {
     #[must_use]
     pub(crate) fn close(&mut self) -> u64 {
         self.collect_completions();
-        (self.bind_wait, self.awaited) = (None, None);
-        let Some(mut socket) = self.socket.take() else { return 0 };
+        self.bind_wait = None;
+        let awaited = self.awaited.take().and_then(|awaited| awaited.adopted);
+        let Some(mut socket) = self.socket.take().or(awaited.map(|adopted| adopted.socket)) else { return 0 };
         let lost = u64::from(socket.rx.ready(u32::MAX));
         if self.bound {
             self.xdp.closes(self.index, socket.raw());
@@ -367,6 +368,8 @@ impl Queue {
             }
         }
         let zero_copy = socket.zero_copy;
+        // The other program may still have a descriptor of an adopted socket, so the kernel may still write.
+        self.unreleased = socket.is_adopted;
         // In zero-copy mode, the hardware may still write to the memory after the socket is closed, so wait.
         drop(socket);
         if let Some(region) = self.region.as_ref().filter(|_| zero_copy) {
@@ -438,7 +441,10 @@ impl Queue {
             let Some(handed) = self.xdp.take_handed(self.index) else { return 0 };
             let (redirected, missing) = (handed.redirected, handed.posted);
             match handed.open(region) {
-                Ok(socket) => awaited.adopted = Some(AdoptedSocket { socket, redirected, missing }),
+                Ok(socket) => {
+                    self.epoch = self.xdp.epoch();
+                    awaited.adopted = Some(AdoptedSocket { socket, redirected, missing });
+                }
                 Err(refused) => {
                     self.xdp.refused(self.index, &refused);
                     return 0;
@@ -453,7 +459,7 @@ impl Queue {
         let Some(Awaited { geometry, adopted: Some(adopted) }) = awaited else { return 0 };
         let AdoptedSocket { socket, redirected, .. } = adopted;
         self.xdp.opened(self.index, socket.raw(), socket.zero_copy, None);
-        (self.bound, self.rebinding, self.redirected, self.epoch) = (true, true, redirected, self.xdp.epoch());
+        (self.bound, self.rebinding, self.redirected) = (true, true, redirected);
         (self.socket, self.geometry) = (Some(socket), Some(geometry));
         (self.caps.recv_depth as usize).saturating_sub(self.posted)
     }

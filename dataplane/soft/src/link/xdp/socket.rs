@@ -62,6 +62,8 @@ pub(super) struct XdpSocket {
     pub(super) zero_copy: bool,
     /// Whether a frame may use several buffers.
     pub(super) several: bool,
+    /// Whether another program has opened the socket, and may still have a descriptor.
+    pub(super) is_adopted: bool,
     fd: OwnedFd,
     /// Declared after `fd`, because the kernel uses the memory until the socket is closed.
     _region: Arc<Region>,
@@ -123,6 +125,7 @@ impl XdpSocket {
             completion: map(&fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, sends)?,
             zero_copy: false,
             several: false,
+            is_adopted: false,
             fd,
             _region: region.clone(),
         })
@@ -142,7 +145,7 @@ impl XdpSocket {
         socket.completion.continue_consuming();
         socket.tx.continue_producing();
         socket.fill.continue_producing();
-        socket.several = several;
+        (socket.several, socket.is_adopted) = (several, true);
         socket.read_mode()?;
         Ok(socket)
     }
