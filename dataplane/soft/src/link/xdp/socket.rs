@@ -22,7 +22,8 @@ const MAX_TX_SKB_BUDGET: libc::c_int = 9;
 /// socket was closed.
 pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(1);
 /// The maximum time for which a queue pair waits until the kernel has released its queue. The other ports of the worker
-/// continue meanwhile. The kernel needs its RTNL lock for the release, and other programs may hold this lock.
+/// continue between two checks. The release and each check need the kernel's RTNL lock. If another program holds this
+/// lock, a check blocks the worker with all its ports until the lock is free.
 pub(super) const REBIND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Parameters of a socket.
@@ -269,10 +270,15 @@ pub(super) fn await_release(region: &Arc<Region>, interface: u32, queue: u32, ti
     let Ok(mut probe) = XdpSocket::new(region, &spec) else { return false };
     match probe.bind(interface, queue, Copying::Copy, false, timeout) {
         Ok(_) => true,
-        // An error other than EBUSY does not mean that the queue is in use. For example, the interface may no longer
-        // exist. The kernel releases the queues of an interface before it removes the interface.
-        Err(refused) => refused.error.raw_os_error() != Some(libc::EBUSY),
+        Err(refused) => shows_release(&refused.error),
     }
+}
+
+/// Returns whether the error of a bind means that no socket is bound to the queue: the interface or the queue does not
+/// exist. The kernel releases the queues of an interface before it removes the interface. The kernel may return another
+/// error, such as ENOMEM, before it checks whether the queue is in use.
+pub(super) fn shows_release(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO | libc::EINVAL))
 }
 
 /// Reads an option of [`libc::SOL_XDP`]. All values are plain numbers.

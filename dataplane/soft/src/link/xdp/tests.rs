@@ -14,7 +14,7 @@ use super::bpf::{Attach, Program, SocketMap};
 use super::btf;
 use super::facts::driver_reports_nic_time;
 use super::program::{NIC_STAMP, PASS, StampSource, Taken, program};
-use super::socket::{SocketSpec, XdpSocket, await_release};
+use super::socket::{SocketSpec, XdpSocket, await_release, shows_release};
 use super::spec::{Copying, Filter, Selector};
 use crate::link::interface::Interface;
 use crate::tests::xdp::veth;
@@ -289,4 +289,11 @@ fn queue_in_use_does_not_count_as_released() {
         drop(user);
         assert!(await_release(&region, index, 0, PATIENCE));
     });
+}
+
+#[test]
+fn only_the_error_about_a_missing_queue_shows_its_release() {
+    let shows = |errno| shows_release(&std::io::Error::from_raw_os_error(errno));
+    assert_eq!([libc::ENODEV, libc::ENXIO, libc::EINVAL].map(shows), [true; 3]);
+    assert_eq!([libc::EBUSY, libc::ENOMEM, libc::EPERM].map(shows), [false; 3]);
 }
