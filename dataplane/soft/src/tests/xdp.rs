@@ -483,6 +483,20 @@ fn slots_of_an_adopted_socket_stay_posted_while_the_old_program_has_the_socket()
 }
 
 #[test]
+fn sends_are_flushed_if_the_socket_of_another_program_cannot_be_mapped() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let mut old = End::new(device(link("vb"), 1500).unwrap(), (0, 1), 2048);
+        old.start(0);
+        // The send ring of the socket has fewer entries.
+        let (mut new, _) = take_over(&mut old, |queue| queue.position[2] = 1 << 20);
+        let run: Vec<Desc> = (128..131).map(|slot| new.put(slot, &frame(slot, 60))).collect();
+        new.send(&run, 5).unwrap();
+        assert_eq!(new.sent(), [5, 6, 7].map(|wr_id| (wr_id, WcStatus::WrFlushErr)));
+    });
+}
+
+#[test]
 fn arriving_frame_wakes_a_sleeping_thread() {
     in_namespace(|| {
         veth(1, 1500);

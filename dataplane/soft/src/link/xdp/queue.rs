@@ -349,8 +349,11 @@ impl Queue {
     pub(crate) fn close(&mut self) -> u64 {
         self.collect_completions();
         self.bind_wait = None;
-        let awaited = self.awaited.take().and_then(|awaited| awaited.adopted);
-        let Some(mut socket) = self.socket.take().or(awaited.map(|adopted| adopted.socket)) else { return 0 };
+        let mut socket = self.socket.take();
+        if let Some(Awaited { geometry, adopted }) = self.awaited.take().map(|awaited| *awaited) {
+            (self.geometry, socket) = (Some(geometry), adopted.map(|adopted| adopted.socket));
+        }
+        let Some(mut socket) = socket else { return 0 };
         let lost = u64::from(socket.rx.ready(u32::MAX));
         if self.bound {
             self.xdp.closes(self.index, socket.raw());
@@ -446,7 +449,10 @@ impl Queue {
                     awaited.adopted = Some(AdoptedSocket { socket, redirected, missing });
                 }
                 Err(refused) => {
+                    // Without a socket, the queue flushes all sends.
+                    (self.geometry, self.awaited) = (Some(awaited.geometry), None);
                     self.xdp.refused(self.index, &refused);
+                    self.xdp.waits();
                     return 0;
                 }
             }
