@@ -17,8 +17,9 @@ pub(crate) struct IdlePolicy {
     kind: Idle,
     /// The number of empty iterations since the last packet.
     empty: u32,
-    /// Whether the lanes are armed. An armed lane wakes the worker when a packet arrives.
-    armed: bool,
+    /// `Some` while the lanes are armed, with the number of times that the lanes had created their queues again. An armed
+    /// lane wakes the worker when a packet arrives. New queues are not armed.
+    armed: Option<u64>,
     /// Whether another program is about to take over the run, so that the worker must answer soon.
     pub(crate) is_upgrading: bool,
     adaptive: Adaptive,
@@ -83,12 +84,12 @@ impl IdlePolicy {
             slept: Duration::ZERO,
             until_probe: Adaptive::PROBE_EVERY,
         };
-        Self { kind, empty: 0, armed: false, is_upgrading: false, adaptive }
+        Self { kind, empty: 0, armed: None, is_upgrading: false, adaptive }
     }
 
     /// Treats all lanes as not armed, because the lanes of the worker have changed.
     pub(crate) fn disarm(&mut self) {
-        self.armed = false;
+        self.armed = None;
     }
 
     /// Applies the policy after an iteration. `inputs` are the indices of the lanes that receive packets. Returns
@@ -104,7 +105,7 @@ impl IdlePolicy {
         sleeps: &mut SleepCounters,
     ) -> bool {
         if received > 0 {
-            (self.empty, self.armed) = (0, false);
+            (self.empty, self.armed) = (0, None);
             return false;
         }
         self.after_empty(lanes, inputs, graph, sleeps)
@@ -145,7 +146,8 @@ impl IdlePolicy {
             adaptive.since = Instant::now();
         }
         self.empty = self.empty.saturating_add(1);
-        self.armed || self.empty.is_multiple_of(Adaptive::CHECK_EVERY) && adaptive.since.elapsed() >= adaptive.patience
+        self.armed.is_some()
+            || self.empty.is_multiple_of(Adaptive::CHECK_EVERY) && adaptive.since.elapsed() >= adaptive.patience
     }
 
     /// Sleeps like [`Self::sleep`], and adapts the patience to the length of the sleep. Returns `true` if housekeeping is
@@ -205,11 +207,11 @@ impl IdlePolicy {
         if inputs.is_empty() || inputs.len() > Self::MAX_WAKERS {
             return timed();
         }
-        if !self.armed {
-            self.armed = inputs.iter().all(|&input| lanes[input].arm());
-            return if self.armed { None } else { timed() };
+        let rebuilds = inputs.iter().map(|&input| lanes[input].counters().rebuilds).sum();
+        if self.armed.take() != Some(rebuilds) {
+            self.armed = inputs.iter().all(|&input| lanes[input].arm()).then_some(rebuilds);
+            return if self.armed.is_some() { None } else { timed() };
         }
-        self.armed = false;
         let busy = self.is_upgrading || graph.holds() || lanes.iter().any(|lane| lane.sending() > 0);
         let time = if busy { Self::MAX_SLEEP_BUSY } else { Self::MAX_SLEEP };
         let time = most.map_or(time, |most| most.min(time));
@@ -231,5 +233,72 @@ impl IdlePolicy {
             }
         }
         Some(Slept { time: begin.elapsed(), is_timeout })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prelude::{Batch, Ctx, Stage};
+    use dataplane_core::clock::Clocks;
+    use dataplane_core::lane::{self, LaneSpec, RawWiring, Stamping};
+    use dataplane_core::mem::{PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
+    use dataplane_core::pipeline::{NodeSpec, OnPanic, Program, StageInfo, Target};
+    use dataplane_core::verbs::{Device, QpType};
+    use dataplane_soft::{FaultSpec, LinkSpec, PacketSpec, SoftDevice, SoftSpec};
+    use dataplane_testing::namespace::in_namespace;
+
+    struct Nothing;
+
+    impl Stage for Nothing {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+    }
+
+    #[test]
+    fn worker_arms_new_queues_before_a_sleep() {
+        in_namespace(|| {
+            let layout = SlotLayout::new(128, 1600, 64).unwrap();
+            let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+            let mut pool = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap();
+            let faults = FaultSpec { poll_error: 1.0, ..FaultSpec::default() };
+            let link = LinkSpec::Packet(PacketSpec::new("lo"));
+            let device = SoftDevice::new(SoftSpec { faults, ..SoftSpec::new("s", link) }).unwrap();
+            let pd = device.alloc_pd().unwrap();
+            let spec = LaneSpec {
+                kind: QpType::RawPacket,
+                queue: (0, 1),
+                recv_depth: 16,
+                send_depth: 16,
+                stamps: Stamping::None,
+                recv_fields: RecvFields::empty(),
+                sleeps: true,
+            };
+            let (wiring, clocks) = (Box::new(RawWiring { port: 1 }), Clocks::default());
+            let lane = lane::open(&device, &pd, &mut pool, spec, wiring, Default::default(), &clocks).unwrap();
+            let node = NodeSpec {
+                name: "nothing".to_owned(),
+                kind: "nothing".to_owned(),
+                stage: Box::new(Nothing),
+                next: Target::Drop,
+                outputs: Vec::new(),
+                reasons: Vec::new(),
+                info: StageInfo::new(),
+                on_panic: OnPanic::Stop,
+                drop_observer: None,
+            };
+            let graph = Graph::new(Program::new(vec![node]), 1, &pool);
+            let (mut lanes, mut batch) = ([lane], Batch::new(&pool));
+            let (mut policy, mut counters) = (IdlePolicy::new(Idle::Sleep), SleepCounters::default());
+            for _ in 0..IdlePolicy::EMPTY_BEFORE_SLEEP {
+                assert!(!policy.after(0, &mut lanes, &[0], &graph, &mut counters));
+            }
+            assert!(!policy.after(0, &mut lanes, &[0], &graph, &mut counters), "the lane is armed first");
+            // The poll fails, so the lane creates its queues again.
+            assert_eq!(lanes[0].receive(&mut pool, &mut batch, 1).unwrap(), 0);
+            assert_eq!(lanes[0].counters().rebuilds, 1);
+            assert!(!policy.after(0, &mut lanes, &[0], &graph, &mut counters), "the new queues are armed first");
+            assert!(policy.after(0, &mut lanes, &[0], &graph, &mut counters));
+            assert_eq!(counters.sleeps, 1);
+        });
     }
 }
