@@ -26,7 +26,7 @@ pub struct EndpointParameters {
     /// The port of the device, from 1.
     #[serde(skip)]
     pub port: u8,
-    /// Whether the peer is a port of the same host. The default GID is then [`same_host_gid`] instead of
+    /// Whether the peer is another port of the same host. The default GID is then [`same_host_gid`] instead of
     /// [`default_gid`].
     #[serde(skip)]
     pub same_host: bool,
@@ -34,11 +34,11 @@ pub struct EndpointParameters {
     pub allow_self: bool,
     /// The local GID (the address of the device's port), written as an IPv6 or IPv4 address. Default: a GID of the kind
     /// `gid_kind`. With `"roce_v2"`, the default is the first GID with an IPv4 address, otherwise the first GID with an
-    /// IPv6 address, otherwise the first GID. Link-local addresses do not count as IPv4 or IPv6 addresses here, because
-    /// the link-local GID of a port may not be an address of the interface. With other kinds, the default is the first
-    /// GID. With `peer`, the default is the first GID of the kind, because Linux cannot resolve an IPv4 address of another
-    /// interface of the same host. If addresses are added or removed, the default may change, and the port then connects
-    /// again.
+    /// IPv6 address, otherwise a link-local GID. If `peer` names a port on another device, the default is a link-local
+    /// GID, because Linux cannot resolve the other addresses of an interface of the same host. The first GID of a port is
+    /// link-local, but may not be an address of the interface. If the interface has another link-local address, this
+    /// address is the default instead of the first GID. With other kinds, the default is the first GID. If addresses are
+    /// added or removed, the default may change, and the port then connects again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<Gid>,
     /// The kind of the local GID. On Ethernet, both ends must use the same kind. Default: `"roce_v2"` if the port has

@@ -112,14 +112,6 @@ pub struct Connection {
     pub parameters: EndpointParameters,
 }
 
-impl Connection {
-    /// Returns the parameters of queue pairs on port `number` of the device.
-    pub(crate) fn parameters_on(&self, number: u8) -> EndpointParameters {
-        let same_host = self.rendezvous.peer.is_some();
-        EndpointParameters { port: number, same_host, ..self.parameters.clone() }
-    }
-}
-
 /// Deserializes the two parts from two separate tables, because `#[serde(flatten)]` loses the positions of values.
 /// `split` creates these tables.
 impl<'de> Deserialize<'de> for Connection {
@@ -227,20 +219,4 @@ fn socket_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<S
         let help = "write an IP address and a port: \"192.0.2.1:18515\" or \"[2001:db8::1]:18515\"";
         serde::de::Error::custom(format!("`{text}` is not an IP address with a port from 1 to 65535; help: {help}"))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The default GID of a port on the same host is another GID than the default for other hosts.
-    #[test]
-    fn peer_in_the_same_config_is_on_the_same_host() {
-        let connection = |rendezvous| Connection { rendezvous, parameters: EndpointParameters::default() };
-        let local = RendezvousConfig { peer: Some("right".to_owned()), ..Default::default() };
-        let local = connection(local).parameters_on(2);
-        assert_eq!((local.same_host, local.port), (true, 2));
-        let other = RendezvousConfig { to: "192.0.2.1:18515".parse().ok(), ..Default::default() };
-        assert!(!connection(other).parameters_on(1).same_host);
-    }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::connection::Connection;
 use super::raw::{FlowRuleConfig, Offload};
 use super::types::Address;
-use dataplane_core::connect::mtu_bytes;
+use dataplane_core::connect::{EndpointParameters, mtu_bytes};
 use dataplane_core::header::MacAddr;
 use dataplane_core::units::{Bytes, bytes_within_some, within, within_some};
 use dataplane_core::verbs::{Capability, RateLimit, RssSpec};
@@ -220,6 +220,15 @@ impl Port {
         self.mtu.unwrap_or_else(|| self.default_mtu(None))
     }
 
+    /// Returns the parameters of the port's queue pairs with this connection. `peer` is the port that the key `peer` of the
+    /// connection names.
+    pub(crate) fn endpoint_parameters(&self, connection: &Connection, peer: Option<&Self>) -> EndpointParameters {
+        // A device reaches itself by each of its own addresses.
+        let same_host = peer.is_some_and(|peer| (&peer.device, peer.device_port) != (&self.device, self.device_port));
+        let port = if self.is_rdma() { self.device_port } else { 1 };
+        EndpointParameters { port, same_host, ..connection.parameters.clone() }
+    }
+
     /// Returns the default of the key `mtu`. `of_interface` is the MTU of the interface of the link or of the RDMA port.
     /// For datagrams, the default is at most the path MTU without Ethernet header and VLAN tags.
     fn default_mtu(&self, of_interface: Option<u32>) -> u32 {
@@ -325,4 +334,29 @@ pub(crate) fn path_mtu_of_interface(mtu: u32) -> u32 {
 /// no path MTU is large enough.
 pub(crate) fn interface_mtu_for_datagrams(mtu: u32) -> Option<u32> {
     (1..=5).map(mtu_bytes).find(|&bytes| bytes >= mtu.saturating_add(MAX_HEADER)).map(|bytes| bytes + ROCE_HEADERS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::connection::RendezvousConfig;
+    use super::*;
+
+    /// The default GID depends on whether the peer is another device port of this host.
+    #[test]
+    fn peer_on_another_device_port_is_on_the_same_host() {
+        let on = |device: &str, number| {
+            let text = format!("name = 'nic'\ndevice = '{device}'\nqp = 'rc'\ndevice_port = {number}");
+            toml::from_str::<Port>(&text).unwrap()
+        };
+        let connection =
+            Connection { rendezvous: RendezvousConfig::default(), parameters: EndpointParameters::default() };
+        let own = on("mlx5_0", 2);
+        let same_host = |peer: Option<&Port>| {
+            let parameters = own.endpoint_parameters(&connection, peer);
+            assert_eq!(parameters.port, 2);
+            parameters.same_host
+        };
+        assert!(same_host(Some(&on("mlx5_1", 2))) && same_host(Some(&on("mlx5_0", 1))));
+        assert!(!same_host(Some(&own)) && !same_host(Some(&on("mlx5_0", 2))) && !same_host(None));
+    }
 }

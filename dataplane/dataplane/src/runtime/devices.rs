@@ -114,6 +114,8 @@ pub(crate) fn open(
     let mut open_devices = verbs::OpenDevices::default();
     for (index, (port, info)) in plan.ports.iter().zip(infos).enumerate().filter(|(_, (_, info))| is_opened(&info.name))
     {
+        let peer = port.config.connection.as_ref().and_then(|it| plan.port(it.rendezvous.peer.as_deref()?));
+        let ports = (port, peer.map(|peer| &plan.ports[peer].config));
         let start_exchange = |connection: &Connection, next_hop| {
             start_exchange(plan, (port, index), (connection, next_hop), &rendezvous, stop)
         };
@@ -148,13 +150,13 @@ pub(crate) fn open(
                 _promiscuous: None,
             };
             let watch = Arc::new(Watch::start(device.clone(), clock, stamps, stop)?);
-            Arc::new(OpenPort::open(device, watch, provider, port, start_exchange)?)
+            Arc::new(OpenPort::open(device, watch, provider, ports, start_exchange)?)
         } else {
             #[cfg(feature = "ibverbs")]
             {
                 let (device, watch) = open_devices.open(&port.config.device, clock, stamps, stop)?;
                 let (device, provider) = verbs::provider(device, &watch, port, lanes, Path::new("/sys"))?;
-                Arc::new(OpenPort::open(device, watch, provider, port, start_exchange)?)
+                Arc::new(OpenPort::open(device, watch, provider, ports, start_exchange)?)
             }
             #[cfg(not(feature = "ibverbs"))]
             {
@@ -264,12 +266,12 @@ struct PortConnection {
 }
 
 impl<D: Device> OpenPort<D> {
-    /// Opens a port. `watch` is the event thread of the device.
+    /// Opens a port. `watch` is the event thread of the device. `peer` is the port that the key `peer` names.
     fn open(
         device: D,
         watch: Arc<Watch>,
         provider: ProviderParts<D>,
-        plan: &PortPlan,
+        (plan, peer): (&PortPlan, Option<&config::Port>),
         start_exchange: impl FnOnce(&Connection, NextHopLookup) -> Result<(Arc<Rendezvous>, Option<PeerExchange>)>,
     ) -> Result<Self> {
         let config = &plan.config;
@@ -277,7 +279,7 @@ impl<D: Device> OpenPort<D> {
         let connection = match &config.connection {
             None => None,
             Some(connection) => {
-                let parameters = connection.parameters_on(number);
+                let parameters = config.endpoint_parameters(connection, peer);
                 let next_hop = peer::kernel_lookup(device.clone(), number, parameters.gid_index);
                 let addresses = Arc::new(PortAddresses::new(kind(config.qp), parameters));
                 // Register the handler before the first query, so that no change after the query is missed.

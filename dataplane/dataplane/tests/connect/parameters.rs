@@ -163,16 +163,23 @@ fn default_gid_is_an_address_that_peers_can_resolve() {
     let table = |addresses: &[&str]| {
         // Linux has one entry of RoCE v1 and one entry of RoCE v2 for each address.
         let kinds = [GidKind::RoceV1, GidKind::RoceV2];
-        let entries = addresses.iter().flat_map(|text| kinds.map(|kind| (gid(text), kind)));
-        let entry = |(index, (gid, kind))| GidEntry { index: index as u32, gid, kind, interface: 2 };
+        let entries = addresses.iter().flat_map(|&text| {
+            let (text, interface) = if text == "vlan" { ("fe80::7", 3) } else { (text, 2) };
+            kinds.map(|kind| (gid(text), kind, interface))
+        });
+        let entry = |(index, (gid, kind, interface))| GidEntry { index: index as u32, gid, kind, interface };
         Fake { gids: entries.enumerate().map(entry).collect(), ..adapter() }
     };
-    for (addresses, index) in [
-        (&["fe80::1"] as &[&str], 1),
-        (&["fe80::1", "192.0.2.1"], 3),
-        (&["fe80::1", "fe80::5", "169.254.0.1"], 1),
-        (&["fe80::1", "2001:db8::1"], 3),
-        (&["fe80::1", "169.254.0.1", "2001:db8::1", "192.0.2.1", "192.0.2.2"], 7),
+    for (addresses, index, same_host) in [
+        (&["fe80::1"] as &[&str], 1, 1),
+        (&["fe80::1", "192.0.2.1"], 3, 1),
+        (&["fe80::1", "fe80::5"], 3, 3),
+        (&["fe80::1", "fe80::5", "169.254.0.1"], 5, 3),
+        (&["fe80::1", "169.254.0.1", "fe80::5"], 3, 5),
+        (&["fe80::1", "2001:db8::1"], 3, 1),
+        (&["fe80::1", "169.254.0.1", "2001:db8::1", "192.0.2.1", "192.0.2.2"], 7, 1),
+        // The address of a VLAN.
+        (&["fe80::1", "vlan"], 1, 1),
     ] {
         let device = table(addresses);
         let local = EndpointParameters::default().resolve(&device, QpType::Rc).unwrap();
@@ -180,11 +187,11 @@ fn default_gid_is_an_address_that_peers_can_resolve() {
         // A peer computes the MAC address from the link-local GID of RoCE v1.
         let v1 = gid_choice(None, Some(GidKind::RoceV1)).resolve(&device, QpType::Rc).unwrap();
         assert_eq!((v1.gid_index, v1.gid_kind), (0, GidKind::RoceV1), "{addresses:?}");
-        // A port of the same host has the same default for all addresses.
-        for (kind, index) in [(None, 1), (Some(GidKind::RoceV2), 1), (Some(GidKind::RoceV1), 0)] {
+        // Only link-local IPv6 addresses reach another port of the same host.
+        for (kind, index) in [(None, same_host), (Some(GidKind::RoceV2), same_host), (Some(GidKind::RoceV1), 0)] {
             let parameters = EndpointParameters { same_host: true, ..gid_choice(None, kind) };
             let local = parameters.resolve(&device, QpType::Rc).unwrap();
-            assert_eq!((local.gid_index, local.gid), (index, gid("fe80::1")), "{addresses:?} {kind:?}");
+            assert_eq!(local.gid_index, index, "{addresses:?} {kind:?}");
         }
     }
 }

@@ -2,12 +2,13 @@
 //! variable.
 
 use super::*;
-use dataplane::connect::same_host_gid;
+use dataplane::connect::{default_gid, same_host_gid};
 use dataplane::ibverbs::{VerbsDevice, VerbsProvider};
 use dataplane::verbs::{Device, Provider};
 
 /// The environment variable. Its value is `DEVICE[,DEVICE[,GID_INDEX]]`. If the value names only one device, this
-/// device loops back to itself. Without a GID index, each endpoint uses the first GID of RoCE v2 of its device, or GID 0.
+/// device loops back to itself. Without a GID index, each endpoint uses the default GID of a connection between the two
+/// devices, or GID 0.
 const VARIABLE: &str = "DATAPLANE_NIC";
 
 struct Named {
@@ -37,7 +38,8 @@ fn bed(name: &'static str) -> TestBed<VerbsDevice> {
     // The two devices may have different GID tables.
     let default = |device: &VerbsDevice| {
         let gids = device.gids(1).expect("the GIDs of the port");
-        same_host_gid(&gids, None).map_or(0, |entry| entry.index)
+        let choose = if a == b { default_gid } else { same_host_gid };
+        choose(&gids, None).map_or(0, |entry| entry.index)
     };
     let gid_index = [&a_device, &b_device].map(|device| gid_index.unwrap_or_else(|| default(device)));
     let profile = if is_rxe { Profile::Rxe } else { Profile::Spec };

@@ -46,7 +46,7 @@ fn open_port(
         _promiscuous: None,
     };
     let exchange = |_: &Connection, _| Ok((rendezvous.clone(), None));
-    OpenPort::open(device.clone(), Arc::new(watch), provider, &plan.ports[0], exchange)
+    OpenPort::open(device.clone(), Arc::new(watch), provider, (&plan.ports[0], None), exchange)
 }
 
 /// A port with a reliable connection and its only lane.
