@@ -46,9 +46,10 @@ pub(crate) fn find(sysfs: &Path, device: &str, number: u8) -> Option<String> {
         return Some(fs::read_to_string(folder.join("parent")).ok()?.trim().to_owned());
     };
     let mut interfaces: Vec<String> = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
-    // In switchdev mode, the interfaces of a physical function include the representors of its functions, whose port
-    // names are for example `pf0vf0`.
-    interfaces.retain(|interface| !["vf", "sf"].iter().any(|kind| read(interface, "phys_port_name").contains(kind)));
+    // In switchdev mode, the interfaces of a physical function include the representors of other functions. The port names
+    // of representors are for example `pf0vf0` and `pf0sf1`, and on the Arm cores of a BlueField also `c1pf0` or `pf0hpf`.
+    // The port name of the function itself is for example `p0`.
+    interfaces.retain(|interface| !read(interface, "phys_port_name").contains("pf"));
     // The two ports of an mlx4 device have one folder. A device with one port may have any number in `dev_port`.
     if let ([_], 1) = (&interfaces[..], number) {
         return interfaces.pop();
@@ -97,10 +98,16 @@ mod tests {
         add("mlx4_0", "eth1", "1\n", "");
         add("mlx5_0", "eth2_0", "0\n", "pf0vf0\n");
         add("mlx5_0", "eth2", "0\n", "p0\n");
+        add("mlx5_1", "pf0hpf", "0\n", "c1pf0\n");
+        add("mlx5_1", "pf0sf88", "0\n", "pf0sf88\n");
+        add("mlx5_1", "p0", "0\n", "p0\n");
+        add("mlx5_2", "p1", "0\n", "p1\n");
+        add("mlx5_2", "pf1hpf", "0\n", "pf1hpf\n");
         add("bnxt_re1", "eth3", "1\n", "");
         let found = |device, number| find(sysfs.path(), device, number);
         assert_eq!([found("mlx4_0", 1), found("mlx4_0", 2)], ["eth0", "eth1"].map(|name| Some(name.to_owned())));
         assert_eq!([found("mlx5_0", 1), found("mlx5_0", 2)], [Some("eth2".to_owned()), None]);
+        assert_eq!([found("mlx5_1", 1), found("mlx5_2", 1)], ["p0", "p1"].map(|name| Some(name.to_owned())));
         assert_eq!(found("mlx4_0", 0), None);
         assert_eq!(found("bnxt_re1", 1), Some("eth3".to_owned()));
         sysfs.write("class/infiniband/rxe0/parent", "eth4\n");
