@@ -57,8 +57,9 @@ pub(crate) fn in_another_namespace(sysfs: &Path, device: &str, port: u8) -> Opti
         format!(
             "`{device}` belongs to another network namespace, and only that namespace has the counters of the device, so \
              packets that find no receive buffer are not counted and `lost` of the port is always 0; help: run the \
-             program in the network namespace of the host, or run `rdma system set netns exclusive` on the host and \
-             move the device to the namespace of the program (`rdma dev set {device} netns NAME`)"
+             program in the network namespace of the host, or run `rdma system set netns exclusive` at the boot of the \
+             host, before other network namespaces exist, and move the device to the namespace of the program (`rdma dev \
+             set {device} netns NAME`)"
         )
     })
 }
