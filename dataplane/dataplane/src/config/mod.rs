@@ -50,7 +50,9 @@ pub use load::{Loaded, load};
 pub(crate) use plan::LockedMemory;
 pub use plan::{Catalog, NodePlan, OffloadRequest, Plan, PortPlan, StageOffload, StageShape, Target};
 pub use planner::plan;
-pub(crate) use port::{ETHERNET_HEADER, LARGEST_PATH_MTU, interface_mtu_for_datagrams, path_mtu_of_interface};
+pub(crate) use port::{
+    ETHERNET_HEADER, LARGEST_PATH_MTU, ROCE_HEADERS, interface_mtu_for_datagrams, path_mtu_of_interface,
+};
 pub use port::{Port, Qp};
 pub use raw::{
     Action, EthernetHeader, FlowRuleConfig, Frames, Gre, Headers, Ipv4Header, Ipv6Header, Match, Mpls, Offload, Ports,

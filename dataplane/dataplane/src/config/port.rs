@@ -322,10 +322,11 @@ pub(crate) const ETHERNET_HEADER: u32 = 14;
 pub(crate) const LARGEST_PATH_MTU: u32 = mtu_bytes(5);
 
 /// The bytes that the RoCE headers take from the MTU of an interface, as `iboe_get_mtu` in the kernel computes: the
-/// headers GRH, UDP, BTH, XRC and AtomicETH, and the ICRC.
-const ROCE_HEADERS: u32 = 96;
+/// headers GRH, UDP, BTH, XRC and AtomicETH, and the ICRC. Some drivers subtract less: rxe 80 bytes, and irdma nothing.
+pub(crate) const ROCE_HEADERS: u32 = 96;
 
-/// Returns the path MTU of a RoCE device whose network interface has the MTU `mtu`, in bytes.
+/// Returns the path MTU of a RoCE device whose network interface has the MTU `mtu`, in bytes. The path MTU of some drivers
+/// is larger, see [`ROCE_HEADERS`].
 pub(crate) fn path_mtu_of_interface(mtu: u32) -> u32 {
     (1..=5).rev().map(mtu_bytes).find(|bytes| bytes + ROCE_HEADERS <= mtu).unwrap_or(mtu_bytes(1))
 }

@@ -443,6 +443,10 @@ fn interface_of_a_raw_packet_port_on_an_rdma_device_is_checked() {
         assert!(
             findings[0].what.contains("the path MTU is 1024, but mtu 1100 of the port needs datagrams of 1114 bytes")
         );
+        assert_eq!(findings[0].severity, Severity::Fails);
+        // irdma has a path MTU of 2048 on this interface.
+        ip("link set eth9 mtu 2100");
+        assert_eq!(connected("ud", 1100).unwrap()[0].severity, Severity::Unseen);
     });
 }
 
