@@ -283,7 +283,7 @@ impl EndpointParameters {
         let most = (1..=5).rev().find(|&code| mtu_bytes(code) <= port.active_mtu);
         if most.is_none() {
             let why = format!("the active path MTU of the port is only {} bytes", port.active_mtu);
-            wrong.add("device_port", self.port, why, "set the MTU of the interface to at least 300");
+            wrong.add("device_port", self.port, why, "set the MTU of the interface to at least 352");
         }
         let most = most.unwrap_or(1);
         let path_mtu = match self.path_mtu {

@@ -288,7 +288,7 @@ fn unsupported_parameter_is_reported_with_a_fix() {
         (
             |_, device| device.port.active_mtu = 200,
             &[
-                "`device_port` = 1 on `mlx5_0`: the active path MTU of the port is only 200 bytes; help: set the MTU of the interface to at least 300",
+                "`device_port` = 1 on `mlx5_0`: the active path MTU of the port is only 200 bytes; help: set the MTU of the interface to at least 352",
             ],
         ),
         (|it, _| it.hop_limit = 0, &["`hop_limit` = 0 on `mlx5_0`: the valid range is 1 to 255; help: use 255"]),
