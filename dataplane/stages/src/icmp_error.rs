@@ -19,7 +19,7 @@ use dataplane_core::header::ipv4::{Ipv4, write_checksum};
 use dataplane_core::header::ipv6::Ipv6;
 use dataplane_core::header::{Header, icmp, protocol};
 use dataplane_core::mem::{Batch, Edge, MetaFlags, Packet, Reason};
-use dataplane_core::pipeline::{Contract, Ctx, Facts, HeldPackets, Problem, Setup, Stage, StageInfo};
+use dataplane_core::pipeline::{Contract, Ctx, Facts, HeldPackets, Problem, Setup, Stage, StageInfo, StateTransfer};
 use dataplane_tables::bucket::TokenBucket;
 use host_limit::HostLimit;
 
@@ -304,12 +304,17 @@ impl Stage for IcmpError {
         if let (Some(bucket), Some(earlier)) = (&mut self.bucket, &earlier.bucket) {
             bucket.take_over_tokens(earlier);
         }
+        if let (Some(limit), Some(earlier)) = (&mut self.host_limit, &mut earlier.host_limit) {
+            limit.take_over(earlier);
+        }
         HeldPackets::Keep
     }
 
     fn info() -> StageInfo {
         StageInfo::new()
-            .keeps("the tokens of its rate limit, but not of the limits of single hosts")
+            .keeps(
+                "the tokens of its rate limit, and the limits of single hosts if per_host and the burst stay the same",
+            )
             .outputs(&[("reply", "errors, which leave by the port that received the packet")])
             .reasons(&[
                 (
@@ -325,7 +330,38 @@ impl Stage for IcmpError {
 
     fn contract(&self) -> Contract {
         let egress = if self.kind == ErrorKind::TooBig { Facts::EGRESS } else { Facts::empty() };
-        Contract::new().needs(Facts::HEADERS | egress).sets_on_outputs(Facts::EGRESS)
+        Contract::new().needs(Facts::HEADERS | egress).sets_on_outputs(Facts::EGRESS).transfers_state::<Self>()
+    }
+}
+
+/// The version of the saved state.
+const STATE_VERSION: u8 = 1;
+
+/// The state has the version, the level of the bucket, and two numbers for each host ([`HostLimit::save`]).
+impl StateTransfer for IcmpError {
+    fn save_state(&mut self) -> Option<Vec<u8>> {
+        let (bucket, limit) = (self.bucket.as_ref()?, self.host_limit.as_ref()?);
+        let mut state = vec![STATE_VERSION];
+        state.extend(bucket.level().to_be_bytes());
+        limit.save().flatten().for_each(|number| state.extend(number.to_be_bytes()));
+        Some(state)
+    }
+
+    /// The time starts at 0 in a new program, like the time of a new bucket, so the limits earn no tokens for the time of
+    /// the upgrade.
+    fn load_state(&mut self, state: &[u8]) -> Result<(), String> {
+        let state = state.strip_prefix(&[STATE_VERSION]).ok_or("the saved limits have another version")?;
+        let damaged = "the saved limits are damaged";
+        let (level, hosts) = state.split_first_chunk().ok_or(damaged)?;
+        let (hosts, []) = hosts.as_chunks::<16>() else { return Err(damaged.to_owned()) };
+        if let (Some(bucket), Some(limit)) = (&mut self.bucket, &mut self.host_limit) {
+            bucket.set_level(u128::from_be_bytes(*level));
+            for host in hosts {
+                let [key, time] = [0, 8].map(|at| host[at..].first_chunk().map_or(0, |part| u64::from_be_bytes(*part)));
+                limit.load([key, time]);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -10,7 +10,6 @@ const SETS: usize = 1024;
 /// The limit of one host: the generic cell rate algorithm (ITU-T I.371), which stores a single timestamp per host.
 #[derive(Clone, Copy, Debug, Default)]
 struct HostEntry {
-    /// The hash of the address.
     key: u64,
     /// The time at which the host has its full burst again, in nanoseconds. An entry with a time in the past is free.
     full_at: u64,
@@ -27,6 +26,8 @@ pub(super) struct HostLimit {
     interval: u64,
     /// `interval` multiplied by the burst size, in nanoseconds.
     burst: u64,
+    /// The time of the last call of [`HostLimit::permit`], in nanoseconds.
+    last: u64,
 }
 
 impl HostLimit {
@@ -34,22 +35,53 @@ impl HostLimit {
     pub(super) fn new(rate: u64, burst: u64) -> Self {
         let interval = (1_000_000_000 / rate.max(1)).max(1);
         let entries = vec![HostEntry::default(); SETS * WAYS].into_boxed_slice();
-        Self { random: RandomState::new(), entries, interval, burst: interval.saturating_mul(burst) }
+        Self { random: RandomState::new(), entries, interval, burst: interval.saturating_mul(burst), last: 0 }
+    }
+
+    /// Takes over the limits of all hosts, if `earlier` has the same rate and burst.
+    pub(super) fn take_over(&mut self, earlier: &mut Self) {
+        if (self.interval, self.burst) == (earlier.interval, earlier.burst) {
+            std::mem::swap(self, earlier);
+        }
+    }
+
+    /// Returns the hosts that do not have their full burst: for each host, a key, and the time from the last call of
+    /// [`HostLimit::permit`] to the full burst, in nanoseconds.
+    pub(super) fn save(&self) -> impl Iterator<Item = [u64; 2]> {
+        let used = self.entries.iter().filter(|entry| entry.full_at > self.last);
+        used.map(|entry| [entry.key, entry.full_at - self.last])
+    }
+
+    /// Adds a host that another program has saved ([`HostLimit::save`]). The time of this program starts at 0.
+    pub(super) fn load(&mut self, [key, time]: [u64; 2]) {
+        let full_at = time.min(self.burst);
+        if let Some(entry) = self.entry(key) {
+            entry.full_at = full_at;
+        }
+    }
+
+    /// Returns the entry of a host. A new entry replaces another entry, and has a full burst.
+    fn entry(&mut self, key: u64) -> Option<&mut HostEntry> {
+        let at = self.random.hash_one(key) as usize % SETS * WAYS;
+        let set = self.entries.get_mut(at..at + WAYS)?;
+        let entry = set.iter_mut().max_by_key(|entry| (entry.key == key, u64::MAX - entry.full_at))?;
+        if entry.key != key {
+            *entry = HostEntry { key, full_at: 0 };
+        }
+        Some(entry)
     }
 
     /// Returns a permit for an error to a host at the time `now`, in nanoseconds, or `None` if the limit is reached.
     /// `host` is an IPv4 address, or the first 64 bits of an IPv6 address, because one host may use all addresses of an
     /// IPv6 link.
     pub(super) fn permit(&mut self, v6: bool, host: u64, now: u64) -> Option<HostPermit<'_>> {
-        let key = self.random.hash_one((v6, host));
-        let at = key as usize % SETS * WAYS;
-        let set = self.entries.get_mut(at..at + WAYS)?;
-        let entry = set.iter_mut().max_by_key(|entry| (entry.key == key, u64::MAX - entry.full_at))?;
-        if entry.key != key {
-            *entry = HostEntry { key, full_at: 0 };
-        }
-        let full_at = entry.full_at.max(now).saturating_add(self.interval);
-        (full_at - now <= self.burst).then_some(HostPermit { entry, full_at })
+        // No host has an IPv6 prefix in ff00::/8, the multicast addresses, so these keys are free for IPv4 addresses.
+        let key = if v6 { host } else { host | 0xff << 56 };
+        let (interval, burst) = (self.interval, self.burst);
+        self.last = now;
+        let entry = self.entry(key)?;
+        let full_at = entry.full_at.max(now).saturating_add(interval);
+        (full_at - now <= burst).then_some(HostPermit { entry, full_at })
     }
 }
 

@@ -279,6 +279,43 @@ fn error_rate_is_limited() {
 }
 
 #[test]
+fn rate_limits_move_to_another_program_and_to_another_graph() {
+    let parameters = "per_second = 10\nper_host = 1\nburst = 10";
+    let from = |host: u8| frame().ipv4([198, 51, 100, host].into(), [203, 0, 113, 9].into()).udp(1, 2).build();
+    let count_replies = |outcomes: Vec<Outcome>| outcomes.iter().filter(|outcome| is_reply(outcome)).count();
+    fn stage(bench: &mut Harness) -> &mut IcmpError {
+        bench.stage().downcast().unwrap()
+    }
+    let used = || {
+        let mut old = bench("time_exceeded", parameters);
+        old.advance(1_000_000_000);
+        // A fifth of the burst goes to one host.
+        assert_eq!(count_replies(old.run(&[from(1), from(1), from(1)])), 2);
+        old
+    };
+    let check = |new: &mut Harness| {
+        assert_eq!(reason(new.run_one(&from(1))), "host_rate_exceeded");
+        let others: Vec<_> = (2..15).map(from).collect();
+        assert_eq!(count_replies(new.run(&others)), 8);
+    };
+    let (mut old, mut new) = (used(), bench("time_exceeded", parameters));
+    let state = stage(&mut old).save_state().unwrap();
+    stage(&mut new).load_state(&state).unwrap();
+    check(&mut new);
+    // A host gets its tokens back at the rate of its limit.
+    new.advance(1_000_000_000);
+    assert!(is_reply(&new.run_one(&from(1))));
+    assert_eq!(reason(new.run_one(&from(1))), "host_rate_exceeded");
+    for wrong in [&state[..state.len() - 1], &[], &[1], &[&[9], &state[1..]].concat()] {
+        assert!(stage(&mut new).load_state(wrong).is_err(), "{wrong:?}");
+    }
+    let (mut old, mut new) = (used(), bench("time_exceeded", parameters));
+    new.advance(1_000_000_000);
+    stage(&mut new).adopt(stage(&mut old));
+    check(&mut new);
+}
+
+#[test]
 fn port_without_an_address_sends_no_error() {
     let parameters = "kind = 'time_exceeded'\naddresses = [{ port = 'a', address = '192.0.2.1' }]";
     let mut bench = Harness::builder().after(Parse::default()).ingress(1).build::<IcmpError>(parameters).unwrap();

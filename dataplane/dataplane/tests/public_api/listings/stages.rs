@@ -296,6 +296,7 @@ pub mod icmp_error {
         private: _,
     }
     impl Stage for IcmpError {}
+    impl StateTransfer for IcmpError {}
 }
 pub mod ingress {
     #[derive(Clone, Debug, Deserialize, JsonSchema)]
