@@ -38,6 +38,8 @@ pub struct Connector {
     queue: u16,
     generation: u32,
     buffer: Option<RemoteBuffer>,
+    /// The capacity of the shared receive queue. `None` if the queue pair has its own receive queue.
+    shared_depth: Option<u32>,
 }
 
 impl EndpointParameters {
@@ -57,7 +59,7 @@ impl Connector {
     pub fn new<D: Device>(device: &D, kind: QpType, parameters: EndpointParameters) -> Result<Self> {
         let local = parameters.resolve(device, kind)?;
         let device = device.name().to_owned();
-        Ok(Self { device, kind, parameters, local, queue: 0, generation: 0, buffer: None })
+        Ok(Self { device, kind, parameters, local, queue: 0, generation: 0, buffer: None, shared_depth: None })
     }
 
     /// Sets the index of the queue on the port (default 0). The peer's queue pair must have the same index.
@@ -71,6 +73,13 @@ impl Connector {
     #[must_use]
     pub fn buffer(mut self, buffer: RemoteBuffer) -> Self {
         self.buffer = Some(buffer);
+        self
+    }
+
+    /// Sets the capacity of the shared receive queue of the queue pair. `None` if the queue pair has its own receive
+    /// queue.
+    pub(super) fn shared_depth(mut self, depth: Option<u32>) -> Self {
+        self.shared_depth = depth;
         self
     }
 
@@ -102,7 +111,7 @@ impl Connector {
 
     /// Returns the endpoint of a queue pair, to send to the peer.
     pub fn endpoint<Q: QueuePair>(&self, qp: &Q) -> QueuePairEndpoint {
-        self.endpoint_for(qp.number(), qp.caps().recv_depth)
+        self.endpoint_for(qp.number(), self.shared_depth.unwrap_or(qp.caps().recv_depth))
     }
 
     /// Returns the endpoint of the queue pair with number `qpn` and a receive queue of `receive_depth` entries.

@@ -52,7 +52,7 @@ pub struct QueuePairEndpoint {
     pub generation: u32,
     /// The index of the queue pair on its port. The peer's queue pair must have the same index.
     pub queue: u16,
-    /// Capacity of the receive queue.
+    /// Capacity of the receive queue, or of the shared receive queue.
     pub receive_depth: u32,
     /// Memory that the peer may read or write.
     pub buffer: Option<RemoteBuffer>,

@@ -6,7 +6,7 @@ use crate::connect::connector::{Connector, NegotiatedParameters};
 use crate::connect::endpoint::{QueuePairEndpoint, RemoteBuffer};
 use crate::connect::parameters::EndpointParameters;
 use crate::error::Result;
-use crate::verbs::{Destination, Device, ProtectionDomain, QpSpec, QpType, QueuePair};
+use crate::verbs::{Destination, Device, ProtectionDomain, QpSpec, QpType, QueuePair, SharedReceiveQueue};
 
 /// A queue pair without a peer.
 ///
@@ -71,7 +71,7 @@ impl<P: ProtectionDomain> PreparedQueuePair<P> {
         srq: Option<&P::Srq>,
         parameters: EndpointParameters,
     ) -> Result<Self> {
-        let connector = Connector::new(device, spec.kind, parameters)?;
+        let connector = Connector::new(device, spec.kind, parameters)?.shared_depth(srq.map(SharedReceiveQueue::depth));
         let qp = pd.create_qp(spec, send, recv, srq).map_err(|error| error.on(device.name()))?;
         Ok(Self { connector, pd: pd.clone(), qp })
     }

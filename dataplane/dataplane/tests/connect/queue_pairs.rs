@@ -3,15 +3,15 @@
 use std::time::{Duration, Instant};
 
 use dataplane::connect::{
-    ConnectError, Connector, EndpointError, EndpointParameters, NegotiatedParameters, QpModification,
-    QueuePairEndpoint, RemoteBuffer, connect_pair,
+    ConnectError, Connector, EndpointError, EndpointParameters, NegotiatedParameters, PreparedQueuePair,
+    QpModification, QueuePairEndpoint, RemoteBuffer, connect_pair,
 };
 use dataplane::lane::message::{Buffer, MessageDomain, MessageQueuePair, poll};
 use dataplane::soft::{SoftCq, SoftDevice};
 use dataplane::units::{QpNum, Rkey};
 use dataplane::verbs::{
-    Access, CqSpec, Destination, Device, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RecvRequest,
-    SendFlags, SendOp, SendRequest, WcStatus,
+    Access, CqSpec, Destination, Device, ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair,
+    RecvRequest, SendFlags, SendOp, SendRequest, SrqSpec, WcStatus,
 };
 
 use super::{cabled, prepared};
@@ -41,6 +41,24 @@ fn handshake_takes_both_sides_to_rts() {
             assert_eq!(side.destination().map(|to| to.qp), (kind == QpType::Ud).then_some(remote.qpn));
         }
     }
+}
+
+/// A peer sends nothing to a queue pair whose endpoint has the depth 0.
+#[test]
+fn endpoint_has_the_depth_of_the_shared_receive_queue() {
+    let devices = cabled();
+    let pd = devices[0].alloc_pd().unwrap();
+    let (cq, _) = devices[0].create_cq(&CqSpec { depth: 64, ..CqSpec::default() }, None).unwrap();
+    let srq = pd.create_srq(&SrqSpec { depth: 32, sges: 1 }).unwrap();
+    let caps = QpCaps { send_depth: 16, recv_depth: 0, send_sges: 1, recv_sges: 1, inline: 0 };
+    let spec = QpSpec::new(QpType::Rc, caps);
+    let parameters = EndpointParameters::default();
+    let one = PreparedQueuePair::new(&devices[0], &pd, &spec, (&cq, &cq), Some(&srq), parameters.clone()).unwrap();
+    assert_eq!(one.endpoint().receive_depth, 32);
+    let (two, _pd, _cq) = prepared(&devices[1], QpType::Rc, parameters).unwrap();
+    let (one, two) = connect_pair(one, two).unwrap();
+    assert_eq!(two.negotiated().remote.receive_depth, 32);
+    assert_eq!(one.reset().unwrap().endpoint().receive_depth, 32);
 }
 
 #[test]
