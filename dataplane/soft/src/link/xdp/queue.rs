@@ -26,7 +26,8 @@ const POSTED: u8 = 0x80;
 
 /// Interval between two attempts to bind to a queue while another socket is bound to the queue.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// The time after which the interval between two attempts becomes longer.
+/// The time after which the interval between two attempts becomes longer. Also the maximum time for which the drop of a
+/// queue waits until the kernel has released the slots.
 const SHORT_WAIT: Duration = Duration::from_millis(100);
 /// Interval between two attempts while a wait is long: while the interface does not exist or is down, or while the kernel
 /// has not released the queue. Each attempt takes the kernel's RTNL lock, so this interval is longer.
@@ -772,9 +773,13 @@ fn take_stamp(region: &Region, address: u64, ahead: i64) -> Option<Ticks> {
 impl Drop for Queue {
     fn drop(&mut self) {
         let _ = self.close();
-        if !self.is_released() {
+        let is_kept = self.is_kept && self.xdp.keeps_socket(self.index);
+        // Check again, because the kernel may have released the slots since the last check, or may be about to do so.
+        if let Some(region) = self.region.take_if(|_| self.unreleased)
+            && (is_kept || !await_release(&region, self.epoch.index, self.index, SHORT_WAIT))
+        {
             // The memory stays mapped, because the kernel or the hardware may still write to it.
-            std::mem::forget(self.region.take());
+            std::mem::forget(region);
         }
     }
 }

@@ -14,11 +14,15 @@ use super::bpf::{Attach, Program, SocketMap};
 use super::btf;
 use super::facts::driver_reports_nic_time;
 use super::program::{NIC_STAMP, PASS, StampSource, Taken, program};
+use super::queue::Queue;
 use super::socket::{SocketSpec, XdpSocket, await_release, shows_release};
-use super::spec::{Copying, Filter, Selector};
+use super::spec::{Copying, Filter, Selector, XdpSpec};
+use super::{HEADROOM, Xdp};
+use crate::hand_over::HandOver;
 use crate::link::interface::Interface;
 use crate::tests::xdp::veth;
-use dataplane_core::mem::{PageKind, Region, RegionSpec};
+use dataplane_core::mem::{GUARD, PageKind, Region, RegionSpec, SlotLayout};
+use dataplane_core::verbs::QpCaps;
 use dataplane_testing::namespace::in_namespace;
 use dataplane_testing::{PATIENCE, report_skip, skip};
 
@@ -272,6 +276,38 @@ fn program_with_nic_stamps_is_bound_to_one_interface() {
         assert!(program.attach(index("vb"), Attach::Generic).is_err());
         drop(program.attach(index("vb"), Attach::Native).unwrap());
         assert!(Program::load(&code).is_err(), "the kernel must refuse the program without an interface");
+    });
+}
+
+#[test]
+fn dropped_queue_frees_its_memory_when_the_kernel_has_just_released_it() {
+    in_namespace(|| {
+        veth(1, 1500);
+        // The rounds in which the kernel had not released the queue at the last check, and the rounds in which the drop
+        // freed the memory of such a queue. The kernel may also be faster than the check, or slower than the drop.
+        let (mut late, mut freed) = (0, 0);
+        for _ in 0..10 {
+            let xdp = Arc::new(Xdp::open(&XdpSpec::new("va"), 1514, false).unwrap());
+            let layout = SlotLayout::new(HEADROOM.into(), 2048 - usize::from(HEADROOM) - GUARD, 8).unwrap();
+            let memory = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+            let region = Arc::new(Region::allocate(memory).unwrap().0);
+            let caps = QpCaps { send_depth: 1, recv_depth: 1, send_sges: 1, recv_sges: 1, inline: 0 };
+            let mut queue = Queue::new(xdp.clone(), 0, caps);
+            queue.bind(&region, layout, 0).unwrap();
+            queue.open().unwrap();
+            xdp.detach(1, true).unwrap();
+            assert_eq!(queue.close(), 0);
+            // The descriptors of another program, to which the upgrade fails.
+            let handed = xdp.detached().unwrap().unwrap();
+            xdp.resume(true).unwrap();
+            drop(handed);
+            let is_late = !queue.is_released();
+            let memory = Arc::downgrade(&region);
+            drop((queue, region));
+            late += usize::from(is_late);
+            freed += usize::from(is_late && memory.upgrade().is_none());
+        }
+        assert!(late == 0 || freed > 0, "{freed} of {late}");
     });
 }
 
