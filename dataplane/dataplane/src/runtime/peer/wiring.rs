@@ -164,10 +164,18 @@ impl<D: Device> PeerWiring<D> {
     }
 }
 
+/// A UDP port, to which nothing is sent.
+const DISCARD: u16 = 9;
+
 /// Returns the message about a failed `ibv_create_ah` for the peer with this GID.
 fn no_path(device: &str, peer: Gid, error: VerbError) -> String {
-    // A socket can only be bound to an address of this host.
-    let is_own = |address: Ipv4Addr| UdpSocket::bind((address, 0)).is_ok();
+    // The kernel sends to an address of this host from the same address. The connect sends no packet. A bind of the
+    // address would prove nothing, because `ip_nonlocal_bind` also allows addresses of other hosts.
+    let is_own = |address: Ipv4Addr| {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
+        let own = socket.and_then(|socket| socket.connect((address, DISCARD)).and_then(|()| socket.local_addr()));
+        own.is_ok_and(|own| own.ip() == address)
+    };
     let help = match (error.remedy(), peer.ipv4()) {
         (Some(_), Some(address)) if is_own(address) => {
             ", because this address belongs to this host, and Linux does not answer ARP requests from its own addresses; \
@@ -264,6 +272,7 @@ mod tests {
     use dataplane_core::lane::{self, LaneSpec, Stamping};
     use dataplane_core::mem::{PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
     use dataplane_soft::{LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+    use dataplane_testing::namespace::{in_namespace, ip};
 
     /// Opens a lane on a port with a path MTU of 4096, and returns the longest message that the lane offers to receive
     /// into buffers with room for `room` bytes.
@@ -305,6 +314,19 @@ mod tests {
         assert!(message.contains("no path to ::ffff:192.0.2.1; help: select a GID"), "{message}");
         let message = no_path("mlx5_0", "127.0.0.1".parse().unwrap(), error);
         assert!(message.contains("belongs to this host") && message.contains("accept_local=1"), "{message}");
+    }
+
+    #[test]
+    fn address_of_another_host_is_not_local_with_nonlocal_binds() {
+        in_namespace(|| {
+            std::fs::write("/proc/sys/net/ipv4/ip_nonlocal_bind", "1").unwrap();
+            ip("link add va type veth peer name vb\naddr add 192.0.2.1/24 dev va\nlink set va up");
+            let is_own = |address: &str| {
+                let error = VerbError::new("ibv_create_ah", libc::ETIMEDOUT);
+                no_path("mlx5_0", address.parse().unwrap(), error).contains("belongs to this host")
+            };
+            assert_eq!(["192.0.2.1", "192.0.2.2", "198.51.100.1"].map(is_own), [true, false, false]);
+        });
     }
 
     /// The device writes the global route header of a datagram into the receive buffer.
