@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::super::console::CommandError;
-use crate::config::{Plan, PortPlan, Qp};
+use crate::config::{Offload, Plan, PortPlan, Qp};
 use dataplane_soft::doctor::Roots;
 
 /// The number of flows of generated frames. Fewer flows than in most networks, but more than a stage could cache.
@@ -35,9 +35,20 @@ pub(super) fn in_memory(plan: &Plan, frames: &Frames) -> Result<Vec<(String, Str
             let help = format!("help: remove the key, because the key changes the measured rate of `{}`", config.name);
             return Err(CommandError::Usage(format!("port `{}` has the key `{key}`; {help}", config.name)));
         }
+        if config.flow.is_some() && frames.traffic.is_none() {
+            let help = "help: name a capture with --traffic, because the rules may not match the generated frames";
+            return Err(CommandError::Usage(format!("port `{}` has the key `flow`; {help}", config.name)));
+        }
+        if config.offloads().contains(&Offload::DelayDrop) {
+            let help =
+                "help: remove \"delay_drop\", which needs several workers, because the measurement runs one worker";
+            return Err(CommandError::Usage(format!("port `{}` has the offload `delay_drop`; {help}", config.name)));
+        }
         let link = toml::Value::try_from(link(port, frames)?);
         let link = link.map_err(|error| CommandError::Failed(format!("port `{}`: {error}", config.name)))?;
         settings.push((format!("port.{number}.device"), "\"soft\"".to_owned()));
+        // A device in memory has only port 1.
+        settings.push((format!("port.{number}.device_port"), "1".to_owned()));
         settings.push((format!("port.{number}.link"), link.to_string()));
         // Stages with `source = "kernel"` use the interface of the port. Without the key `interface`, this is the
         // interface of the link. The new link has no interface, so set the key.
@@ -131,10 +142,12 @@ mod tests {
     fn port_on_an_interface_becomes_a_generator_and_keeps_its_kernel_interface() {
         let port = "[[port]]\nname = 'a'\ndevice = 'host'\nlink = { kind = 'xdp', interface = 'eth1' }";
         let link = "{ flows = 1024, kind = \"generator\", size = 128 }";
-        let expected = format!("port.0.device=\"soft\"\nport.0.link={link}\nport.0.interface=\"eth1\"\n");
+        let device = "port.0.device=\"soft\"\nport.0.device_port=1\n";
+        let expected = format!("{device}port.0.link={link}\nport.0.interface=\"eth1\"\n");
         assert_eq!(settings(port, &Frames { size: Some(128), traffic: None }).unwrap(), expected);
-        let device = settings("[[port]]\nname = 'a'\ndevice = 'mlx5_0'", &Frames::default()).unwrap();
-        assert_eq!(device, format!("port.0.device=\"soft\"\nport.0.link={}\n", link.replace("128", "64")));
+        let port = "[[port]]\nname = 'a'\ndevice = 'mlx5_0'\ndevice_port = 2";
+        let expected = format!("{device}port.0.link={}\n", link.replace("128", "64"));
+        assert_eq!(settings(port, &Frames::default()).unwrap(), expected);
     }
 
     #[test]
@@ -158,6 +171,13 @@ mod tests {
         let limited = "[[port]]\nname = 'a'\ndevice = 'mlx5_0'\nrate_limit = { rate = '1Gbps' }";
         let error = settings(limited, &Frames::default()).unwrap_err();
         assert!(error.contains("port `a` has the key `rate_limit`"), "{error}");
+        let port = "[runtime]\nworkers = 2\n[[port]]\nname = 'a'\ndevice = 'mlx5_0'\n";
+        let error = settings(&format!("{port}offload = ['delay_drop']"), &Frames::default()).unwrap_err();
+        assert!(error.contains("port `a` has the offload `delay_drop`"), "{error}");
+        let rules = format!("{port}flow = [{{ priority = 1, match = {{ ipv4 = {{}} }} }}]");
+        let error = settings(&rules, &Frames::default()).unwrap_err();
+        assert!(error.contains("port `a` has the key `flow`"), "{error}");
+        assert!(settings(&rules, &Frames { size: None, traffic: Some("/x/in.pcap".into()) }).is_ok());
         let connected = "[[port]]\nname = 'a'\ndevice = 'soft'\nqp = 'rc'\nlink = { kind = 'loopback' }\n\
                          connection = { peer = 'a', allow_self = true }";
         let error = settings(connected, &Frames::default()).unwrap_err();
