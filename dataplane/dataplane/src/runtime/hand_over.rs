@@ -39,23 +39,21 @@ impl Run {
     /// Fails if a worker does not answer, if sends do not complete, or if the kernel refuses a descriptor. The run then
     /// receives again.
     pub(crate) fn detach(&self) -> Result<HandedRun, String> {
+        let deadline = Instant::now() + DETACH_TIMEOUT;
+        // A worker that did not answer in an earlier hand-over must first answer.
+        while lock(&self.state.sampler).is_pausing() {
+            await_check(deadline)?;
+        }
         let (current, ports) = self.state.current_ports();
-        let detached = self.try_detach(&current.plan, &ports);
+        let detached = self.try_detach(&current.plan, &ports, deadline);
         if detached.is_err() {
             self.resume(false);
         }
         detached
     }
 
-    fn try_detach(&self, plan: &Plan, ports: &[LivePort]) -> Result<HandedRun, String> {
-        let deadline = Instant::now() + DETACH_TIMEOUT;
-        let wait = || {
-            if Instant::now() >= deadline {
-                return Err("a worker does not answer, so nothing was handed over".to_owned());
-            }
-            thread::sleep(POLL_INTERVAL);
-            Ok(())
-        };
+    fn try_detach(&self, plan: &Plan, ports: &[LivePort], deadline: Instant) -> Result<HandedRun, String> {
+        let wait = || await_check(deadline);
         let failed = |port: &LivePort, error| format!("port `{}`: {error}", port.name);
         // The ports that share the packet memory with the kernel, the numbers of these ports, and the other ports.
         let (mut sharing, mut shared, mut own) = (Vec::new(), Vec::new(), Vec::new());
@@ -146,12 +144,23 @@ impl Run {
     }
 }
 
+/// Waits for the next check of the workers. Fails after the deadline.
+fn await_check(deadline: Instant) -> Result<(), String> {
+    if Instant::now() >= deadline {
+        return Err("a worker does not answer, so nothing was handed over".to_owned());
+    }
+    thread::sleep(POLL_INTERVAL);
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
     use super::*;
     use crate::config::{Diagnostics, Source};
     use crate::prelude::*;
-    use crate::runtime::{Options, assemble};
+    use crate::runtime::{Options, Scope, assemble};
     use dataplane_control::ErrorCode;
     use dataplane_core::topology::Topology;
     use dataplane_testing::config::Config;
@@ -163,6 +172,7 @@ mod tests {
         let mut diagnostics = Diagnostics::new(&source);
         let mut registry = dataplane_stages::registry();
         registry.add::<Unsaved>("unsaved");
+        registry.add::<Gate>("gate");
         let assembly = assemble(&source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap();
         Run::start(assembly.unwrap(), options).unwrap()
     }
@@ -194,14 +204,65 @@ mod tests {
         }
     }
 
+    /// A stage that stops its worker while the gate is closed.
+    #[derive(serde::Deserialize)]
+    struct Gate {}
+
+    static IS_GATE_CLOSED: AtomicBool = AtomicBool::new(true);
+    /// The number of times that the worker has reached the gate.
+    static REACHED: AtomicU64 = AtomicU64::new(0);
+
+    impl Stage for Gate {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+        fn tick(&mut self, _ctx: &Ctx) {
+            REACHED.fetch_add(1, Ordering::AcqRel);
+            while IS_GATE_CLOSED.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// Starts a run with a port on the host and these stages. `link` has the keys of the link.
+    fn run_on_host(link: &str, stages: &[(&str, &str)]) -> Run {
+        let config = Config::new().runtime("idle = 'sleep'\nsandbox = false").port("in", "kind = 'generator'");
+        let config = stages.iter().fold(config, |config, (kind, keys)| config.stage(kind, keys)).to_string();
+        let link = format!("device = 'host'\nlink = {{ {link} }}");
+        start(config.replace("device = 'soft'\nlink = { kind = 'generator' }", &link), Options::default())
+    }
+
+    fn veth() {
+        ip("link add name va type veth peer name vb\nlink set va up\nlink set vb up");
+    }
+
+    #[test]
+    fn worker_that_blocks_during_several_hand_overs_continues() {
+        in_namespace(|| {
+            veth();
+            // Only the workers can hand over the queues of an `xdp` port, so the run asks the workers first.
+            let run = run_on_host("kind = 'xdp', interface = 'va'", &[("gate", ""), ("drop", "")]);
+            let reached = || REACHED.load(Ordering::Acquire);
+            wait_until("the worker is at the gate", || reached() > 0);
+            assert!(lock(&run.state.sampler).poll(Scope::All).is_none());
+            // In each hand-over, the run asks the worker to pause and to continue.
+            for _ in 0..4 {
+                assert_eq!(run.detach().err().unwrap(), "a worker does not answer, so nothing was handed over");
+            }
+            IS_GATE_CLOSED.store(false, Ordering::Release);
+            // The worker answers all messages, and then still calls the stage.
+            wait_until("the worker continues", || reached() > 50);
+            assert!(run.detach().is_ok());
+            run.resume(false);
+            run.stop();
+            run.join().unwrap();
+        });
+    }
+
     #[test]
     fn worker_whose_stage_panics_is_not_handed_over() {
         in_namespace(|| {
-            let config = Config::new().runtime("idle = 'sleep'\nsandbox = false").port("tap", "kind = 'generator'");
-            let config = config.stage("unsaved", "on_panic = 'bypass'").stage("drop", "").to_string();
-            let link = "device = 'host'\nlink = { kind = 'tap', name = 'dp0' }";
-            let config = config.replace("device = 'soft'\nlink = { kind = 'generator' }", link);
-            let run = start(config, Options::default());
+            let stages = [("unsaved", "on_panic = 'bypass'"), ("drop", "")];
+            let run = run_on_host("kind = 'tap', name = 'dp0'", &stages);
             // A backtrace may take longer than the hand-over waits. This process runs only this test.
             std::panic::set_hook(Box::new(|_| {}));
             let error = run.detach().err().unwrap();
@@ -234,12 +295,8 @@ mod tests {
     #[test]
     fn run_continues_although_the_kernel_releases_a_queue_late() {
         in_namespace(|| {
-            ip("link add name va type veth peer name vb\nlink set va up\nlink set vb up");
-            let config = Config::new().runtime("idle = 'sleep'\nsandbox = false").port("in", "kind = 'generator'");
-            let config = config.stage("drop", "").to_string();
-            let link = "device = 'host'\nlink = { kind = 'xdp', interface = 'va' }";
-            let config = config.replace("device = 'soft'\nlink = { kind = 'generator' }", link);
-            let run = start(config, Options::default());
+            veth();
+            let run = run_on_host("kind = 'xdp', interface = 'va'", &[("drop", "")]);
             let mut handed = None;
             wait_until("the queue is handed over", || {
                 handed = run.detach().ok();

@@ -384,8 +384,6 @@ pub(crate) type PostedBuffers = Vec<(usize, Vec<u32>)>;
 /// The answer of a worker that has paused.
 #[derive(Debug, Default)]
 pub(crate) struct PausedWorker {
-    /// The number of the request, because a worker may answer a request for which nobody waits any more.
-    pub(crate) number: u64,
     /// Whether a stage has panicked while it saved its state. The worker then does not pause.
     pub(crate) has_failed: bool,
     /// The states of the stages.
@@ -427,8 +425,8 @@ pub(crate) enum Message {
     Resume(bool),
 }
 
-/// The capacity of each direction of the channel. At most six messages are in progress: a sample, a new graph, an
-/// observer, a list of retired lanes, the buffers of a lane, and a message about a pause.
+/// The capacity of each direction of the channel. At most eight messages are in progress: a sample, a new graph, an
+/// observer, a list of retired lanes, the buffers of a lane, and three messages about a pause.
 const MESSAGES: usize = 8;
 
 /// The worker's end of the channel: receives requests, and sends a reply to each request.
@@ -466,10 +464,12 @@ impl WorkerEnd {
 }
 
 impl RequesterEnd {
-    /// Sends a request.
+    /// Sends a request. A worker that has ended gets no request.
     pub(crate) fn ask(&mut self, request: Message) {
-        // The ring has room for all requests in progress.
-        let _ = self.empty.push(request);
+        // The ring has room for all requests in progress, so this error is a bug.
+        if self.empty.push(request).is_err() && !self.is_over() {
+            tracing::error!("a request to a worker is lost, because the ring of the worker is full");
+        }
     }
 
     /// Returns the next answer, or `None` if there is no answer yet.

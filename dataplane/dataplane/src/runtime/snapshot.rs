@@ -218,8 +218,8 @@ struct SampledWorker {
     observer: ObserverExchange,
     /// The answer to the last request for the states of the stages.
     paused: Option<PausedWorker>,
-    /// The number of requests for a pause.
-    pauses: u64,
+    /// The number of messages about a pause that the worker has not answered yet.
+    pausing: usize,
 }
 
 /// The exchange of the observer of a worker. The worker gets one observer at a time.
@@ -477,26 +477,33 @@ impl Sampler {
         Some(std::mem::take(retired))
     }
 
-    /// Requests a pause and the states of the stages from each worker.
+    /// Returns `true` if a running worker has not answered a message about a pause yet. The channel has no room for the
+    /// messages of another pause then.
+    pub(crate) fn is_pausing(&mut self) -> bool {
+        self.pump();
+        self.workers.iter().any(|worker| worker.pausing > 0 && !worker.request.is_over())
+    }
+
+    /// Requests a pause and the states of the stages from each worker. The caller must have waited for the end of an
+    /// earlier pause ([`Self::is_pausing`]).
     pub(crate) fn ask_pause(&mut self) {
         self.pump();
         for worker in &mut self.workers {
             worker.paused = None;
-            worker.pauses += 1;
-            worker.request.ask(Message::Pause(PausedWorker { number: worker.pauses, ..PausedWorker::default() }));
+            worker.ask_about_pause(Message::Pause(PausedWorker::default()));
         }
     }
 
     /// Asks each paused worker to stop its queues on the ports with these indices.
     pub(crate) fn ask_release(&mut self, ports: &[usize]) {
         self.pump();
-        self.workers.iter_mut().for_each(|worker| worker.request.ask(Message::Release(ports.to_vec())));
+        self.workers.iter_mut().for_each(|worker| worker.ask_about_pause(Message::Release(ports.to_vec())));
     }
 
     /// Asks each paused worker to continue. `is_touched` is whether another program may have changed the packet memory.
     pub(crate) fn ask_resume(&mut self, is_touched: bool) {
         self.pump();
-        self.workers.iter_mut().for_each(|worker| worker.request.ask(Message::Resume(is_touched)));
+        self.workers.iter_mut().for_each(|worker| worker.ask_about_pause(Message::Resume(is_touched)));
     }
 
     /// Returns the answers of the workers to [`Self::ask_pause`], or `None` while a worker has not answered. A worker
@@ -547,7 +554,7 @@ impl SampledWorker {
             retiring: RetiringLanes::default(),
             observer: ObserverExchange::default(),
             paused: None,
-            pauses: 0,
+            pausing: 0,
         }
     }
 
@@ -560,6 +567,11 @@ impl SampledWorker {
             sample.scope = scope;
             self.request.ask(Message::Sample(sample));
         }
+    }
+
+    fn ask_about_pause(&mut self, message: Message) {
+        self.pausing += 1;
+        self.request.ask(message);
     }
 
     /// Takes the answers.
@@ -578,8 +590,11 @@ impl SampledWorker {
                     drop(observer);
                 }
                 Message::Retired(lanes) => self.take_lanes(lanes),
-                Message::Pause(paused) if paused.number == self.pauses => self.paused = Some(paused),
-                Message::Pause(_) | Message::Release(_) | Message::Resume(_) => {}
+                Message::Pause(paused) => {
+                    self.pausing -= 1;
+                    self.paused = Some(paused);
+                }
+                Message::Release(_) | Message::Resume(_) => self.pausing -= 1,
                 Message::Slots(_) => {
                     if let Some(lane) = self.retiring.returning.take() {
                         self.finish_lane(ClosedLane { slots: LateSlots::default(), ..lane });
