@@ -18,7 +18,7 @@ use tracing_appender::non_blocking::ErrorCounter;
 use super::feed::{Feed, Phase};
 use super::jobs::{Job, Jobs};
 use super::socket::Socket;
-use super::upgrade::{self, SharedListener, SwitchError, Upgrade};
+use super::upgrade::{self, SharedListener, SwitchError, Upgrade, Withdrawal};
 use super::{black_box, lists, observe};
 use crate::app::console::CommandError;
 use crate::app::logs;
@@ -60,6 +60,8 @@ pub(in crate::app) struct ControlServer {
     metrics: Option<SharedListener>,
     /// The process id of the program that has taken over the run, and the upgrade, which refuses further changes.
     successor: Option<(u32, Upgrade)>,
+    /// The wait for the end of a new program that failed. The run is paused.
+    withdrawal: Option<Withdrawal>,
     feed: Option<Arc<Feed>>,
     /// The number of log messages that were lost.
     logs_lost: Option<ErrorCounter>,
@@ -163,6 +165,7 @@ impl ControlServer {
             socket,
             metrics: None,
             successor: None,
+            withdrawal: None,
             feed,
             logs_lost: None,
             config: config.display().to_string(),
@@ -213,7 +216,7 @@ impl ControlServer {
         let shared = [("control", &control), ("metrics", &self.metrics)];
         let listeners: Vec<(&str, &SharedListener)> =
             shared.into_iter().filter_map(|(name, shared)| Some((name, shared.as_ref()?))).collect();
-        match upgrade::switch(run, &client.stream, (id, program), &listeners) {
+        match upgrade::switch(run, &client.stream, id, &listeners) {
             Ok(time) => {
                 self.successor = client.upgrade.take().map(|upgrade| (process, upgrade));
                 let waited = time.as_secs_f64() * 1e3;
@@ -230,6 +233,10 @@ impl ControlServer {
                 self.clients.push(client);
             }
             Err(SwitchError::Lost(why)) => upgrade::log_failure(&why),
+            Err(SwitchError::Withdrawn(why)) => {
+                upgrade::log_failure(&why);
+                self.withdrawal = client.upgrade.take().and_then(Upgrade::withdraw);
+            }
         }
     }
 
@@ -243,6 +250,10 @@ impl ControlServer {
     pub(in crate::app) fn turn(&mut self, run: &Run) {
         if let Some(feed) = &self.feed {
             feed.set_phase(if run.is_stopped() { Phase::Stopping } else { Phase::Running });
+        }
+        if self.withdrawal.as_mut().is_some_and(Withdrawal::is_over) {
+            run.resume(true);
+            self.withdrawal = None;
         }
         let mut large = self.clients.iter().filter(|client| client.is_large()).count();
         self.clients.retain_mut(|client| {
@@ -351,7 +362,7 @@ impl ControlServer {
                     match answered {
                         Ok(()) => client.mark_answered(),
                         Err(SwitchError::Refused(refusal)) => client.answer::<()>(id, Err(&refusal)),
-                        Err(SwitchError::Lost(why)) => {
+                        Err(SwitchError::Lost(why) | SwitchError::Withdrawn(why)) => {
                             upgrade::log_failure(&why);
                             client.close();
                         }
@@ -472,6 +483,7 @@ impl ControlServer {
         let time = if self.clients.iter().any(ClientConnection::has_request) {
             Duration::ZERO
         } else if self.asking.is_some()
+            || self.withdrawal.is_some()
             || self.clients.iter().any(ClientConnection::is_waiting)
             || self.feed.as_ref().is_some_and(|feed| feed.wanted().is_some())
         {
@@ -779,10 +791,10 @@ pub(crate) fn fuzz(input: &[u8]) {
 #[cfg(test)]
 mod tests {
     use std::fmt::Write as _;
-    use std::fs::File;
+    use std::fs::{self, File};
     use std::io::{BufRead, BufReader};
     use std::os::fd::BorrowedFd;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
 
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -791,7 +803,7 @@ mod tests {
     use crate::config::{Diagnostics, Source};
     use crate::prelude::*;
     use crate::runtime::{Options, assemble};
-    use dataplane_control::upgrade::{HAND_OVER_VERSION, send_with_descriptors};
+    use dataplane_control::upgrade::{DONE, HAND_OVER_VERSION, READY, send_with_descriptors};
     use dataplane_core::topology::Topology;
     use dataplane_testing::config::Config;
     use dataplane_testing::namespace::in_namespace;
@@ -873,13 +885,7 @@ mod tests {
         in_namespace(|| {
             let folder = Folder::new();
             let path = folder.file("control.sock");
-            let config = Config::new()
-                .runtime(&format!("control = '{}'\nidle = 'sleep'\nsandbox = false", path.display()))
-                .port("tap", "kind = 'generator'")
-                .stage("drop", "");
-            let link = "device = 'host'\nlink = { kind = 'tap', name = 'dp0' }";
-            let text = config.to_string().replace("device = 'soft'\nlink = { kind = 'generator' }", link);
-            let (run, mut server) = start(text, Arc::new(dataplane_stages::registry()));
+            let (run, mut server) = run_of_a_tap(&path);
             let mut client = client(&path, "upgrade");
             let answer = |server: &mut ControlServer, client: &mut BufReader<UnixStream>| {
                 let mut answer = Vec::new();
@@ -891,11 +897,6 @@ mod tests {
                 String::from_utf8(answer).unwrap()
             };
             assert!(answer(&mut server, &mut client).contains("\"arguments\""));
-            let take_over = |client: &BufReader<UnixStream>, descriptors: &[BorrowedFd<'_>]| {
-                let request = format!("\"request\":\"take_over\",\"hand_over_version\":{HAND_OVER_VERSION}");
-                let request = format!("{{\"version\":1,\"id\":2,{request}}}\n");
-                send_with_descriptors(client.get_ref(), request.as_bytes(), descriptors).unwrap();
-            };
             let (own, other) = (own_descriptor().unwrap(), File::open("/dev/null").unwrap());
             for (descriptors, why) in [
                 (Vec::new(), "the new program has sent no descriptor of its process (pidfd) together with `take_over`"),
@@ -932,6 +933,83 @@ mod tests {
             run.stop();
             run.join().unwrap();
         });
+    }
+
+    /// Sends `take_over` together with these descriptors.
+    fn take_over(client: &BufReader<UnixStream>, descriptors: &[BorrowedFd<'_>]) {
+        let request = format!("\"request\":\"take_over\",\"hand_over_version\":{HAND_OVER_VERSION}");
+        let request = format!("{{\"version\":1,\"id\":2,{request}}}\n");
+        send_with_descriptors(client.get_ref(), request.as_bytes(), descriptors).unwrap();
+    }
+
+    #[test]
+    fn server_answers_while_a_failed_new_program_has_not_ended() {
+        in_namespace(|| {
+            let folder = Folder::new();
+            let path = folder.file("control.sock");
+            let (run, mut server) = run_of_a_tap(&path);
+            // After `take_over`, the new program gets another user, so that the running program cannot kill it.
+            let script = "read line && exec setpriv --reuid 65534 --clear-groups sleep 600";
+            let mut child = Command::new("sh");
+            child.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut child = child.spawn().unwrap();
+            let (id, descriptor) = (child.id(), pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap());
+            let mut input = child.stdin.take().unwrap();
+            let mut new_program = client(&path, "upgrade");
+            new_program.get_ref().set_nonblocking(false).unwrap();
+            let new_program = thread::spawn(move || {
+                let mut answer = String::new();
+                new_program.read_line(&mut answer).unwrap();
+                take_over(&new_program, &[descriptor.as_fd()]);
+                new_program.read_line(&mut answer).unwrap();
+                writeln!(input).unwrap();
+                let status = format!("/proc/{id}/status");
+                wait_until("another user", || fs::read_to_string(&status).unwrap().contains("Uid:\t65534"));
+                new_program.get_mut().write_all(&[READY]).unwrap();
+                let request = b"{\"version\":1,\"id\":3,\"request\":\"hand_over\"}\n";
+                new_program.get_mut().write_all(request).unwrap();
+                new_program.read_line(&mut answer).unwrap();
+                // The new program receives the descriptors, and then fails.
+                new_program.get_mut().write_all(&[READY]).unwrap();
+                new_program.read_exact(&mut [0]).unwrap();
+                new_program.get_mut().write_all(&[DONE]).unwrap();
+                new_program.read_to_end(&mut Vec::new()).unwrap();
+            });
+            wait_until("the new program has failed", || {
+                server.turn(&run);
+                new_program.is_finished()
+            });
+            new_program.join().unwrap();
+            let mut other = client(&path, "hello");
+            let mut answer = String::new();
+            wait_until("an answer", || {
+                server.turn(&run);
+                other.read_line(&mut answer).is_ok()
+            });
+            let refused = run.changer().begin_upgrade(String::new()).err().expect("the upgrade is in progress");
+            assert_eq!(refused.code, ErrorCode::Busy);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            wait_until("the end of the upgrade", || {
+                server.turn(&run);
+                run.changer().begin_upgrade(String::new()).is_ok()
+            });
+            assert!(run.detach().is_ok());
+            run.resume(false);
+            run.stop();
+            run.join().unwrap();
+        });
+    }
+
+    /// Starts a run with a `tap` port, and a server with a control socket at `path`.
+    fn run_of_a_tap(path: &Path) -> (Run, ControlServer) {
+        let config = Config::new()
+            .runtime(&format!("control = '{}'\nidle = 'sleep'\nsandbox = false", path.display()))
+            .port("tap", "kind = 'generator'")
+            .stage("drop", "");
+        let link = "device = 'host'\nlink = { kind = 'tap', name = 'dp0' }";
+        let text = config.to_string().replace("device = 'soft'\nlink = { kind = 'generator' }", link);
+        start(text, Arc::new(dataplane_stages::registry()))
     }
 
     /// Starts a run, and a server with the control socket of the config.

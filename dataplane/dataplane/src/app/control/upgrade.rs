@@ -61,12 +61,61 @@ pub(in crate::app) struct SharedListener {
     pub(in crate::app) is_handed: Arc<AtomicBool>,
 }
 
-/// The reason why the new program did not take over. The run receives packets again.
+/// The reason why the new program did not take over.
 pub(super) enum SwitchError {
-    /// The run refuses the request.
+    /// The run refuses the request, and receives packets.
     Refused(Refusal),
-    /// The new program failed, so the connection must be closed.
+    /// The new program failed, so the connection must be closed. The run receives packets.
     Lost(String),
+    /// The new program failed after it may have received packets. The run is paused until the new program has ended
+    /// ([`Withdrawal`]).
+    Withdrawn(String),
+}
+
+/// The wait for the end of a new program that failed after it may have received packets. Until then, the new program may
+/// have the sockets, and the kernel may write to the packet memory.
+pub(super) struct Withdrawal {
+    /// Refuses changes of the config, and another upgrade.
+    _hold: UpgradeHold,
+    program: Process,
+    since: Instant,
+    is_killed: bool,
+}
+
+impl Withdrawal {
+    /// Returns `true` if the new program has ended, or does not end although it was killed. Kills a new program that
+    /// still runs after [`WITHDRAW_TIMEOUT`].
+    pub(super) fn is_over(&mut self) -> bool {
+        if self.program.has_ended(Duration::ZERO) {
+            return true;
+        }
+        let waited = self.since.elapsed();
+        if waited >= WITHDRAW_TIMEOUT {
+            self.kill();
+        }
+        let is_late = waited >= WITHDRAW_TIMEOUT + KILL_TIMEOUT;
+        if is_late {
+            tracing::error!("process {} does not end", self.program.pid);
+        }
+        is_late
+    }
+
+    fn kill(&mut self) {
+        if !std::mem::replace(&mut self.is_killed, true)
+            && let Err(error) = self.program.kill()
+        {
+            tracing::error!("cannot kill process {}: {error}", self.program.pid);
+        }
+    }
+}
+
+impl Drop for Withdrawal {
+    /// Kills the new program if the run of this program ends first.
+    fn drop(&mut self) {
+        if !self.program.has_ended(Duration::ZERO) {
+            self.kill();
+        }
+    }
 }
 
 /// The connection to the new program, on which all messages must pass before a deadline.
@@ -152,6 +201,12 @@ impl Upgrade {
     /// Returns the new program.
     pub(super) fn program(&self) -> Option<&Process> {
         self.program.as_ref()
+    }
+
+    /// Starts to wait for the end of the new program.
+    pub(super) fn withdraw(self) -> Option<Withdrawal> {
+        let program = self.program?;
+        Some(Withdrawal { _hold: self._hold, program, since: Instant::now(), is_killed: false })
     }
 
     /// Answers the request of the new program for the config. The answer is complete when this method returns.
@@ -255,12 +310,11 @@ pub(super) fn not_taken_over() -> Refusal {
 }
 
 /// Hands the run over to the new program on the connection `stream`, and waits until the workers of the new program run.
-/// `id` is the number of the request. Returns the maximum time for which packets waited. After an error, the new program
-/// has ended, and the run receives packets again.
+/// `id` is the number of the request. Returns the maximum time for which packets waited.
 pub(super) fn switch(
     run: &Run,
     stream: &UnixStream,
-    (id, program): (u64, &Process),
+    id: u64,
     listeners: &[(&str, &SharedListener)],
 ) -> Result<Duration, SwitchError> {
     let begin = Instant::now();
@@ -271,9 +325,10 @@ pub(super) fn switch(
     let switched = send(&timed, id, handed, listeners, &mut is_touched).and_then(|()| await_running(&timed));
     switched.map_err(|why| {
         if is_touched {
-            end(program, stream);
+            let _ = upgrade::send_byte(stream, WITHDRAWN);
+            return SwitchError::Withdrawn(why);
         }
-        run.resume(is_touched);
+        run.resume(false);
         SwitchError::Lost(why)
     })?;
     let time = begin.elapsed();
@@ -284,21 +339,6 @@ pub(super) fn switch(
     // continue, because the new program may have received packets.
     let _ = upgrade::send_byte(stream, DONE);
     Ok(time)
-}
-
-/// Kills the new program if it still runs after [`WITHDRAW_TIMEOUT`], and waits for its end. Until then, the new program
-/// may have the sockets, and the kernel may write to the packet memory.
-fn end(program: &Process, stream: &UnixStream) {
-    let _ = upgrade::send_byte(stream, WITHDRAWN);
-    if program.has_ended(WITHDRAW_TIMEOUT) {
-        return;
-    }
-    if let Err(error) = program.kill() {
-        tracing::error!("cannot kill process {}: {error}", program.pid);
-    }
-    if !program.has_ended(KILL_TIMEOUT) {
-        tracing::error!("process {} does not end", program.pid);
-    }
 }
 
 /// Describes an error on the connection to the new program.
