@@ -138,7 +138,8 @@ pub struct Judgement {
     pub series: Vec<Point>,
 }
 
-fn histogram() -> Histogram<u64> {
+/// Returns an empty histogram of times in nanoseconds.
+pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("1 to a minute at 3 digits are valid bounds")
 }
 

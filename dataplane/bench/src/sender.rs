@@ -3,9 +3,11 @@
 use dataplane::clock::Stamp;
 use dataplane::mem::{BATCH, Batch, Pool};
 use dataplane::units::Nanos;
+use hdrhistogram::Histogram;
 
 use crate::burst;
 use crate::config::Spacing;
+use crate::judge::histogram;
 use crate::series::{Cursor, Intervals};
 use crate::signature::{Key, MAX_TIME, Signature};
 use crate::stream::Stream;
@@ -56,6 +58,8 @@ pub struct Sender {
     /// The packets that were sent without a signature.
     unsigned: u64,
     missed: u64,
+    /// The times from the planned to the actual transmission.
+    pacing: Histogram<u64>,
     /// The number of packets that were sent in each interval of the trial.
     series: Vec<u64>,
     cursor: Cursor,
@@ -88,6 +92,7 @@ impl Sender {
             sent: 0,
             unsigned: 0,
             missed: 0,
+            pacing: histogram(),
             series: Vec::new(),
             cursor: Cursor::default(),
         }
@@ -111,6 +116,7 @@ impl Sender {
         self.end = duration.min(stop).min(LONGEST_TRIAL) << FRACTION;
         self.catch_up = catch_up.min(LONGEST_TRIAL) << FRACTION;
         (self.sent, self.unsigned, self.missed) = (0, 0, 0);
+        self.pacing.reset();
         self.series.clear();
     }
 
@@ -248,7 +254,12 @@ impl Sender {
         let most = most.min(pool.available()).min(BATCH - batch.len());
         let mut added = 0;
         if self.is_capture || most == 1 {
-            while added < most && self.is_due(elapsed) && self.send(batch, pool, now, elapsed) {
+            while added < most && self.is_due(elapsed) {
+                let planned = self.next;
+                if !self.send(batch, pool, now, elapsed) {
+                    break;
+                }
+                self.note_pacing(planned, elapsed, 1);
                 added += 1;
             }
             return added;
@@ -269,6 +280,15 @@ impl Sender {
         added
     }
 
+    /// Notes that `count` packets are sent at the time `now`. `planned` is the planned time of the first packet, with its
+    /// fraction. The other packets count with the same error, which is an upper limit.
+    #[inline]
+    fn note_pacing(&mut self, planned: u64, now: u64, count: u64) {
+        if self.interval > 0 {
+            self.pacing.saturating_record_n(now.saturating_sub(planned >> FRACTION), count);
+        }
+    }
+
     /// Removes up to `most` due packets from the schedule. Returns their number.
     #[inline]
     fn take_due(&mut self, now: u64, most: usize) -> usize {
@@ -277,6 +297,7 @@ impl Sender {
             if self.interval == 0 {
                 return most;
             }
+            let (planned, before) = (self.next, due);
             // All bursts before this limit are due, so `is_due` need not be called for each of these bursts.
             let limit = self.end.min(self.change.0).min((now << FRACTION) + 1);
             while due < most && self.next < limit {
@@ -284,6 +305,7 @@ impl Sender {
                 self.pass(count, 1.0);
                 due += count as usize;
             }
+            self.note_pacing(planned, now, (due - before) as u64);
         }
         due
     }
@@ -334,6 +356,11 @@ impl Sender {
     /// Returns the number of packets that were sent in each interval of the trial.
     pub fn series(&self) -> &[u64] {
         &self.series
+    }
+
+    /// Returns the times from the planned to the actual transmission, in nanoseconds. Empty if the rate is not limited.
+    pub fn pacing(&self) -> &Histogram<u64> {
+        &self.pacing
     }
 
     /// Returns the number of packets that were due, but that the tester could not send in time.

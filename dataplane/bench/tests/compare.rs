@@ -3,8 +3,8 @@
 use dataplane_bench::compare::{CompareReport, Verdict, compare};
 use dataplane_bench::html::page;
 use dataplane_bench::report::{
-    GoalReport, RateReport, SearchReport, SeriesReport, StreamReport, StreamSetup, Times, TrialReport, environment,
-    goal_report,
+    Environment, GoalReport, RateReport, SearchReport, SeriesReport, StreamReport, StreamSetup, Times, TrialReport,
+    environment, goal_report,
 };
 use dataplane_bench::search::{Goal, Measurement, Trials, search};
 use dataplane_bench::stored::Stored;
@@ -27,6 +27,7 @@ impl Trials for Device {
             duration_s: duration,
             sent,
             lost,
+            lost_by_tester: 0,
             held: 0,
             loss_ratio,
             by_counters: false,
@@ -125,6 +126,28 @@ fn results_that_are_not_comparable_are_refused_with_all_reasons() {
     );
     let two = why(&|report| (report.streams[0].share, report.goals[0].complete) = (0.5, false));
     assert!(two.contains("incomplete result of NDR; the stream"), "{two}");
+}
+
+#[test]
+fn debug_build_is_not_compared_with_a_release_build() {
+    let compare = |change: fn(&mut Environment)| {
+        let mut a = searched(10_000.0, &goal(0.0, 0.0));
+        a.environment =
+            Environment { profile: "release".to_owned(), build: "00000001".to_owned(), core: Some(1), ..a.environment };
+        let mut b = a.clone();
+        change(&mut b.environment);
+        compared(&stored(&a), &stored(&b)).map(|report| report.notes.join("; "))
+    };
+    let why = compare(|it| it.profile = "debug".to_owned()).unwrap_err();
+    assert!(why.contains("is a `release` build, and the program of the other result is a `debug` build"), "{why}");
+    assert_eq!(compare(|it| it.profile = String::new()).unwrap(), "");
+    let notes = compare(|it| it.build = "00000002".to_owned()).unwrap();
+    assert_eq!(notes, "the build differs: `00000001` and `00000002`");
+    assert_eq!(compare(|it| it.core = Some(0)).unwrap(), "the core of the tester differs: `1` and `0`");
+    // A result of an earlier version has no build.
+    assert_eq!(compare(|it| it.build = String::new()).unwrap(), "");
+    let own = environment(None);
+    assert_eq!((own.profile.as_str(), own.build.len()), (if cfg!(debug_assertions) { "debug" } else { "release" }, 8));
 }
 
 /// Returns the report of a trial of 10 s. Each interval loses `lost` packets, and has the latency `latency` plus some

@@ -138,11 +138,62 @@ fn each_port_has_its_clock_and_the_error_of_this_clock() {
         assert!(text.contains("clock of the receive times: software, error of the conversion: 0 ns"), "{text}");
         let is_unknown = text.contains("device_ticks, error of the conversion: unknown");
         assert_eq!(is_unknown, right.clock_error_ns.is_none(), "{text}");
+        let stream = &report.streams[0];
+        let has_latency = stream.series.latency_max_ns.iter().any(|max| *max > 0);
         if let Some(error) = right.clock_error_ns {
-            assert!(error > 0, "{text}");
+            assert!(error > 0 && has_latency, "{text}");
+            assert_eq!(stream.latency_ns.count, stream.traffic.received, "{text}");
             break;
         }
+        // Without a known offset between the two clocks, there is no latency.
+        assert_eq!((stream.latency_ns.count, stream.jitter_ns.count, has_latency), (0, 0, false), "{text}");
+        assert!(text.contains("stream-0    unknown"), "{text}");
         assert!(begin.elapsed() < Duration::from_secs(60), "{text}");
+    }
+    tester.close().unwrap();
+}
+
+#[test]
+fn packets_that_the_tester_lost_are_not_losses_of_the_device() {
+    let mut tester = open("faults = { seed = 1, loss = 0.1 }");
+    let mut outcome = tester.trial(&[Some(20_000.0)], Duration::from_millis(50)).unwrap();
+    let lost = outcome.streams[0].judgement.counts.lost;
+    assert!(lost > 5, "{outcome:?}");
+    // The sum of `tx` and `tx_failed` is the number of packets of the streams.
+    let tx = outcome.ports[0].tx;
+    for (overrun, failed, expected) in [(0, 0, lost), (3, 0, lost - 3), (3, 2, lost - 5), (lost + 1, 1, 0)] {
+        outcome.ports[1].overrun = overrun;
+        (outcome.ports[0].tx, outcome.ports[0].tx_failed) = (tx - failed, failed);
+        let report = report(&tester, &[Some(20_000.0)], &outcome);
+        let total = &report.total;
+        assert_eq!(
+            (total.lost, total.overrun, total.lost_by_device()),
+            (lost, overrun.min(lost), expected),
+            "{report}"
+        );
+        assert_eq!(total.tx_failed, failed.min(lost - total.overrun), "{report}");
+        assert_eq!(total.loss_ratio, expected as f64 / total.sent as f64, "{report}");
+        let text = report.to_string();
+        assert!(text.contains(&format!("({expected} of {})", total.sent)), "{text}");
+        assert_eq!(text.contains("too slow to receive 3 more packets"), overrun == 3, "{text}");
+        assert_eq!(report.unaccounted, 0, "{text}");
+    }
+    tester.close().unwrap();
+}
+
+#[test]
+fn each_packet_with_a_planned_time_has_a_pacing_error() {
+    let mut tester = open("");
+    // At the second rate, the tester sends packets in bursts.
+    for rate in [Some(1_000.0), Some(5e6), None] {
+        let outcome = tester.trial(&[rate], Duration::from_millis(50)).unwrap();
+        let report = report(&tester, &[rate], &outcome);
+        let stream = &report.streams[0];
+        let (sent, pacing) = (stream.traffic.sent, &stream.pacing_ns);
+        assert_eq!(pacing.count, if rate.is_some() { sent } else { 0 }, "{report}");
+        // The tester sends a packet after its planned time, and before the end of the trial.
+        assert!(pacing.max as f64 <= report.duration_s * 1.001e9, "{report}");
+        assert!(sent > 0 && report.to_string().contains("\npacing error\n"), "{report}");
     }
     tester.close().unwrap();
 }

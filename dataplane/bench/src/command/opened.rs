@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use dataplane::clock::HostClock;
+use dataplane::clock::{ClockState, HostClock};
 use dataplane::runtime::PortLanes;
 use dataplane::units::{BitRate, Period};
 use dataplane::{Error, Result};
@@ -19,6 +20,9 @@ use crate::tester::{Outcome, Tester, TesterOptions, stopped};
 
 /// The default length of the intervals in which packets are counted.
 pub(super) const INTERVAL: Duration = Duration::from_millis(100);
+
+/// The longest wait for the clocks of the ports.
+const CLOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// The ports, the streams and the limits of a trial.
 #[derive(Debug, Args)]
@@ -133,6 +137,7 @@ impl Opened {
         let stop = stop_flag()?;
         let clock = HostClock::new();
         let lanes = PortLanes::open(assembly, &clock, || stop.load(Ordering::Relaxed))?;
+        await_clocks(&lanes, &stop);
         let names = lanes.ports().iter().enumerate();
         let names = names.map(|(index, port)| (port.name.clone(), lanes.describe(index))).collect();
         let mut environment = Environment::of(&lanes);
@@ -156,6 +161,16 @@ impl Opened {
 
     pub(super) fn report(&self, method: &str, rates: &[Option<f64>], outcome: &Outcome) -> RateReport {
         rate_report(method, self.tester.streams(), rates, &self.names, outcome, &self.environment)
+    }
+}
+
+/// Waits until the frequencies of the clocks of all ports are known. Without a known frequency, the first trial would
+/// have no latencies.
+fn await_clocks(lanes: &PortLanes, stop: &AtomicBool) {
+    let is_coarse = |port| lanes.clocks(port).iter().any(|clock| clock.state == ClockState::Coarse);
+    let end = Instant::now() + CLOCK_WAIT;
+    while (0..lanes.ports().len()).any(is_coarse) && Instant::now() < end && !stop.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -80,6 +80,7 @@ pub(super) fn calibrate(args: &CalibrateArgs) -> Result<()> {
         rate_error: half.total.sent_pps / (max_pps / 2.0) - 1.0,
         loss_ratio: half.total.loss_ratio,
         latency_ns: half.streams.first().map(|stream| stream.latency_ns).unwrap_or_default(),
+        pacing_ns: half.streams.first().map(|stream| stream.pacing_ns).unwrap_or_default(),
     };
     let report = CalibrationReport { calibration, max, half };
     output(&report, traffic.json)?;

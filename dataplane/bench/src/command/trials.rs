@@ -57,16 +57,17 @@ impl Trials for PortTrials<'_> {
             // During the trial, the device did not forward these packets, but stored them.
             let held = total.held;
             let (sent, lost) = match report.by_counters {
-                None => (total.sent, total.corrupted + total.late + total.lost + held),
-                Some(CounterReport { sent, arrived, .. }) => (sent, sent.saturating_sub(arrived)),
+                None => (total.sent, total.lost_by_device() + held),
+                Some(CounterReport { sent, arrived, .. }) => (sent, sent.saturating_sub(arrived + total.overrun)),
             };
             let by_counters = report.by_counters.is_some();
             let mut limits = limits(&report);
             limits.extend(report.tester.disturbances);
             let ignored = is_ignored(!limits.is_empty(), attempt);
-            // Packets that the tester could not send in time count as lost. The result can then be too low, but not too
-            // high.
-            let loss_ratio = (lost + total.missed) as f64 / (sent + total.missed).max(1) as f64;
+            let lost_by_tester = total.overrun + total.tx_failed;
+            // Packets that the tester could not send in time, or lost itself, count as lost. The result can then be too low,
+            // but not too high.
+            let loss_ratio = (lost + lost_by_tester + total.missed) as f64 / (sent + total.missed).max(1) as f64;
             let number = self.reports.len() + 1;
             let time = Nanoseconds(outcome.duration);
             let note = if ignored { ", repeated because the tester was the limit or was disturbed" } else { "" };
@@ -77,6 +78,7 @@ impl Trials for PortTrials<'_> {
                 duration_s,
                 sent,
                 lost,
+                lost_by_tester,
                 held,
                 loss_ratio,
                 by_counters,

@@ -50,6 +50,15 @@ pub fn compare(files: [&str; 2], a: &Stored, b: &Stored, tolerance: f64) -> Resu
         reasons.push(format!("{} is a result of `{}`, and {} of `{}`", files[0], a.method(), files[1], b.method()));
         return Err(reasons);
     }
+    let profiles = [a, b].map(|result| result.environment().profile.as_str());
+    // A result of an earlier version does not have the profile.
+    if profiles[0] != profiles[1] && !profiles.contains(&"") {
+        let [a, b] = profiles;
+        reasons.push(format!(
+            "the program of one result is a `{a}` build, and the program of the other result is a `{b}` build; help: \
+             measure both results with a release build"
+        ));
+    }
     let tests = match (a, b) {
         (Stored::Rate(a), Stored::Rate(b)) => rate::tests(a, b, tolerance, &mut reasons),
         (Stored::Search(a), Stored::Search(b)) => search::tests(a, b, tolerance, &mut reasons),
@@ -82,12 +91,15 @@ pub fn compare(files: [&str; 2], a: &Stored, b: &Stored, tolerance: f64) -> Resu
 /// Returns the differences of the hosts, the ports and the programs of two results.
 fn different_environments(a: &Environment, b: &Environment) -> Vec<String> {
     let pages = |pages: &Option<Pages>| pages.as_ref().map_or_else(String::new, ToString::to_string);
+    let core = |core: Option<u32>| core.map_or_else(String::new, |core| core.to_string());
     let mut pairs = vec![
         ("version".to_owned(), a.version.clone(), b.version.clone()),
+        ("build".to_owned(), a.build.clone(), b.build.clone()),
         ("kernel".to_owned(), a.kernel.clone(), b.kernel.clone()),
         ("machine".to_owned(), a.machine.clone(), b.machine.clone()),
         ("processor".to_owned(), a.processor.clone(), b.processor.clone()),
         ("number of cores".to_owned(), a.cores.to_string(), b.cores.to_string()),
+        ("core of the tester".to_owned(), core(a.core), core(b.core)),
         ("packet memory".to_owned(), pages(&a.pages), pages(&b.pages)),
         ("digest of the config".to_owned(), a.config_digest.clone(), b.config_digest.clone()),
     ];

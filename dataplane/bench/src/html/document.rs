@@ -125,11 +125,23 @@ impl Page {
     }
 
     pub(super) fn finish(mut self, environment: &Environment) -> String {
-        let Environment { version, kernel, machine, processor, cores, core, pages, config_digest, ports, calibration } =
-            environment;
+        let Environment {
+            version,
+            profile,
+            build,
+            kernel,
+            machine,
+            processor,
+            cores,
+            core,
+            pages,
+            config_digest,
+            ports,
+            calibration,
+        } = environment;
         self.heading("Environment");
         let mut rows = vec![
-            vec!["dataplane".to_owned(), version.clone()],
+            vec!["dataplane".to_owned(), [version, profile, build].map(String::as_str).join(" ")],
             vec!["kernel".to_owned(), kernel.clone()],
             vec!["processor".to_owned(), processor.clone()],
             vec!["cores".to_owned(), cores.to_string()],

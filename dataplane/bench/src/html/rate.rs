@@ -49,6 +49,7 @@ pub(super) fn tables(page: &mut Page, report: &RateReport) {
     page.table(&["stream", "sent", "received", "lost", "late", "corrupt", "duplicated", "reordered"], &rows);
     latency_table(page, "latency", &report.streams, |stream| &stream.latency_ns);
     latency_table(page, "jitter", &report.streams, |stream| &stream.jitter_ns);
+    latency_table(page, "pacing error", &report.streams, |stream| &stream.pacing_ns);
 }
 
 /// Adds a table of percentiles.

@@ -58,6 +58,7 @@ pub fn rate_report(
             mean_reordering_extent: counts.extents as f64 / counts.reordered.max(1) as f64,
             latency_ns: Times::of(&judgement.latency),
             jitter_ns: Times::of(&judgement.jitter),
+            pacing_ns: Times::of(&outcome.pacing),
             keys: stream.keys().clone(),
             series: SeriesReport::of(&outcome.series, intervals),
             gap_count: judgement.gap_count,
@@ -70,8 +71,11 @@ pub fn rate_report(
         });
     }
     total.requested_pps = rates.iter().copied().sum::<Option<f64>>();
-    total.loss_ratio = ratio(total.corrupted + total.late + total.lost, total.sent);
-    total.loss_interval = loss_interval(total.corrupted + total.late + total.lost, total.sent);
+    // Packets of other hosts can be part of the overrun.
+    total.overrun = overrun(outcome).min(total.lost);
+    total.tx_failed = outcome.ports.iter().map(|port| port.tx_failed).sum::<u64>().min(total.lost - total.overrun);
+    total.loss_ratio = ratio(total.lost_by_device(), total.sent);
+    total.loss_interval = loss_interval(total.lost_by_device(), total.sent);
     (total.received_bps, total.received_line_bps) = (bits, line_bits);
     let ports: Vec<PortReport> = outcome
         .ports
@@ -127,7 +131,13 @@ fn by_counters(streams: &[Stream], outcome: &Outcome) -> Option<CounterReport> {
     let sent: u64 = outcome.ports.iter().map(|port| port.tx).sum();
     let signed: u64 = outcome.streams.iter().map(|stream| stream.sent).sum();
     let is_changed = judged == 0 && signed > 0 && ratio(arrived, sent) >= MIN_CHANGED;
-    is_changed.then(|| CounterReport { sent, arrived, loss_ratio: ratio(sent.saturating_sub(arrived), sent) })
+    let lost = sent.saturating_sub(arrived + overrun(outcome));
+    is_changed.then(|| CounterReport { sent, arrived, loss_ratio: ratio(lost, sent) })
+}
+
+/// Returns the number of packets that the tester was too slow to receive.
+fn overrun(outcome: &Outcome) -> u64 {
+    outcome.ports.iter().map(|port| port.overrun).sum()
 }
 
 fn traffic(stream: &Stream, outcome: &StreamOutcome, rate: Option<f64>, seconds: f64) -> Traffic {
@@ -149,6 +159,8 @@ fn traffic(stream: &Stream, outcome: &StreamOutcome, rate: Option<f64>, seconds:
         corrupted: counts.corrupted,
         late: counts.late,
         lost: counts.lost,
+        overrun: 0,
+        tx_failed: 0,
         loss_ratio: ratio(counts.corrupted + counts.late + counts.lost, outcome.sent),
         loss_interval: loss_interval(counts.corrupted + counts.late + counts.lost, outcome.sent),
         duplicated: counts.duplicated,

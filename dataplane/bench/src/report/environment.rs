@@ -1,6 +1,9 @@
 //! The host, the ports and the program of a result.
 
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::OnceLock;
 
 use dataplane::mem::PageKind;
 use dataplane::runtime::PortLanes;
@@ -16,6 +19,13 @@ use super::times::Times;
 pub struct Environment {
     /// The version of the program.
     pub version: String,
+    /// The profile of the build: `release` or `debug`.
+    #[serde(default)]
+    pub profile: String,
+    /// The CRC-32 of the file of the program. Builds of different sources or with different options have different
+    /// checksums. Empty if the program cannot read its own file.
+    #[serde(default)]
+    pub build: String,
     /// The release of the kernel.
     pub kernel: String,
     /// The vendor and the product of the machine (DMI), and whether the machine is a virtual machine. Empty if the
@@ -71,6 +81,9 @@ pub struct Calibration {
     pub loss_ratio: f64,
     /// The latency between directly connected ports, at half of the highest rate.
     pub latency_ns: Times,
+    /// The time from the planned to the actual transmission, at half of the highest rate.
+    #[serde(default)]
+    pub pacing_ns: Times,
 }
 
 /// A port, its device, and the settings of the device.
@@ -112,12 +125,33 @@ fn host_environment(roots: &Roots, core: Option<u32>) -> Environment {
     let machine: Vec<String> = dmi.into_iter().chain([hypervisor]).flatten().filter(|text| !text.is_empty()).collect();
     Environment {
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        profile: if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned(),
+        build: build().to_owned(),
         kernel: roots.proc("sys/kernel/osrelease").unwrap_or_default(),
         machine: machine.join(", "),
         processor: model.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, model)| model.to_owned()),
         cores: cpuinfo.lines().filter(|line| line.starts_with("processor")).count() as u32,
         core,
         ..Environment::default()
+    }
+}
+
+/// Returns the checksum of the file of this program.
+fn build() -> &'static str {
+    static BUILD: OnceLock<String> = OnceLock::new();
+    BUILD.get_or_init(|| {
+        let checksum = File::open("/proc/self/exe").and_then(checksum);
+        checksum.map_or_else(|_| String::new(), |checksum| format!("{checksum:08x}"))
+    })
+}
+
+fn checksum(mut file: File) -> io::Result<u32> {
+    let (mut hasher, mut bytes) = (crc32fast::Hasher::new(), vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut bytes)? {
+            0 => return Ok(hasher.finalize()),
+            read => hasher.update(&bytes[..read]),
+        }
     }
 }
 

@@ -43,7 +43,7 @@ pub struct CounterReport {
     pub sent: u64,
     /// Packets that arrived at the ports that receive, until the traffic had settled.
     pub arrived: u64,
-    /// The share of `sent` that did not arrive.
+    /// The share of `sent` that did not arrive, without the packets that the tester was too slow to receive.
     pub loss_ratio: f64,
 }
 
@@ -87,7 +87,14 @@ pub struct Traffic {
     pub late: u64,
     /// Packets that did not arrive.
     pub lost: u64,
-    /// `corrupted + late + lost`, as a ratio of `sent`.
+    /// Packets of `lost` that the ports of the tester lost, because the tester was too slow to receive them. Only counted
+    /// in the sum of all streams, because the ports do not know the streams of these packets.
+    #[serde(default)]
+    pub overrun: u64,
+    /// Packets of `lost` that the ports of the tester did not send. Only counted in the sum of all streams, as `overrun`.
+    #[serde(default)]
+    pub tx_failed: u64,
+    /// `corrupted + late + lost - overrun - tx_failed`, as a ratio of `sent`.
     pub loss_ratio: f64,
     /// The limits of the 95 % confidence interval of the probability that the device loses a packet (Wilson). The
     /// interval assumes that the device loses each packet independently of the other packets.
@@ -102,6 +109,13 @@ pub struct Traffic {
     pub too_old: u64,
     /// Packets with a sequence number that was not sent.
     pub unsent: u64,
+}
+
+impl Traffic {
+    /// Returns the number of packets that the device lost, corrupted or delayed for too long.
+    pub fn lost_by_device(&self) -> u64 {
+        self.corrupted + self.late + self.lost.saturating_sub(self.overrun + self.tx_failed)
+    }
 }
 
 /// A stream.
@@ -129,6 +143,11 @@ pub struct StreamReport {
     pub latency_ns: Times,
     /// The absolute difference between the latencies of two consecutive packets, in nanoseconds (RFC 3393).
     pub jitter_ns: Times,
+    /// The pacing error: the time from the planned to the actual transmission, in nanoseconds. If the tester sends several
+    /// packets at once, all these packets have the error of the first packet, which is the largest. Empty if the rate is
+    /// not limited.
+    #[serde(default)]
+    pub pacing_ns: Times,
     /// The number of gaps. A gap is a time without arrivals that is longer than the limit.
     pub gap_count: u64,
     /// The longest gaps.
@@ -344,11 +363,16 @@ pub struct TrialReport {
     pub duration_s: f64,
     /// Packets that were sent.
     pub sent: u64,
-    /// `corrupted + late + lost`, and the packets that a queue of the device held at the end of the trial.
+    /// `corrupted + late + lost - overrun - tx_failed`, and the packets that a queue of the device held at the end of the
+    /// trial.
     pub lost: u64,
+    /// Packets that the tester was too slow to receive, or that the ports of the tester did not send.
+    #[serde(default)]
+    pub lost_by_tester: u64,
     /// The part of `lost` that a queue of the device held at the end of the trial.
     pub held: u64,
-    /// `(lost + missed) / (sent + missed)`. `missed` is the number of packets that the tester could not send in time.
+    /// `(lost + lost_by_tester + missed) / (sent + missed)`. `missed` is the number of packets that the tester could not send
+    /// in time.
     #[serde(default)]
     pub loss_ratio: f64,
     /// Whether `lost` is from the counters of the ports, because no packet arrived with its signature.

@@ -25,7 +25,7 @@ impl fmt::Display for RateReport {
             f,
             "loss      {} ({} of {}), 95 % interval {} to {}",
             Percent(total.loss_ratio),
-            total.corrupted + total.late + total.lost,
+            total.lost_by_device(),
             total.sent,
             Percent(total.loss_interval[0]),
             Percent(total.loss_interval[1])
@@ -34,6 +34,14 @@ impl fmt::Display for RateReport {
             writeln!(f, "NO SIGNATURES: no packet arrived with its signature, because the device changes the payload")?;
             let loss = Percent(loss_ratio);
             writeln!(f, "counters  {arrived} of {sent} packets arrived, loss {loss}; latency and order are unknown")?;
+        }
+        if total.overrun > 0 {
+            let (overrun, share) = (total.overrun, Percent(ratio(total.overrun, total.sent)));
+            writeln!(f, "overrun   the tester was too slow to receive {overrun} more packets ({share})")?;
+        }
+        if total.tx_failed > 0 {
+            let (failed, share) = (total.tx_failed, Percent(ratio(total.tx_failed, total.sent)));
+            writeln!(f, "not sent  the ports of the tester did not send {failed} more packets ({share})")?;
         }
         if total.unsigned > 0 {
             let arrived: u64 = ports.iter().map(|port| port.foreign).sum();
@@ -66,13 +74,21 @@ impl fmt::Display for RateReport {
             "\n{:width$} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
             "latency", "min", "p50", "p90", "p99", "p99.9", "p99.999", "max"
         )?;
-        for (label, of) in [("", (|it| &it.latency_ns) as fn(&StreamReport) -> &Times), ("jitter", |it| &it.jitter_ns)]
-        {
+        let tables = [
+            ("", (|it| &it.latency_ns) as fn(&StreamReport) -> &Times),
+            ("jitter", |it| &it.jitter_ns),
+            ("pacing error", |it| &it.pacing_ns),
+        ];
+        for (label, of) in tables {
             if !label.is_empty() {
                 writeln!(f, "{label}")?;
             }
             for stream in streams {
                 let times = of(stream);
+                if times.count == 0 {
+                    writeln!(f, "{:width$} {:>10}", stream.name, "unknown")?;
+                    continue;
+                }
                 write!(f, "{:width$}", stream.name)?;
                 for value in [times.min, times.p50, times.p90, times.p99, times.p99_9, times.p99_999, times.max] {
                     write!(f, " {:>10}", Nanoseconds(value))?;
@@ -116,19 +132,15 @@ pub(crate) fn notes(
 
 impl fmt::Display for CalibrationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Calibration { max_pps, rate_error, loss_ratio, latency_ns } = &self.calibration;
+        let Calibration { max_pps, rate_error, loss_ratio, latency_ns, pacing_ns } = &self.calibration;
         writeln!(f, "maximum        {}", Pps(*max_pps))?;
         writeln!(f, "at half of the maximum:")?;
         writeln!(f, "  rate error   {:+.4} %", rate_error * 100.0)?;
         writeln!(f, "  loss         {}", Percent(*loss_ratio))?;
-        writeln!(
-            f,
-            "  latency      min {}, p50 {}, p99 {}, max {}",
-            Nanoseconds(latency_ns.min),
-            Nanoseconds(latency_ns.p50),
-            Nanoseconds(latency_ns.p99),
-            Nanoseconds(latency_ns.max)
-        )?;
+        for (name, times) in [("latency", latency_ns), ("pacing error", pacing_ns)] {
+            let [min, p50, p99, max] = [times.min, times.p50, times.p99, times.max].map(Nanoseconds);
+            writeln!(f, "  {name:12} min {min}, p50 {p50}, p99 {p99}, max {max}")?;
+        }
         let tester = &self.half.tester;
         notes(f, self.max.stopped || self.half.stopped, &tester.limits, &tester.disturbances)
     }

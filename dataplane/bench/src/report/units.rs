@@ -50,10 +50,11 @@ pub struct Percent(pub f64);
 
 impl fmt::Display for Percent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
+        match self.0 * 100.0 {
             0.0 => f.write_str("0 %"),
-            ratio if ratio < 1e-4 => write!(f, "{:.2e}", ratio),
-            ratio => write!(f, "{:.3} %", ratio * 100.0),
+            // Three significant digits.
+            percent if percent < 0.1 => write!(f, "{percent:.*} %", (2.0 - percent.log10().floor()) as usize),
+            percent => write!(f, "{percent:.3} %"),
         }
     }
 }
@@ -61,4 +62,24 @@ impl fmt::Display for Percent {
 /// Returns a part as a ratio of the whole.
 pub(super) fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratio_is_always_printed_in_percent() {
+        let expected = [
+            (0.0, "0 %"),
+            (1.0, "100.000 %"),
+            (0.01234, "1.234 %"),
+            (0.000_999, "0.0999 %"),
+            (7.68e-5, "0.00768 %"),
+            (3e-12, "0.000000000300 %"),
+        ];
+        for (ratio, text) in expected {
+            assert_eq!(Percent(ratio).to_string(), text);
+        }
+    }
 }

@@ -15,11 +15,15 @@ use crate::sender::Sender;
 
 /// The names of the counters of received frames that were lost because the tester was too slow. The names with `kernel`
 /// are the counters of an AF_XDP socket. `kernel_rx_no_buffer` counts events, not frames, so the list does not have it.
-const OVERRUNS: [&str; 5] =
-    ["rx_out_of_buffer", "rx_missed", "kernel_rx_dropped", "kernel_rx_ring_full", INTERFACE_MISSED];
+const OVERRUNS: [&str; 6] =
+    ["rx_out_of_buffer", "rx_missed", "kernel_rx_dropped", "kernel_rx_ring_full", INTERFACE_MISSED, INTERFACE_DROPPED];
 /// The result uses this name for the counter `rx_missed_errors` that the kernel has for an interface. The counter counts
 /// frames for which the NIC had no buffer.
 const INTERFACE_MISSED: &str = "interface_rx_missed_errors";
+/// The result uses this name for the counter `rx_dropped` that the kernel has for an interface. The kernel drops a
+/// received frame if the queue of the core (`net.core.netdev_max_backlog`) is full. The socket of a `packet` link
+/// receives all other frames.
+const INTERFACE_DROPPED: &str = "interface_rx_dropped";
 /// The result uses this name for the counter `carrier_down_count` that the kernel has for an interface. The counter
 /// counts how often the link went down.
 pub(super) const CARRIER_DOWN: &str = "interface_carrier_down_count";
@@ -34,6 +38,11 @@ pub(super) fn counters(lanes: &PortLanes) -> Vec<BTreeMap<String, u64>> {
         if !counters.contains_key("rx_out_of_buffer") || plan.config.link.is_some() {
             let missed = interface.and_then(|name| interface_counter(name, "statistics/rx_missed_errors"));
             counters.extend(missed.map(|missed| (INTERFACE_MISSED.to_owned(), missed)));
+        }
+        // Of the links with an interface, only `packet` links copy frames. An `xdp` link does not receive all other frames.
+        if plan.config.link.as_ref().is_some_and(|link| link.copies_frames()) {
+            let dropped = interface.and_then(|name| interface_counter(name, "statistics/rx_dropped"));
+            counters.extend(dropped.map(|dropped| (INTERFACE_DROPPED.to_owned(), dropped)));
         }
         let downs = interface.and_then(|name| interface_counter(name, "carrier_down_count"));
         counters.extend(downs.map(|downs| (CARRIER_DOWN.to_owned(), downs)));
@@ -96,16 +105,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drops_of_an_af_xdp_socket_and_of_the_nic_count_as_overrun() {
+    fn drops_of_an_af_xdp_socket_of_the_nic_and_of_the_kernel_count_as_overrun() {
         let changes = [
             ("rx_packets", 100),
             ("kernel_rx_dropped", 1),
             ("kernel_rx_ring_full", 2),
             ("kernel_rx_no_buffer", 4),
             ("interface_rx_missed_errors", 8),
+            ("interface_rx_dropped", 16),
         ];
         let changes = changes.map(|(name, count)| (name.to_owned(), count)).into();
-        assert_eq!(overrun(&changes), 11);
+        assert_eq!(overrun(&changes), 27);
     }
 
     #[test]

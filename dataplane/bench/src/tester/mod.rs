@@ -212,6 +212,13 @@ impl Tester {
             (port.clock, port.clock_error) = self.receive_clock(index);
             port.clock_faults = later_faults[index].saturating_sub(clock_faults[index]);
         }
+        for (stream, judged) in self.streams.iter().zip(&mut outcome.streams) {
+            // The transmit time is from the system clock. Without a known offset between the clocks, the difference to the
+            // receive time is not a latency.
+            if outcome.ports.get(stream.to).is_some_and(|port| port.clock_error.is_none()) {
+                judged.remove_latency();
+            }
+        }
         Ok(outcome)
     }
 
@@ -436,6 +443,7 @@ impl Tester {
                 sent: sender.sent(),
                 unsigned: sender.unsigned(),
                 missed: sender.missed(),
+                pacing: sender.pacing().clone(),
                 judgement,
                 series,
             }

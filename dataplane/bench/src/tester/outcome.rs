@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use hdrhistogram::Histogram;
+
 use super::clocks::ClockSteps;
 use super::core_load::CoreLoad;
 use crate::judge::Judgement;
@@ -17,10 +19,23 @@ pub struct StreamOutcome {
     pub unsigned: u64,
     /// The packets that were due, but that the tester could not send in time.
     pub missed: u64,
-    /// The judgement.
+    /// The time from the planned to the actual transmission, in nanoseconds. Empty if the rate is not limited.
+    pub pacing: Histogram<u64>,
+    /// The judgement. Without a latency and a jitter if the error of the clock of the receiving port is unknown.
     pub judgement: Judgement,
     /// The counts and the latencies of the packets, one point for each interval in [`Outcome::intervals`].
     pub series: Vec<Point>,
+}
+
+impl StreamOutcome {
+    /// Removes the latencies and the jitter.
+    pub(super) fn remove_latency(&mut self) {
+        self.judgement.latency.reset();
+        self.judgement.jitter.reset();
+        for point in self.series.iter_mut().chain(&mut self.judgement.series) {
+            (point.latency_sum, point.latency_max) = (0, 0);
+        }
+    }
 }
 
 /// The counts of a port in a trial.
