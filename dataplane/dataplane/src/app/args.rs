@@ -31,7 +31,8 @@ pub(super) enum LogFormat {
     Auto,
     /// Text for people. Messages of `run` start with the time
     Text,
-    /// Lines with priorities, such as `<4>`, for the journal of systemd
+    /// Entries with fields in the journal of systemd. If standard error is not the journal, lines with priorities, such
+    /// as `<4>`
     Journal,
     /// JSON, one object per line
     Json,

@@ -1,20 +1,23 @@
-//! Log messages on standard error: as text, as lines for the journal of systemd, or as JSON. During a run, messages
+//! Log messages: as text or JSON on standard error, or as entries of the journal of systemd. During a run, messages
 //! pass through a bounded queue to a separate thread, which writes the messages. A worker therefore never waits for a
-//! slow terminal or pipe. If the queue is full, a message is lost and counted.
+//! slow terminal, a slow pipe or the journal. If the queue is full, a message is lost and counted.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
 use std::os::linux::fs::MetadataExt as _;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::UnixDatagram;
 use std::panic::{self, PanicHookInfo};
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
@@ -29,6 +32,12 @@ use super::log_level::{self, Filter};
 /// The number of messages that the queue holds.
 const MESSAGES: usize = 1024;
 
+/// The socket of the journal of systemd for entries with fields.
+const JOURNAL: &str = "/run/systemd/journal/socket";
+
+/// Values that the text of the message names too. Formats without fields leave these values out.
+const NAMED: [&str; 3] = ["worker", "port", "stage"];
+
 /// The queue of the run.
 static QUEUE: OnceLock<NonBlocking> = OnceLock::new();
 /// Whether messages go to the queue.
@@ -37,12 +46,17 @@ static IS_QUEUED: AtomicBool = AtomicBool::new(false);
 /// The style of all messages of the process. The first call of [`start`] sets the style.
 static STYLE: OnceLock<Style> = OnceLock::new();
 
+/// The journal, if the style is [`Style::Journal`].
+static OPENED: OnceLock<Journal> = OnceLock::new();
+
 /// The style of log messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Style {
     /// Lines for people.
     Text { has_time: bool, is_coloured: bool },
     /// Lines with the prefix `<PRIORITY>` (sd-daemon(3)). The journal adds the time.
+    Lines,
+    /// Entries of the journal: JSON objects whose keys are fields of the journal. [`Journal`] sends the entries.
     Journal,
     /// One JSON object per line.
     Json,
@@ -51,10 +65,20 @@ enum Style {
 impl Style {
     fn of(format: LogFormat, has_time: bool) -> Self {
         match format {
-            LogFormat::Auto if is_journal() => Self::Journal,
+            LogFormat::Auto if is_journal() => Self::journal(),
             LogFormat::Auto | LogFormat::Text => Self::Text { has_time, is_coloured: is_coloured() },
-            LogFormat::Journal => Self::Journal,
+            LogFormat::Journal => Self::journal(),
             LogFormat::Json => Self::Json,
+        }
+    }
+
+    /// Returns the style for the journal. Entries need the socket of the journal. Without this socket, or if standard
+    /// error is not the journal, the program writes lines.
+    fn journal() -> Self {
+        let is_socket = |path: &str| std::fs::metadata(path).is_ok_and(|about| about.file_type().is_socket());
+        match is_journal() && is_socket("/proc/self/fd/2") && is_socket(JOURNAL) {
+            true => Self::Journal,
+            false => Self::Lines,
         }
     }
 
@@ -63,9 +87,9 @@ impl Style {
         STYLE.get().copied().unwrap_or(Self::Text { has_time: false, is_coloured: false })
     }
 
-    /// Writes a message and its fields to `out`.
-    fn write(self, out: &mut dyn fmt::Write, level: Level, message: &str, fields: &Map<String, Value>) -> fmt::Result {
-        let message = &*plain(message);
+    /// Writes a message to `out`.
+    fn write(self, out: &mut dyn fmt::Write, record: &Record) -> fmt::Result {
+        let level = record.level;
         match self {
             Self::Text { has_time, is_coloured } => {
                 let [dimmed, end] = if is_coloured { ["\x1b[2m", "\x1b[0m"] } else { [""; 2] };
@@ -73,38 +97,30 @@ impl Style {
                     write!(out, "{dimmed}{}{end} ", now())?;
                 }
                 let colour = if is_coloured { colour(level) } else { "" };
-                write!(out, "{colour}{:>5}{end} {message}", level.as_str())?;
-                write_fields(out, fields)?;
-                writeln!(out)
+                writeln!(out, "{colour}{:>5}{end} {}", level.as_str(), record.text())
             }
-            Self::Journal => {
-                let mut text = message.to_owned();
-                write_fields(&mut text, fields)?;
-                // A line without a prefix would have the default priority.
-                text.lines().try_for_each(|line| writeln!(out, "<{}>{line}", priority(level)))
-            }
+            Self::Lines => write_lines(out, &priority(level).to_string(), &record.text()),
+            Self::Journal => writeln!(out, "{}", Value::Object(record.entry())),
             Self::Json => {
-                let mut record = Map::new();
-                record.insert("time".to_owned(), now().into());
-                record.insert("level".to_owned(), level.as_str().to_lowercase().into());
-                record.insert("message".to_owned(), message.into());
+                let mut object = Map::new();
+                object.insert("time".to_owned(), now().into());
+                object.insert("level".to_owned(), level.as_str().to_lowercase().into());
+                object.insert("message".to_owned(), plain(&record.message).into());
                 if let Some(thread) = thread::current().name() {
-                    record.insert("thread".to_owned(), thread.into());
+                    object.insert("thread".to_owned(), thread.into());
                 }
-                if !fields.is_empty() {
-                    record.insert("fields".to_owned(), fields.clone().into());
+                if !record.fields.is_empty() {
+                    object.insert("fields".to_owned(), record.fields.clone().into());
                 }
-                writeln!(out, "{}", Value::Object(record))
+                writeln!(out, "{}", Value::Object(object))
             }
         }
     }
 }
 
-fn write_fields(out: &mut dyn fmt::Write, fields: &Map<String, Value>) -> fmt::Result {
-    fields.iter().try_for_each(|(name, value)| match value {
-        Value::String(value) => write!(out, " {name}={}", plain(value)),
-        value => write!(out, " {name}={value}"),
-    })
+/// Writes each line of a message with its priority, because a line without a prefix would have the default priority.
+fn write_lines(out: &mut dyn fmt::Write, priority: &str, message: &str) -> fmt::Result {
+    message.lines().try_for_each(|line| writeln!(out, "<{priority}>{line}"))
 }
 
 /// Escapes control characters, because a terminal would interpret the characters, and a message may contain text from a
@@ -167,26 +183,75 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let mut record = Record::default();
+        let mut record = Record::new(*event.metadata().level(), String::new());
+        record.source = Some(event.metadata());
         event.record(&mut record);
-        self.write(&mut out, *event.metadata().level(), &record.message, &record.fields)
+        self.write(&mut out, &record)
     }
 }
 
-/// The message and the fields of an event.
-#[derive(Default)]
+/// A log message.
 struct Record {
+    level: Level,
     message: String,
     fields: Map<String, Value>,
+    /// The place in the source code.
+    source: Option<&'static Metadata<'static>>,
 }
 
 impl Record {
+    fn new(level: Level, message: String) -> Self {
+        Self { level, message, fields: Map::new(), source: None }
+    }
+
     fn add(&mut self, field: &Field, value: Value) {
         // The crate `tracing-log` adds fields about the source of a message.
         if !field.name().starts_with("log.") {
             self.fields.insert(field.name().to_owned(), value);
         }
     }
+
+    /// Returns the message and the fields that the message does not name.
+    fn text(&self) -> String {
+        let mut text = plain(&self.message).into_owned();
+        for (name, value) in self.fields.iter().filter(|(name, _)| !NAMED.contains(&name.as_str())) {
+            text += &format!(" {name}={}", plain(&value_text(value)));
+        }
+        text
+    }
+
+    /// Returns the fields of the message in the journal (systemd.journal-fields(7)).
+    fn entry(&self) -> Map<String, Value> {
+        let mut entry = Map::new();
+        let mut add = |name: &str, value: String| drop(entry.insert(name.to_owned(), value.into()));
+        add("MESSAGE", self.text());
+        add("PRIORITY", priority(self.level).to_string());
+        let program = std::env::args_os().next().unwrap_or_default();
+        if let Some(program) = Path::new(&program).file_name() {
+            add("SYSLOG_IDENTIFIER", program.to_string_lossy().into_owned());
+        }
+        if let Some(thread) = thread::current().name() {
+            add("DATAPLANE_THREAD", thread.to_owned());
+        }
+        if let Some(source) = self.source {
+            add("TARGET", source.target().to_owned());
+            if let Some((file, line)) = source.file().zip(source.line()) {
+                add("CODE_FILE", file.to_owned());
+                add("CODE_LINE", line.to_string());
+            }
+        }
+        for (name, value) in &self.fields {
+            // The journal accepts only these characters.
+            let name = name.to_ascii_uppercase().replace(|char: char| !char.is_ascii_alphanumeric(), "_");
+            add(&format!("DATAPLANE_{name}"), plain(&value_text(value)).into_owned());
+        }
+        entry
+    }
+}
+
+/// Returns the text of a value, without the quotes of JSON.
+fn value_text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 impl Visit for Record {
@@ -221,18 +286,60 @@ impl Visit for Record {
     }
 }
 
+/// The socket of the journal.
+#[derive(Debug)]
+struct Journal {
+    socket: UnixDatagram,
+    path: PathBuf,
+}
+
+impl Journal {
+    fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self { socket: UnixDatagram::unbound()?, path: path.to_owned() })
+    }
+
+    /// Sends an entry. The socket is not connected, because the journal may restart.
+    fn send(&self, entry: &Map<String, Value>) -> io::Result<()> {
+        self.socket.send_to(&datagram(entry), &self.path).map(drop)
+    }
+}
+
+/// Returns an entry in the native protocol of the journal: a value with line breaks follows its length in 8 bytes.
+fn datagram(entry: &Map<String, Value>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (name, value) in entry {
+        let value = value_text(value);
+        bytes.extend(name.as_bytes());
+        if value.contains('\n') {
+            bytes.push(b'\n');
+            bytes.extend((value.len() as u64).to_le_bytes());
+        } else {
+            bytes.push(b'=');
+        }
+        bytes.extend(value.as_bytes());
+        bytes.push(b'\n');
+    }
+    bytes
+}
+
 /// Sends log messages to standard error. `verbose` is the number of `-v` flags: 0 for the level warn, 1 for info, 2 or
 /// more for debug. The environment variable `RUST_LOG` overrides the level. If `has_time` is `true`, messages in the
 /// text format start with the time.
 pub(super) fn start(verbose: u8, format: LogFormat, has_time: bool) {
-    let style = Style::of(format, has_time);
+    let mut style = Style::of(format, has_time);
+    if style == Style::Journal {
+        match Journal::open(Path::new(JOURNAL)) {
+            Ok(journal) => drop(OPENED.set(journal)),
+            Err(_) => style = Style::Lines,
+        }
+    }
     let _ = STYLE.set(style);
     let level = ["warn", "info", "debug"][usize::from(verbose.min(2))];
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let writer = || -> Box<dyn Write> {
         match queue() {
             Some(queue) => Box::new(queue),
-            None => Box::new(Stderr),
+            None => Box::new(Output(OPENED.get())),
         }
     };
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(false);
@@ -257,17 +364,17 @@ fn queue() -> Option<NonBlocking> {
 fn styled(level: Level, message: &str) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
-    let _ = Style::current().write(&mut text, level, message, &Map::new());
+    let _ = Style::current().write(&mut text, &Record::new(level, message.to_owned()));
     text
 }
 
 /// Logs a message regardless of the level of the log, even if the level is `off`.
 pub(super) fn notice(level: Level, message: &str) {
     let text = styled(level, message);
-    // The queue accepts the message or counts it as lost. Without the queue, ignore a failed write to standard error.
+    // The queue accepts the message or counts it as lost. Without the queue, ignore a failed write.
     let _ = match queue() {
         Some(mut queue) => queue.write_all(text.as_bytes()),
-        None => Stderr.write_all(text.as_bytes()),
+        None => Output(OPENED.get()).write_all(text.as_bytes()),
     };
 }
 
@@ -275,12 +382,38 @@ pub(super) fn notice(level: Level, message: &str) {
 pub(super) fn fail(message: &str, status: i32) -> i32 {
     if !message.is_empty() {
         let message = message.trim_end();
-        write_stderr(&match Style::current() {
-            Style::Text { .. } => format!("error: {message}\n"),
-            Style::Journal | Style::Json => styled(Level::ERROR, message),
-        });
+        match Style::current() {
+            Style::Text { .. } => write_stderr(&format!("error: {message}\n")),
+            // Ignore a failed write.
+            _ => drop(Output(OPENED.get()).write_all(styled(Level::ERROR, message).as_bytes())),
+        }
     }
     status
+}
+
+/// The destination of messages in the style of the process: the journal, or standard error without a journal. Each
+/// write is one message.
+struct Output(Option<&'static Journal>);
+
+impl Write for Output {
+    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
+        let Some(journal) = self.0 else { return Stderr.write_all(message).map(|()| message.len()) };
+        let entry: Map<String, Value> = serde_json::from_slice(message)?;
+        if journal.send(&entry).is_err() {
+            // The journal is gone, or the entry is too long. The stream of standard error may still work.
+            let [priority, text] =
+                ["PRIORITY", "MESSAGE"].map(|name| entry.get(name).map(value_text).unwrap_or_default());
+            let mut lines = String::new();
+            // Writing to a string does not fail.
+            let _ = write_lines(&mut lines, &priority, &text);
+            Stderr.write_all(lines.as_bytes())?;
+        }
+        Ok(message.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Stderr.flush()
+    }
 }
 
 /// Standard error. Clears the progress line before each message.
@@ -311,8 +444,8 @@ pub(super) struct LogQueue {
 impl LogQueue {
     /// Starts to queue the messages of all threads.
     pub(super) fn start() -> Self {
-        let (queue, log_queue) = Self::to(Stderr);
-        // `set` fails for a second run in the same process. The messages of that run go to standard error directly.
+        let (queue, log_queue) = Self::to(Output(OPENED.get()));
+        // `set` fails for a second run in the same process. The messages of that run are written directly.
         let is_first = QUEUE.set(queue).is_ok();
         if is_first {
             let direct = panic::take_hook();
@@ -363,6 +496,7 @@ impl Drop for LogQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::io::Read;
     use std::process::{Command, Stdio};
 
@@ -397,39 +531,98 @@ mod tests {
 
     #[test]
     fn messages_have_the_style_of_their_reader() {
-        let fields: Map<String, Value> =
-            [("port".to_owned(), "wan".into()), ("count".to_owned(), 3.into())].into_iter().collect();
+        let mut record = Record::new(Level::WARN, "port `wan`: the link is down\nsince today".to_owned());
+        record.fields.extend([("port".to_owned(), "wan".into()), ("count".to_owned(), 3.into())]);
         let written = |style: Style| {
             let mut text = String::new();
-            style.write(&mut text, Level::WARN, "the link is down\nsince today", &fields).unwrap();
+            style.write(&mut text, &record).unwrap();
             text
         };
         let text = |has_time, is_coloured| written(Style::Text { has_time, is_coloured });
-        assert_eq!(text(false, false), " WARN the link is down\nsince today count=3 port=wan\n");
-        assert_eq!(text(false, true), "\x1b[33m WARN\x1b[0m the link is down\nsince today count=3 port=wan\n");
+        // The text of the message names the port.
+        assert_eq!(text(false, false), " WARN port `wan`: the link is down\nsince today count=3\n");
+        assert_eq!(text(false, true), "\x1b[33m WARN\x1b[0m port `wan`: the link is down\nsince today count=3\n");
         let timed = text(true, false);
         let (time, rest) = timed.split_once(' ').unwrap();
         assert!(time.len() == 27 && time.starts_with("20") && time.ends_with('Z'), "{timed}");
         assert_eq!(rest, text(false, false));
-        assert_eq!(written(Style::Journal), "<4>the link is down\n<4>since today count=3 port=wan\n");
+        assert_eq!(written(Style::Lines), "<4>port `wan`: the link is down\n<4>since today count=3\n");
         let json = written(Style::Json);
         assert!(json.ends_with("}\n") && json.lines().count() == 1, "{json}");
         let record: Value = serde_json::from_str(&json).unwrap();
         assert_eq!(
-            (&record["level"], &record["message"], &record["fields"]["count"]),
-            (&"warn".into(), &"the link is down\nsince today".into(), &3.into())
+            (&record["level"], &record["message"], &record["fields"]),
+            (
+                &"warn".into(),
+                &"port `wan`: the link is down\nsince today".into(),
+                &serde_json::json!({"count": 3, "port": "wan"})
+            )
         );
     }
 
     #[test]
     fn control_characters_do_not_reach_the_terminal() {
-        let fields: Map<String, Value> = [("peer".to_owned(), "\x1b]0;x\x07".into())].into_iter().collect();
-        for style in [Style::Text { has_time: false, is_coloured: false }, Style::Journal, Style::Json] {
+        let mut record = Record::new(Level::INFO, "a\x1b[2J\u{9b}b\tc\nd".to_owned());
+        record.fields.insert("peer".to_owned(), "\x1b]0;x\x07".into());
+        for style in [Style::Text { has_time: false, is_coloured: false }, Style::Lines, Style::Journal, Style::Json] {
             let mut text = String::new();
-            style.write(&mut text, Level::INFO, "a\x1b[2J\u{9b}b\tc\nd", &fields).unwrap();
+            style.write(&mut text, &record).unwrap();
             assert!(!text.contains(|char: char| char.is_control() && !matches!(char, '\n' | '\t')), "{text:?}");
             assert!(text.contains("[2J") && text.contains("u{9b}b"), "{text:?}");
         }
+    }
+
+    /// Reads an entry in the native protocol of the journal.
+    fn read_entry(mut bytes: &[u8]) -> BTreeMap<String, String> {
+        let mut entry = BTreeMap::new();
+        while !bytes.is_empty() {
+            let end = bytes.iter().position(|&byte| byte == b'\n').unwrap();
+            let (line, rest) = (std::str::from_utf8(&bytes[..end]).unwrap(), &bytes[end + 1..]);
+            let (name, value) = match line.split_once('=') {
+                Some((name, value)) => {
+                    bytes = rest;
+                    (name, value)
+                }
+                None => {
+                    let (length, rest) = rest.split_first_chunk().unwrap();
+                    let (value, rest) = rest.split_at(u64::from_le_bytes(*length) as usize);
+                    bytes = rest.strip_prefix(b"\n").unwrap();
+                    (line, std::str::from_utf8(value).unwrap())
+                }
+            };
+            entry.insert(name.to_owned(), value.to_owned());
+        }
+        entry
+    }
+
+    #[test]
+    fn journal_gets_the_values_of_a_message_as_fields() {
+        let folder = dataplane_testing::Folder::new();
+        let path = folder.file("socket");
+        let received = UnixDatagram::bind(&path).unwrap();
+        let journal: &Journal = Box::leak(Box::new(Journal::open(&path).unwrap()));
+        let (queue, log_queue) = LogQueue::to(Output(Some(journal)));
+        let logs = tracing_subscriber::fmt().with_writer(move || queue.clone()).event_format(Style::Journal).finish();
+        tracing::subscriber::with_default(logs, || {
+            tracing::error!(worker = 3, stage = "acl", lost = 7, "worker 3: stage `acl` panicked\nat the packet");
+        });
+        drop(log_queue);
+        let mut bytes = [0; 4096];
+        let length = received.recv(&mut bytes).unwrap();
+        let mut entry = read_entry(&bytes[..length]);
+        assert!(entry.remove("CODE_FILE").unwrap().ends_with("src/app/logs.rs"));
+        assert!(entry.remove("CODE_LINE").unwrap().parse::<u32>().is_ok());
+        assert!(entry.remove("DATAPLANE_THREAD").is_some() && entry.remove("SYSLOG_IDENTIFIER").is_some());
+        let expected = [
+            ("DATAPLANE_LOST", "7"),
+            ("DATAPLANE_STAGE", "acl"),
+            ("DATAPLANE_WORKER", "3"),
+            ("MESSAGE", "worker 3: stage `acl` panicked\nat the packet lost=7"),
+            ("PRIORITY", "3"),
+            ("TARGET", "dataplane::app::logs::tests"),
+        ];
+        let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(entry, expected.into());
     }
 
     #[test]

@@ -21,7 +21,7 @@ use super::privileges::Privileges;
 use super::service::{self, Service};
 use super::take_over::TakeOver;
 use crate::config::{Control, Source};
-use crate::runtime::{Assembly, Gate, Options, Predecessor, Run};
+use crate::runtime::{Assembly, Gate, Options, Predecessor, Run, RunEvent};
 use dataplane_control::Call;
 use dataplane_control::change::Applied;
 use dataplane_core::pipeline::Registry;
@@ -334,11 +334,9 @@ fn watch(
             asked = false;
             service.reloading();
         }
-        for event in run.events() {
-            tracing::warn!("{event}");
-        }
-        for stall in run.stalls() {
-            tracing::error!("{stall}");
+        log_events(run);
+        for RunEvent { worker, stage, message, .. } in run.stalls() {
+            tracing::error!(worker, stage, "{message}");
         }
         service.turn(run);
         if let Some(meter) = &mut meter {
@@ -361,9 +359,7 @@ fn watch(
     // A run also ends without a stop, for example when its inputs have ended.
     service.stopping();
     drop(server);
-    for event in run.events() {
-        tracing::warn!("{event}");
-    }
+    log_events(run);
     if meter.is_some() {
         console::write_stderr(CLEAR_LINE);
     }
@@ -371,6 +367,13 @@ fn watch(
         logs::notice(Level::WARN, "reload abandoned: the run has ended");
     }
     stopping
+}
+
+/// Logs the new messages about devices.
+fn log_events(run: &Run) {
+    for RunEvent { port, message, .. } in run.events() {
+        tracing::warn!(port, "{message}");
+    }
 }
 
 /// The progress line.

@@ -289,14 +289,16 @@ impl<D: Device> OpenPort<D> {
                     if let Err(error) = known.query(&theirs)
                         && known.changes() == 0
                     {
-                        tracing::warn!("port `{name}` is not connected yet: {error}");
+                        tracing::warn!(port = name, "port `{name}` is not connected yet: {error}");
                     }
                 });
                 // Check the parameters against the device before waiting for a peer.
                 let is_down = || device.port(number).is_ok_and(|port| !port.is_active());
                 match addresses.query(&device) {
                     Err(error) if config.required || !is_down() => return Err(error),
-                    Err(error) => tracing::warn!("port `{}` is not connected yet: {error}", config.name),
+                    Err(error) => {
+                        tracing::warn!(port = config.name, "port `{}` is not connected yet: {error}", config.name);
+                    }
                     Ok(()) => {}
                 }
                 let messages = PortMessages::of(config);
@@ -467,7 +469,7 @@ mod verbs {
         let lost = OutOfBuffer::open(sysfs, &port.device, port.device_port).map(Arc::new);
         if lost.is_none() && hw_counters::can_lose(plan) {
             let why = hw_counters::in_another_namespace(sysfs, &port.device, port.device_port);
-            why.iter().for_each(|why| tracing::warn!("port `{}`: {why}", port.name));
+            why.iter().for_each(|why| tracing::warn!(port = port.name, "port `{}`: {why}", port.name));
         }
         if let Some(lost) = lost.clone() {
             watch.every(COUNTER_INTERVAL, move || {

@@ -119,7 +119,7 @@ impl Run {
         for port in &ports {
             let Some(device) = port.device.hand_over() else { continue };
             if let Err(error) = device.resume(is_touched) {
-                tracing::error!("port `{}` cannot receive again: {error}", port.name);
+                tracing::error!(port = port.name, "port `{}` cannot receive again: {error}", port.name);
             }
             is_memory_touched |= is_touched && device.shares_memory();
         }

@@ -161,6 +161,7 @@ impl RetiredLane {
         let (left, sends_left) = (lane.posted(), lane.sending());
         if left + sends_left > 0 {
             tracing::error!(
+                port = &*name,
                 "the device of the removed port `{name}` keeps {} buffers of a worker, so the worker has fewer buffers \
                  until the end of the run; help: restart the program if ports lose packets because buffers are missing",
                 left + sends_left

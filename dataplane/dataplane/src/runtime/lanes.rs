@@ -82,7 +82,7 @@ pub(super) fn open(
             let allocate = if is_shared { Region::allocate_shared } else { Region::allocate };
             let (region, notices) = allocate(spec)?;
             for notice in notices {
-                tracing::warn!("worker {}: {notice}", place.0);
+                tracing::warn!(worker = place.0, "worker {}: {notice}", place.0);
             }
             Pool::new(region, layout)?
         }

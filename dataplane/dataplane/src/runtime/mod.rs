@@ -59,7 +59,7 @@ pub(crate) use observation::Observation;
 pub(crate) use packet_observer::PacketFilter;
 pub(crate) use ports::Gate;
 pub(crate) use run::Predecessor;
-pub use run::{Options, Run};
+pub use run::{Options, Run, RunEvent};
 pub(crate) use sample::{HandedWorker, SavedStates, Scope};
 pub(crate) use snapshot::SnapshotStage;
 pub use snapshot::{Snapshot, WorkerState};

@@ -31,7 +31,7 @@ pub(super) fn start(sysfs: &Path, plan: &PortPlan) -> Result<Option<PromiscuousM
         if port.promiscuous.is_some() {
             return Err(Error::Config(problem));
         }
-        tracing::warn!("{problem}");
+        tracing::warn!(port = port.name, "{problem}");
         return Ok(None);
     };
     let started = PromiscuousMode::start(&interface);

@@ -42,6 +42,19 @@ pub struct Options {
     pub packets: Option<u64>,
 }
 
+/// A message of a run for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunEvent {
+    /// The number of the worker, if the message is about a worker.
+    pub worker: Option<usize>,
+    /// The name of the stage, if the message is about a stage.
+    pub stage: Option<String>,
+    /// The name of the port, if the message is about a port.
+    pub port: Option<String>,
+    /// The text, which also names the worker, the stage and the port.
+    pub message: String,
+}
+
 /// A function that takes over the ports of another program. Returns the parts that each worker takes over.
 pub(crate) type OpenGate<'a> = &'a mut dyn FnMut(&Gate<'_>) -> Result<Vec<HandedWorker>>;
 
@@ -413,7 +426,7 @@ impl Run {
 
     /// Returns a message for each worker that has made no progress for `runtime.watchdog`, and for each such worker
     /// that makes progress again. Each message is returned once. Call this function several times per second.
-    pub fn stalls(&self) -> Vec<String> {
+    pub fn stalls(&self) -> Vec<RunEvent> {
         if self.is_stopped() {
             return Vec::new();
         }
@@ -430,12 +443,13 @@ impl Run {
                 let (waited, does) = (waited.as_secs_f64(), watchdog.describe(worker, thread(worker)));
                 let message = format!("worker {worker} makes no progress for {waited:.1} s: {place}; {does}");
                 if let Some(black_box) = control.black_box() {
-                    black_box.write_after(BlackBoxEvent::stall(worker, stage, &message));
+                    black_box.write_after(BlackBoxEvent::stall(worker, stage.clone(), &message));
                 }
-                message
+                RunEvent { worker: Some(worker), stage, port: None, message }
             }
             WatchdogEvent::Resumed(worker, waited) => {
-                format!("worker {worker} makes progress again after {:.1} s", waited.as_secs_f64())
+                let message = format!("worker {worker} makes progress again after {:.1} s", waited.as_secs_f64());
+                RunEvent { worker: Some(worker), stage: None, port: None, message }
             }
         };
         events.into_iter().map(message).collect()
@@ -448,11 +462,16 @@ impl Run {
 
     /// Returns the new messages about devices, since the last call. Examples are links that went down and queues that
     /// failed.
-    pub fn events(&self) -> Vec<String> {
+    pub fn events(&self) -> Vec<RunEvent> {
         let ports = lock(&self.state.ports).clone();
         let events = |port: &LivePort| {
             let name = port.name.clone();
-            port.device.events().into_iter().map(move |event| format!("{name}: {event}"))
+            port.device.events().into_iter().map(move |event| RunEvent {
+                worker: None,
+                stage: None,
+                message: format!("{name}: {event}"),
+                port: Some(name.clone()),
+            })
         };
         ports.iter().flat_map(events).collect()
     }

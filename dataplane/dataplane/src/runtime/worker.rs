@@ -158,7 +158,8 @@ impl Worker {
             self.write_black_box(event);
             // Nobody serves this worker's queues any more, so stop the whole run instead of losing its traffic
             // silently.
-            tracing::error!("worker {}: {error}", self.number);
+            let port = self.info.as_ref().and_then(|info| info.ports.get(*port));
+            tracing::error!(worker = self.number, port, "worker {}: {error}", self.number);
             self.control.stop();
         }
         self.counts.fault = result.err();
@@ -219,7 +220,7 @@ impl Worker {
             self.number,
             panic_message(panic)
         );
-        tracing::error!("{message}");
+        tracing::error!(worker = self.number, stage, "{message}");
         self.control.add_failure(message);
         true
     }
@@ -230,8 +231,10 @@ impl Worker {
         self.control.stop();
         self.control.thread(self.number).has_left.store(true, Ordering::Relaxed);
         self.counts.ended = clock.now();
+        let mut interrupted = None;
         let mut message = match self.graph.interrupted() {
             Some((stage, batch)) => {
+                interrupted = Some(stage.to_owned());
                 let first = batch.iter_mut().next().map_or(String::new(), |packet| shown(packet.data()));
                 format!(
                     "stage `{stage}` panicked (packets in the batch: {}): {}{first}",
@@ -248,7 +251,7 @@ impl Worker {
         if drained.is_err() {
             message += ", some because a port could not be drained";
         }
-        tracing::error!("worker {}: {message}", self.number);
+        tracing::error!(worker = self.number, stage = interrupted, "worker {}: {message}", self.number);
         self.publish();
         message
     }
@@ -436,7 +439,11 @@ impl Worker {
         }
         self.pool.take_over_rest();
         for problem in self.graph.load_states(&handed.states) {
-            tracing::warn!("worker {}: the state of the previous program is lost: {problem}", self.number);
+            tracing::warn!(
+                worker = self.number,
+                "worker {}: the state of the previous program is lost: {problem}",
+                self.number
+            );
         }
         Ok(())
     }

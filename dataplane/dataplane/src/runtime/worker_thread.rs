@@ -173,7 +173,9 @@ impl WorkerBuilder {
         drop(ready);
         let Ok(handed) = started.recv() else { return Ok(None) };
         let _guard = guard.unwrap_or_else(|| StopOnPanic(control));
-        worker.take_over(&handed).inspect_err(|error| tracing::error!("worker {}: {error}", worker.number))?;
+        let number = worker.number;
+        let log = |error: &Error| tracing::error!(worker = number, "worker {number}: {error}");
+        worker.take_over(&handed).inspect_err(log)?;
         let panic = catch_unwind(AssertUnwindSafe(|| worker.run(&clock))).err();
         let panic = panic.map(|panic| worker.end_after_panic(&*panic, &clock));
         // A change of the pipeline may have replaced the graph and the properties of the worker.

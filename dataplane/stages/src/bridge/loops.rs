@@ -181,10 +181,16 @@ impl LoopGuard {
         let (stage, name, time) = (&self.stage, &port.name, self.time);
         match shut {
             true => tracing::warn!(
+                stage,
+                port = name,
                 "bridge `{stage}`: port `{name}` is shut, because it forms a loop with another port; help: remove the \
                  loop, and the port opens after {time}"
             ),
-            false => tracing::warn!("bridge `{stage}`: port `{name}` is open again, because the loop is gone"),
+            false => tracing::warn!(
+                stage,
+                port = name,
+                "bridge `{stage}`: port `{name}` is open again, because the loop is gone"
+            ),
         }
     }
 

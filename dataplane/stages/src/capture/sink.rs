@@ -137,6 +137,7 @@ impl Sink {
         drop(joined);
         if is_closed {
             tracing::warn!(
+                stage = self.interface,
                 "capture {}: the file is closed, because a removed worker ended late; all packets count as missed; help: \
                  apply a config without the stage, and then a config with the stage",
                 self.interface
@@ -328,6 +329,7 @@ impl Faults<'_> {
         self.shared.state.store(FAILED, Ordering::Relaxed);
         if !std::mem::replace(&mut self.reported, true) {
             tracing::error!(
+                stage = self.spec.interface,
                 "capture {}: cannot write {}: {source}, so packets are not written",
                 self.spec.interface,
                 path.display()
@@ -352,7 +354,12 @@ impl Faults<'_> {
     /// Logs the recovery after a failure. Called when a file is being written.
     fn recovered(&mut self, files: &Files<'_>) {
         if std::mem::take(&mut self.reported) {
-            tracing::warn!("capture {}: continues in {}", self.spec.interface, files.path().display());
+            tracing::warn!(
+                stage = self.spec.interface,
+                "capture {}: continues in {}",
+                self.spec.interface,
+                files.path().display()
+            );
         }
     }
 }

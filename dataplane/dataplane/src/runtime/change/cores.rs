@@ -35,7 +35,7 @@ impl Drop for MovedWorkers<'_> {
     fn drop(&mut self) {
         for (worker, core) in self.moved.drain(..) {
             if let Err(error) = self.state.move_worker(worker, core) {
-                tracing::error!("worker {worker} cannot move back to core {core}: {error}");
+                tracing::error!(worker, "worker {worker} cannot move back to core {core}: {error}");
             }
         }
     }

@@ -185,7 +185,7 @@ impl RunState {
             }
             if begin.elapsed() >= ANSWER_TIMEOUT {
                 for worker in &late {
-                    tracing::warn!("worker {worker} does not answer, and still uses the earlier pipeline");
+                    tracing::warn!(worker, "worker {worker} does not answer, and still uses the earlier pipeline");
                 }
                 return late;
             }

@@ -121,7 +121,7 @@ impl PeerExchange {
         let run = move || {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
                 let failure = format!("{name}: the thread of the peer exchange panicked: {}", panic_message(&*panic));
-                tracing::error!("{failure}");
+                tracing::error!(port = name, "{failure}");
                 *thread_shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
                 stop.set();
             }
@@ -242,13 +242,13 @@ impl ExchangeThread {
     /// Waits until a lane must connect again, until the peer disconnects, or until the MAC address of the next hop
     /// changes.
     fn monitor(&self, peer: Option<&RemotePeer>, cancelled: &dyn Fn() -> bool) {
-        tracing::info!("{}: connected", self.port);
+        tracing::info!(port = self.port, "{}: connected", self.port);
         let first_lane = peer.and_then(|peer| peer.first_lane);
         let mut next_hop = first_lane.and_then(|(own, peer)| NextHopWatch::new(&self.next_hop, own, peer));
         while !cancelled() && self.all_rendezvous().all(Rendezvous::is_open) {
             match peer {
                 Some(peer) if peer.lifeline.is_closed(POLL_INTERVAL) => {
-                    tracing::warn!("{}: the peer has disconnected", self.port);
+                    tracing::warn!(port = self.port, "{}: the peer has disconnected", self.port);
                     return;
                 }
                 Some(_) => {}
@@ -256,7 +256,7 @@ impl ExchangeThread {
             }
             if let Some((before, now)) = next_hop.as_mut().and_then(NextHopWatch::change) {
                 let port = &self.port;
-                tracing::warn!("{port}: the next hop to the peer has the MAC address {now} instead of {before}");
+                tracing::warn!(port, "{port}: the next hop to the peer has the MAC address {now} instead of {before}");
                 return;
             }
         }

@@ -782,6 +782,13 @@ pub mod runtime {
             pub duration: Option<Duration>,
             pub packets: Option<u64>,
         }
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct RunEvent {
+            pub worker: Option<usize>,
+            pub stage: Option<String>,
+            pub port: Option<String>,
+            pub message: String,
+        }
         pub struct Run {
             private: _,
         }
@@ -805,8 +812,8 @@ pub mod runtime {
             pub fn stop(&self) {}
             pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {}
             pub fn is_finished(&self) -> bool {}
-            pub fn stalls(&self) -> Vec<String> {}
-            pub fn events(&self) -> Vec<String> {}
+            pub fn stalls(&self) -> Vec<RunEvent> {}
+            pub fn events(&self) -> Vec<RunEvent> {}
             pub fn join(self) -> Result<Report> {}
         }
     }
@@ -873,7 +880,7 @@ pub mod runtime {
     pub use change::digest_of;
     pub use change::{ApplyOptions, Changer};
     pub use lanes::PortLanes;
-    pub use run::{Options, Run};
+    pub use run::{Options, Run, RunEvent};
     pub use snapshot::{Snapshot, WorkerState};
     pub use trace::{Hop, PathEnd, Trace, Tracer};
 }
