@@ -31,11 +31,11 @@ pub struct StageMarker(CachePadded<Marks>);
 
 #[derive(Debug, Default)]
 struct Marks {
-    /// The index plus 1 of the stage that the worker runs. The mark stays until another stage runs, or until
+    /// The index plus 1 of the stage that the worker runs. The bit [`StageMarker::OBSERVES`] is also set while the
+    /// stage observes a drop of another stage. The mark stays until another stage runs, or until
     /// [`StageMarker::leave`] sets the mark to 0.
     running: AtomicU32,
-    /// The index plus 1 of the stage whose code panicked, or 0 without a panic. The bit [`StageMarker::OBSERVES`] is
-    /// also set if the stage was observing a drop of another stage.
+    /// The mark `running` of the stage whose code panicked, or 0 without a panic.
     panicked: AtomicU32,
 }
 
@@ -43,15 +43,12 @@ const _: () = assert!(align_of::<StageMarker>() >= 64);
 
 /// Records the stage whose code panics. The destructor runs only while the thread unwinds, so code that does not panic
 /// executes no instruction for this record.
-struct PanicRecord<'a> {
-    marker: &'a StageMarker,
-    mark: u32,
-}
+struct PanicRecord<'a>(&'a Marks);
 
 impl Drop for PanicRecord<'_> {
     #[cold]
     fn drop(&mut self) {
-        self.marker.0.panicked.store(self.mark, Ordering::Relaxed);
+        self.0.panicked.store(self.0.running.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 
@@ -63,22 +60,20 @@ impl StageMarker {
     /// [`StageMarker::leave`].
     #[inline(always)]
     pub(super) fn run<R>(&self, place: usize, code: impl FnOnce() -> R) -> R {
-        let mark = place as u32 + 1;
-        self.0.running.store(mark, Ordering::Relaxed);
-        self.run_marked(mark, code)
+        self.0.running.store(place as u32 + 1, Ordering::Relaxed);
+        self.run_marked(code)
     }
 
     /// Runs code of the stage with this index, which observes a drop of the stage that is marked now.
     pub(super) fn run_observer(&self, place: usize, code: impl FnOnce()) {
-        let mark = place as u32 + 1;
-        let observed = self.0.running.swap(mark, Ordering::Relaxed);
-        self.run_marked(mark | Self::OBSERVES, code);
+        let observed = self.0.running.swap((place as u32 + 1) | Self::OBSERVES, Ordering::Relaxed);
+        self.run_marked(code);
         self.0.running.store(observed, Ordering::Relaxed);
     }
 
     #[inline(always)]
-    fn run_marked<R>(&self, mark: u32, code: impl FnOnce() -> R) -> R {
-        let record = PanicRecord { marker: self, mark };
+    fn run_marked<R>(&self, code: impl FnOnce() -> R) -> R {
+        let record = PanicRecord(&self.0);
         let result = code();
         std::mem::forget(record);
         result
@@ -98,7 +93,7 @@ impl StageMarker {
     /// Returns the index of the stage whose code panicked, and whether the stage was observing a drop of another stage.
     pub(super) fn panicked(&self) -> Option<(usize, bool)> {
         let mark = self.0.panicked.load(Ordering::Relaxed);
-        Some((Self::index(mark & !Self::OBSERVES)?, mark & Self::OBSERVES != 0))
+        Some((Self::index(mark)?, mark & Self::OBSERVES != 0))
     }
 
     /// Clears both marks, because the worker continues after the panic.
@@ -108,7 +103,7 @@ impl StageMarker {
     }
 
     fn index(mark: u32) -> Option<usize> {
-        mark.checked_sub(1).map(|place| place as usize)
+        (mark & !Self::OBSERVES).checked_sub(1).map(|place| place as usize)
     }
 }
 
