@@ -5,7 +5,11 @@
 //! and the kernel does not report the IPv4 routes of an interface that goes down. The task then reads the whole state
 //! again (a resync) and writes only the differences. During a resync, the kernel may report a change that is already
 //! part of the state that the task reads. If the task cannot determine whether the change or the read state is newer,
-//! the task starts another resync. The task also asks the kernel to resolve the neighbours that workers need.
+//! the task starts another resync.
+//!
+//! The task also asks the kernel to resolve the neighbours that workers need. Neighbours have sockets of their own
+//! ([`NeighborSockets`]). The task serves these sockets after each part of a long series of route changes, so that
+//! traffic to a new neighbour does not wait for the routes.
 
 mod messages;
 mod overflow;
@@ -23,7 +27,7 @@ use crate::parameter::MEMORY_HELP;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::pipeline::{CapabilitySet, PortInfo, Setup, StopSignal, Task};
 use overflow::Overflow;
-use socket::{Events, Requests, WaitResult};
+use socket::{Events, ReadResult, Requests};
 use state::MirrorState;
 
 /// Longest time that a worker's neighbour request waits.
@@ -62,8 +66,9 @@ struct KernelMirror {
     /// The size of the socket buffer, in bytes.
     backlog: usize,
     resync_interval: Duration,
-    /// The known state and the netlink sockets. `None` until the task is started.
-    open: Option<(MirrorState, Events, Requests)>,
+    /// The known state, the sockets for routes, links and addresses, and the sockets for neighbours. `None` until the
+    /// task is started.
+    open: Option<(MirrorState, Events, Requests, NeighborSockets)>,
 }
 
 impl KernelMirror {
@@ -73,25 +78,52 @@ impl KernelMirror {
     }
 }
 
+/// The sockets for neighbours.
+struct NeighborSockets {
+    events: Events,
+    requests: Requests,
+}
+
+impl NeighborSockets {
+    /// Applies queued changes of neighbours, and sends the requests of the workers to the kernel.
+    fn serve(&mut self, state: &mut MirrorState) {
+        let result = match self.events.read(|message| state.apply(message)) {
+            Ok(ReadResult::Lost) => state.read_neighbors(&mut self.requests),
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = result {
+            state.neighbors_failed(&error);
+        }
+        state.request_neighbors(&mut self.requests);
+    }
+}
+
 impl Task for KernelMirror {
     /// Reads the kernel's state, so that the workers have the routes for their first packet.
     fn start(&mut self) -> Result<()> {
         let failed = |what: &str, error: std::io::Error| Error::Kernel(format!("{what}: {error}"));
         let writer = self.writer.take().ok_or_else(|| Error::Kernel("the mirror was already started".to_owned()))?;
         // Subscribe first: changes during the dump are then in the queue of events.
-        let events = Events::open(self.backlog).map_err(|error| failed("cannot subscribe to changes", error))?;
-        let mut requests = Requests::open().map_err(|error| failed("cannot open a netlink socket", error))?;
+        let subscribe = |groups: &[u32]| {
+            Events::open(groups, self.backlog).map_err(|error| failed("cannot subscribe to changes", error))
+        };
+        let connect = || Requests::open().map_err(|error| failed("cannot open a netlink socket", error));
+        let (events, mut requests) = (subscribe(&socket::ROUTE_GROUPS)?, connect()?);
+        let mut neighbors = NeighborSockets { events: subscribe(&socket::NEIGHBOR_GROUPS)?, requests: connect()? };
         let mut state = MirrorState::new(self.tables.clone(), writer, &self.ports)
             .map_err(|error| Error::Memory(format!("{error}; help: {MEMORY_HELP}")))?;
-        state.resync(&mut requests).map_err(|error| failed("cannot read routes", error))?;
+        state
+            .resync(&mut requests, &mut |state| neighbors.serve(state))
+            .map_err(|error| failed("cannot read routes", error))?;
         state.set_workers_running();
-        self.open = Some((state, events, requests));
+        self.open = Some((state, events, requests, neighbors));
         Ok(())
     }
 
     fn run(&mut self, stop: &StopSignal) -> Result<()> {
-        if let Some((state, events, requests)) = &mut self.open {
-            follow(state, events, requests, self.resync_interval, stop);
+        if let Some((state, events, requests, neighbors)) = &mut self.open {
+            follow(state, events, requests, neighbors, self.resync_interval, stop);
         }
         Ok(())
     }
@@ -102,19 +134,22 @@ fn follow(
     state: &mut MirrorState,
     events: &Events,
     requests: &mut Requests,
+    neighbors: &mut NeighborSockets,
     resync_interval: Duration,
     stop: &StopSignal,
 ) {
     let (mut resync_at, mut last_retry, mut last_resync) = (None::<Instant>, Instant::now(), Instant::now());
     let (mut overflow, mut last_check) = (Overflow::default(), None::<Instant>);
     while !stop.is_set() {
-        match events.wait(POLL_INTERVAL, |message| state.apply(message)) {
+        let waited = Events::wait([events, &neighbors.events], POLL_INTERVAL);
+        neighbors.serve(state);
+        match waited.and_then(|()| events.read(|message| state.apply(message))) {
             Ok(received) => {
-                let lost = received == WaitResult::Lost;
+                let lost = received == ReadResult::Lost;
                 if lost {
                     tracing::debug!("kernel: messages were lost, reading the whole state again");
                 }
-                if received == WaitResult::All {
+                if received == ReadResult::All {
                     state.end_replay();
                 }
                 if lost || state.take_resync_needed() {
@@ -134,7 +169,7 @@ fn follow(
         if resync_at.is_some_and(|at| at <= Instant::now()) {
             resync_at = None;
             state.tables().add(TableCount::Resyncs, 1);
-            if let Err(error) = state.resync(requests) {
+            if let Err(error) = state.resync(requests, &mut |state| neighbors.serve(state)) {
                 tracing::warn!("kernel: cannot read the whole state again: {error}");
                 resync_at = Some(Instant::now() + FAILURE_DELAY);
             }
@@ -156,7 +191,6 @@ fn follow(
                 tracing::warn!("kernel: {warning}");
             }
         }
-        state.request_neighbors(requests);
         state.publish();
     }
 }

@@ -10,7 +10,7 @@ use std::io;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::neighbour_table::{NeighbourTableAttribute, NeighbourTableMessage};
 
-use super::socket::Requests;
+use super::socket::{DumpStep, Requests};
 
 /// The state of one of the kernel's neighbour tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,17 +53,17 @@ impl Overflow {
 
 /// Reads the state of the kernel's two neighbour tables.
 fn read(requests: &mut Requests) -> io::Result<Vec<KernelTable>> {
-    let tables = std::cell::RefCell::new(Vec::new());
-    requests.dump(
-        &RouteNetlinkMessage::GetNeighbourTable(NeighbourTableMessage::default()),
-        || tables.borrow_mut().clear(),
-        |message| {
+    let mut tables = Vec::new();
+    requests.dump(&RouteNetlinkMessage::GetNeighbourTable(NeighbourTableMessage::default()), |step| match step {
+        DumpStep::Entry(message) => {
             if let RouteNetlinkMessage::NewNeighbourTable(message) = message.inner {
-                tables.borrow_mut().extend(table(message));
+                tables.extend(table(message));
             }
-        },
-    )?;
-    Ok(tables.into_inner())
+        }
+        DumpStep::Restart => tables.clear(),
+        DumpStep::Pause => {}
+    })?;
+    Ok(tables)
 }
 
 /// Converts a message. Returns `None` for the parameters of a single interface.

@@ -201,6 +201,11 @@ impl Rib {
         &self.wide
     }
 
+    /// Removes the routes of one prefix with each step of the iterator. Dropping a large RIB at once takes long.
+    pub(super) fn into_routes(self) -> impl Iterator<Item = Vec<RankedRoute>> {
+        self.routes.into_values()
+    }
+
     /// Returns all tables and prefixes.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = (u32, IpNet)> + '_ {
         self.routes.keys().copied()

@@ -1,4 +1,4 @@
-//! Netlink sockets: one receives changes, one sends requests.
+//! Netlink sockets: [`Events`] receives changes, [`Requests`] sends requests.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -12,15 +12,17 @@ use netlink_sys::{Socket, SocketAddr};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 
-/// `RTNLGRP_LINK`, `_NEIGH`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR`, `_IPV6_ROUTE` (linux/rtnetlink.h).
-const MULTICAST_GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
+/// `RTNLGRP_LINK`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR`, `_IPV6_ROUTE` (linux/rtnetlink.h).
+pub(super) const ROUTE_GROUPS: [u32; 5] = [1, 5, 7, 9, 11];
+/// `RTNLGRP_NEIGH` (linux/rtnetlink.h).
+pub(super) const NEIGHBOR_GROUPS: [u32; 1] = [3];
 /// Requested size of the socket's receive buffer, in bytes. The system may limit the size.
 pub(super) const BACKLOG: usize = 8 << 20;
 /// The size of a read buffer, in bytes: larger than any message batch of the kernel.
 const READ_BUFFER: usize = 256 << 10;
 /// Longest time to wait for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum number of reads in one [`Events::wait`].
+/// The maximum number of reads in one [`Events::read`].
 const MAX_READS: usize = 256;
 /// The maximum number of messages to discard at a time. The limit is rarely reached, because discarding a message takes
 /// less time than the kernel needs to report a change.
@@ -34,9 +36,19 @@ pub(super) struct Message {
     pub(super) inner: RouteNetlinkMessage,
 }
 
-/// Result of [`Events::wait`].
+/// A step of a dump ([`Requests::dump`]).
+pub(super) enum DumpStep {
+    /// An entry.
+    Entry(Message),
+    /// All entries of one read were passed. The caller can do other work before the next read.
+    Pause,
+    /// A change interrupted the dump, so the dump starts again.
+    Restart,
+}
+
+/// Result of [`Events::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WaitResult {
+pub(super) enum ReadResult {
     /// The queue is empty.
     All,
     /// The queue may have further messages.
@@ -45,8 +57,9 @@ pub(super) enum WaitResult {
     Lost,
 }
 
-fn is_readable(socket: &Socket, within: Duration) -> io::Result<bool> {
-    let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
+/// Waits until one of the sockets has messages. Returns whether a socket has messages.
+fn is_readable<const N: usize>(sockets: [&Socket; N], within: Duration) -> io::Result<bool> {
+    let mut fds = sockets.map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
     match poll(&mut fds, Timespec::try_from(within).ok().as_ref()) {
         Ok(ready) => Ok(ready > 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
@@ -72,7 +85,7 @@ fn parse(mut bytes: &[u8], mut each: impl FnMut(NetlinkMessage<RouteNetlinkMessa
     }
 }
 
-/// Parses the messages in a buffer and calls `each` with each message, as [`Events::wait`] does.
+/// Parses the messages in a buffer and calls `each` with each message, as [`Events::read`] does.
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(bytes: &[u8], mut each: impl FnMut(Message)) {
     parse(bytes, |message| {
@@ -87,20 +100,26 @@ pub(super) fn fuzz(bytes: &[u8], mut each: impl FnMut(Message)) {
 pub(super) struct Events(Socket);
 
 impl Events {
-    pub(super) fn open(backlog: usize) -> io::Result<Self> {
+    /// Subscribes to the changes of `groups`. `backlog` is the size of the receive buffer in bytes.
+    pub(super) fn open(groups: &[u32], backlog: usize) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.set_non_blocking(true)?;
         // The system may limit or refuse the size. Messages are then lost sooner.
         let _ = socket.set_rx_buf_sz(backlog as u32);
-        MULTICAST_GROUPS.iter().try_for_each(|group| socket.add_membership(*group))?;
+        groups.iter().try_for_each(|group| socket.add_membership(*group))?;
         Ok(Self(socket))
     }
 
-    /// Waits for changes and calls `each` with each change.
-    pub(super) fn wait(&self, within: Duration, mut each: impl FnMut(Message)) -> io::Result<WaitResult> {
-        if !is_readable(&self.0, within)? {
-            return Ok(WaitResult::All);
+    /// Waits until one of the sockets has changes.
+    pub(super) fn wait<const N: usize>(sockets: [&Self; N], within: Duration) -> io::Result<()> {
+        is_readable(sockets.map(|events| &events.0), within).map(|_| ())
+    }
+
+    /// Calls `each` with each queued change, for at most [`MAX_READS`] reads. Does not wait for changes.
+    pub(super) fn read(&self, mut each: impl FnMut(Message)) -> io::Result<ReadResult> {
+        if !is_readable([&self.0], Duration::ZERO)? {
+            return Ok(ReadResult::All);
         }
         let mut buffer = Vec::with_capacity(READ_BUFFER);
         for _ in 0..MAX_READS {
@@ -111,13 +130,13 @@ impl Events {
                         each(Message { flags: message.header.flags, inner });
                     }
                 }),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(WaitResult::All),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(ReadResult::All),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if is_loss(&error) => return self.discard().map(|()| WaitResult::Lost),
+                Err(error) if is_loss(&error) => return self.discard().map(|()| ReadResult::Lost),
                 Err(error) => return Err(error),
             }
         }
-        Ok(WaitResult::Part)
+        Ok(ReadResult::Part)
     }
 
     /// Discards all queued messages after a loss, because the whole state is read again anyway. After a loss, the
@@ -173,23 +192,17 @@ impl Requests {
         self.socket.send(&bytes, 0).map(|_| ())
     }
 
-    /// Requests all entries of one type, and calls `each` with each entry. If a change interrupts the dump, calls
-    /// `restart` and requests all entries again, to get a consistent snapshot. If the last attempt is interrupted too,
-    /// its result is accepted.
-    pub(super) fn dump(
-        &mut self,
-        what: &RouteNetlinkMessage,
-        mut restart: impl FnMut(),
-        mut each: impl FnMut(Message),
-    ) -> io::Result<()> {
+    /// Requests all entries of one type, and calls `each` with each step. If a change interrupts the dump, requests all
+    /// entries again, to get a consistent snapshot. If the last attempt is interrupted too, its result is accepted.
+    pub(super) fn dump(&mut self, what: &RouteNetlinkMessage, mut each: impl FnMut(DumpStep)) -> io::Result<()> {
         for last in (0..DUMP_ATTEMPTS).rev() {
             self.send(NLM_F_DUMP, what.clone())?;
-            let flags = self.read_answers(|flags, inner| each(Message { flags, inner }))?;
+            let flags = self.read_answers(&mut each)?;
             // If changes interrupt every attempt, the queued change events correct this dump later.
             if flags & NLM_F_DUMP_INTR == 0 || last == 0 {
                 return Ok(());
             }
-            restart();
+            each(DumpStep::Restart);
         }
         Ok(())
     }
@@ -197,15 +210,15 @@ impl Requests {
     /// Sends a command and waits until the kernel has executed it.
     pub(super) fn execute(&mut self, what: RouteNetlinkMessage) -> io::Result<()> {
         self.send(NLM_F_ACK | NLM_F_CREATE, what)?;
-        self.read_answers(|_, _| {}).map(|_| ())
+        self.read_answers(|_| {}).map(|_| ())
     }
 
     /// Reads the answers to the last request. Returns the union of the flags of all messages, including the message
     /// that ends the answer.
-    fn read_answers(&mut self, mut each: impl FnMut(u16, RouteNetlinkMessage)) -> io::Result<u16> {
+    fn read_answers(&mut self, mut each: impl FnMut(DumpStep)) -> io::Result<u16> {
         let (mut buffer, mut flags) = (Vec::with_capacity(READ_BUFFER), 0);
         loop {
-            if !is_readable(&self.socket, ANSWER_TIMEOUT)? {
+            if !is_readable([&self.socket], ANSWER_TIMEOUT)? {
                 return Err(io::Error::new(ErrorKind::TimedOut, "the kernel does not answer"));
             }
             buffer.clear();
@@ -222,7 +235,9 @@ impl Requests {
                 }
                 flags |= message.header.flags;
                 match message.payload {
-                    NetlinkPayload::InnerMessage(inner) => each(message.header.flags, inner),
+                    NetlinkPayload::InnerMessage(inner) => {
+                        each(DumpStep::Entry(Message { flags: message.header.flags, inner }));
+                    }
                     NetlinkPayload::Done(_) => end = Some(Ok(())),
                     NetlinkPayload::Error(error) if error.code.is_none() => end = Some(Ok(())),
                     NetlinkPayload::Error(error) => end = Some(Err(error.to_io())),
@@ -232,6 +247,7 @@ impl Requests {
             if let Some(end) = end {
                 return end.map(|()| flags);
             }
+            each(DumpStep::Pause);
         }
     }
 }

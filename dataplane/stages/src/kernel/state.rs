@@ -14,7 +14,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::messages::{self, KernelAddress, KernelLink, KernelNeighbor, KernelTarget, Update};
 use super::rib::{LOCAL, MAIN, Rib};
-use super::socket::{Message, Requests};
+use super::socket::{DumpStep, Message, Requests};
 use crate::forwarding::{
     Forwarding, ForwardingWriter, MAX_TABLES, Refused, ReportedEvent, ResolutionState, RouteHop, RouteKind,
     RouteTarget, TableCount,
@@ -26,6 +26,8 @@ use dataplane_tables::TableError;
 
 /// The maximum number of neighbour requests that are handled at a time.
 const MAX_REQUESTS_AT_ONCE: usize = 32;
+/// The number of routes that a resync handles between two calls that serve the neighbours.
+const ROUTES_PER_PART: usize = 256;
 
 /// The state of the thread that mirrors the kernel's routes and neighbours.
 pub(super) struct MirrorState {
@@ -93,6 +95,12 @@ impl MirrorState {
     /// Returns whether a resync is needed, and clears `resync_needed`.
     pub(super) fn take_resync_needed(&mut self) -> bool {
         std::mem::take(&mut self.resync_needed)
+    }
+
+    /// Requests a resync after the events of the neighbours failed.
+    pub(super) fn neighbors_failed(&mut self, error: &io::Error) {
+        self.resync_needed = true;
+        self.warn("neighbor-events", format!("cannot receive changes of neighbours: {error}"));
     }
 
     /// Returns `true` once if neighbours were refused and the tables may have room now. The caller must then read the
@@ -362,75 +370,93 @@ impl MirrorState {
         }
     }
 
-    /// Reads the whole state from the kernel, and writes the differences.
-    pub(super) fn resync(&mut self, requests: &mut Requests) -> io::Result<()> {
+    /// Reads the whole state from the kernel, and writes the differences. A resync of many routes takes long, so the
+    /// function calls `serve_neighbors` after each part of the routes.
+    pub(super) fn resync(
+        &mut self,
+        requests: &mut Requests,
+        serve_neighbors: &mut dyn FnMut(&mut Self),
+    ) -> io::Result<()> {
         // Read the links first, because links name the VRF tables, which must be open when the routes are read. The
         // kernel may report a change, such as a removed route, before the kernel has finished the change. The kernel
         // holds its lock for network configuration (RTNL) until then. Reading the links also takes this lock. All
         // reported changes are therefore finished before the routes are read.
-        let mut links = Vec::new();
-        dump(requests, RouteNetlinkMessage::GetLink(LinkMessage::default()), &mut links, |update| match update {
+        let links = dump(requests, RouteNetlinkMessage::GetLink(LinkMessage::default()), |update| match update {
             Update::Link(link) => Some(link),
             _ => None,
         })?;
         self.links = links.into_iter().map(|link| (link.index, link)).collect();
         self.update_ports();
-        let mut addresses = Vec::new();
+        self.resync_needed = false;
+        self.read_neighbors(requests)?;
         let what = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        dump(requests, what, &mut addresses, |update| match update {
+        self.addresses = dump(requests, what, |update| match update {
             Update::Address(address) => Some(address),
             _ => None,
         })?;
-        self.addresses = addresses;
         self.update_addresses();
         let other_ports = self.written_numbers != self.numbers;
-        self.read_routes(requests, other_ports)?;
+        self.read_routes(requests, other_ports, serve_neighbors)?;
         self.written_numbers.clone_from(&self.numbers);
-        self.read_neighbors(requests)?;
-        self.resync_needed = false;
         self.publish();
         Ok(())
     }
 
-    fn read_routes(&mut self, requests: &mut Requests, other_ports: bool) -> io::Result<()> {
+    fn read_routes(
+        &mut self,
+        requests: &mut Requests,
+        other_ports: bool,
+        serve_neighbors: &mut dyn FnMut(&mut Self),
+    ) -> io::Result<()> {
         let mut rib = Rib::default();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut what = RouteMessage::default();
             what.header.address_family = family;
-            let rib = std::cell::RefCell::new(&mut rib);
-            // If the dump starts again, the routes that were already read stay in `rib`. Adding a known route again has
-            // no effect.
-            requests.dump(
-                &RouteNetlinkMessage::GetRoute(what),
-                || {},
-                |message| {
+            requests.dump(&RouteNetlinkMessage::GetRoute(what), |step| match step {
+                DumpStep::Entry(message) => {
                     if let Some(Update::Route(route)) = messages::read(message.inner)
                         && self.table(route.table).is_some()
                     {
                         // Among routes of equal metric, the first route takes precedence, and the other routes are
                         // added after it.
-                        rib.borrow_mut().add(route, netlink_packet_core::NLM_F_APPEND);
+                        rib.add(route, netlink_packet_core::NLM_F_APPEND);
                     }
-                },
-            )?;
+                }
+                DumpStep::Pause => serve_neighbors(self),
+                // The routes that were already read stay in `rib`. Adding a known route again has no effect.
+                DumpStep::Restart => {}
+            })?;
         }
         // Compare with `written_wide` and not with `self.rib.wide()`, which an event may have changed since the routes
         // were written.
         let all = other_ports || rib.wide() != self.written_wide;
         self.written_wide = rib.wide().to_vec();
         rib.start_replay();
-        let old = std::mem::replace(&mut self.rib, rib);
+        let mut handled = 0usize;
+        let mut end_part = |state: &mut Self| {
+            handled += 1;
+            if handled.is_multiple_of(ROUTES_PER_PART) {
+                serve_neighbors(state);
+            }
+        };
+        let old = std::mem::take(&mut self.rib);
         let mut changed = std::mem::take(&mut self.refused);
-        for (table, prefix) in old.prefixes().chain(self.rib.prefixes()) {
+        for (table, prefix) in old.prefixes().chain(rib.prefixes()) {
+            end_part(self);
             let Some(table) = self.table(table) else { continue };
             let number = self.kernel_tables[table];
-            if all || old.best(number, prefix) != self.rib.best(number, prefix) {
+            if all || old.best(number, prefix) != rib.best(number, prefix) {
                 changed.insert((table, prefix));
             }
         }
-        drop(old);
+        self.rib = rib;
+        for routes in old.into_routes() {
+            drop(routes);
+            end_part(self);
+        }
         for (table, prefix) in changed {
             self.write(table, prefix);
+            end_part(self);
         }
         if self.rib.refused > 0 {
             let refused = std::mem::take(&mut self.rib.refused);
@@ -441,9 +467,8 @@ impl MirrorState {
     }
 
     pub(super) fn read_neighbors(&mut self, requests: &mut Requests) -> io::Result<()> {
-        let mut neighbors = Vec::new();
         let what = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
-        dump(requests, what, &mut neighbors, |update| match update {
+        let neighbors = dump(requests, what, |update| match update {
             Update::Neighbor(neighbor) => Some(neighbor),
             _ => None,
         })?;
@@ -503,15 +528,13 @@ pub(super) fn failed_request(address: IpAddr, error: &io::Error) -> String {
 fn dump<T>(
     requests: &mut Requests,
     what: RouteNetlinkMessage,
-    into: &mut Vec<T>,
     want: impl Fn(Update) -> Option<T>,
-) -> io::Result<()> {
-    let found = std::cell::RefCell::new(into);
-    requests.dump(
-        &what,
-        || found.borrow_mut().clear(),
-        |message| {
-            found.borrow_mut().extend(messages::read(message.inner).and_then(&want));
-        },
-    )
+) -> io::Result<Vec<T>> {
+    let mut found = Vec::new();
+    requests.dump(&what, |step| match step {
+        DumpStep::Entry(message) => found.extend(messages::read(message.inner).and_then(&want)),
+        DumpStep::Restart => found.clear(),
+        DumpStep::Pause => {}
+    })?;
+    Ok(found)
 }

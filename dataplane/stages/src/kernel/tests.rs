@@ -400,22 +400,84 @@ fn routes_are_mirrored_although_the_socket_loses_messages() {
     });
 }
 
+/// Returns the commands that add routes to the first addresses of 40.0.0.0/8.
+fn add_host_routes(count: u32) -> String {
+    (0..count).map(|at| format!("route add 40.0.{}.{}/32 via 10.2.0.9\n", at >> 8, at & 255)).collect()
+}
+
+#[test]
+fn neighbour_does_not_wait_for_queued_route_changes() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        let reader = tables.register_reader();
+        let mut mirror = KernelMirror::new(tables.clone(), writer, &ports);
+        mirror.start().unwrap();
+        // The mirror is started but does not run yet, so these changes are queued.
+        ip(&format!("{}neigh add 10.1.0.9 lladdr 02:00:00:00:01:01 nud permanent dev a0\n", add_host_routes(200)));
+        let stop = StopSignal::default();
+        thread::scope(|scope| {
+            let run = scope.spawn(|| mirror.run(&stop));
+            until("the first route", || (find(&reader, 0, "40.0.0.0").is_some(), String::new));
+            let neighbor = reader.neighbor(NextHop { address: "10.1.0.9".parse().unwrap(), port: 0 });
+            stop.set();
+            run.join().unwrap().unwrap();
+            assert_eq!(neighbor, Some(ResolutionState::At(MacAddr([2, 0, 0, 0, 1, 1]))));
+        });
+    });
+}
+
+#[test]
+fn resync_reads_neighbours_first_and_serves_them_between_parts_of_the_routes() {
+    const ROUTES: u32 = 2000;
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        ip(&format!("{}neigh add 10.1.0.9 lladdr 02:00:00:00:01:01 nud permanent dev a0\n", add_host_routes(ROUTES)));
+        let reader = tables.register_reader();
+        let is_known = |host: usize| {
+            let address = IpAddr::from([10, 1, 0, host as u8]);
+            reader.neighbor(NextHop { address, port: 0 }).is_some()
+        };
+        let routes_known = || {
+            let is_found = |at: &u32| find(&reader, 0, &format!("40.0.{}.{}", at >> 8, at & 255)).is_some();
+            (0..ROUTES).filter(is_found).count() as u32
+        };
+        let mut requests = Requests::open().unwrap();
+        let mut neighbors = NeighborSockets {
+            events: Events::open(&socket::NEIGHBOR_GROUPS, socket::BACKLOG).unwrap(),
+            requests: Requests::open().unwrap(),
+        };
+        let mut state = MirrorState::new(tables.clone(), writer, &ports).unwrap();
+        // For each call: the number of routes in the tables.
+        let mut calls = Vec::new();
+        let mut serve = |state: &mut MirrorState| {
+            let host = calls.len() + 10;
+            assert!(is_known(host - 1), "the neighbour of the call before");
+            ip(&format!("neigh add 10.1.0.{host} lladdr 02:00:00:00:01:01 nud permanent dev a0\n"));
+            neighbors.serve(state);
+            assert!(is_known(host));
+            calls.push(routes_known());
+        };
+        state.resync(&mut requests, &mut serve).unwrap();
+        assert!(calls.contains(&0), "{calls:?}");
+        assert!(calls.iter().any(|known| (1..ROUTES).contains(known)), "{calls:?}");
+        assert_eq!(routes_known(), ROUTES);
+        // A resync without a difference also has several parts.
+        let mut calls = 0;
+        state.resync(&mut requests, &mut |_| calls += 1).unwrap();
+        assert!(calls > ROUTES / 256, "{calls}");
+    });
+}
+
 /// After the kernel has reported a loss of messages, the kernel reports no further loss until the queue is empty. The
-/// queue may hold more messages than one call of `wait` reads. Therefore, `wait` empties the whole queue after a loss,
+/// queue may hold more messages than one call of `read` reads. Therefore, `read` empties the whole queue after a loss,
 /// so that later messages arrive and later losses are reported.
 #[test]
 fn changes_after_a_loss_are_reported() {
     in_namespace(|| {
         two_ports();
-        let events = Events::open(1 << 18).unwrap();
-        ip(&(0..5000)
-            .map(|at| format!("route add 40.0.{}.{}/32 via 10.2.0.9\n", at >> 8, at & 255))
-            .collect::<String>());
-        assert_eq!(
-            events.wait(PATIENCE, |_| {}).unwrap(),
-            WaitResult::Lost,
-            "5000 routes did not overflow the socket buffer"
-        );
+        let events = Events::open(&socket::ROUTE_GROUPS, 1 << 18).unwrap();
+        ip(&add_host_routes(5000));
+        assert_eq!(events.read(|_| {}).unwrap(), ReadResult::Lost, "5000 routes did not overflow the socket buffer");
         ip("route add 20.0.0.0/8 via 10.1.0.9\n");
         let prefix: ipnet::IpNet = "20.0.0.0/8".parse().unwrap();
         let mut reported = false;
@@ -423,7 +485,7 @@ fn changes_after_a_loss_are_reported() {
             reported |=
                 matches!(messages::read(message.inner), Some(messages::Update::Route(route)) if route.prefix == prefix);
         };
-        assert_ne!(events.wait(PATIENCE, look).unwrap(), WaitResult::Lost);
+        assert_ne!(events.read(look).unwrap(), ReadResult::Lost);
         assert!(reported);
     });
 }
