@@ -135,7 +135,14 @@ impl Tap {
         let refusal = |what: &str, error: &io::Error| refused(&spec.name, what, "CAP_NET_ADMIN", error);
         let found = Interface::find(&spec.name).map_err(|error| refusal("looking up the interface", &error))?;
         if spec.takes_over {
-            let found = found.ok_or_else(|| refusal("taking over the TAP", &io::ErrorKind::NotFound.into()))?;
+            let found = found.ok_or_else(|| {
+                Error::Wire(format!(
+                    "interface `{name}`: no interface of this network namespace has this name, because the TAP was renamed \
+                     or moved; help: rename the TAP back (`ip link set NEW_NAME name {name}`) or move it back, and \
+                     upgrade again",
+                    name = spec.name
+                ))
+            })?;
             return Ok(Self::new(spec, stamped, found.index, None));
         }
         let was_there = found.is_some();
@@ -552,5 +559,17 @@ impl Wire for TapPort {
             }
             WcStatus::GeneralErr
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn take_over_of_a_renamed_tap_names_the_cause() {
+        let spec = TapSpec { takes_over: true, ..TapSpec::new("no-such") };
+        let error = Tap::open(&spec, 1500, false).map(drop).unwrap_err().to_string();
+        assert!(error.contains("`no-such`") && error.contains("the TAP was renamed or moved; help:"), "{error}");
     }
 }
