@@ -96,7 +96,7 @@ impl Acceptor {
             Self::Unix(socket) => socket.share(),
         };
         shared.unwrap_or_else(|error| {
-            tracing::error!("the new program cannot take over the metrics server: {error}");
+            tracing::error!("a later upgrade cannot hand over the metrics server: {error}");
             None
         })
     }

@@ -102,8 +102,9 @@ impl Interface {
     /// # Errors
     /// Fails with a suggested fix if the interface does not exist or is not Ethernet.
     pub(crate) fn need(name: &str) -> Result<Self> {
-        let found = Self::find(name)
-            .map_err(|error| Error::Wire(format!("interface `{name}`: looking up the interface: {error}")))?;
+        let found = Self::find(name).map_err(|error| {
+            Error::Wire(format!("interface `{name}`: looking up the interface: {error}{}", host_help(&error)))
+        })?;
         match found {
             Some(interface) if interface.is_ethernet => Ok(interface),
             Some(_) => Err(Error::Wire(format!(
@@ -148,7 +149,7 @@ pub(crate) fn refused(name: &str, what: &str, capability: &str, error: &io::Erro
 
 /// Returns the help for an error whose cause is that the host has too few file descriptors or too little memory. Returns
 /// an empty string for any other error.
-fn host_help(error: &io::Error) -> String {
+pub(crate) fn host_help(error: &io::Error) -> String {
     host_remedy(error).map_or_else(String::new, |fix| format!("; help: {fix}"))
 }
 
@@ -219,7 +220,9 @@ impl Watcher {
     /// # Errors
     /// Fails if the kernel refuses to create the socket or the thread.
     pub(crate) fn start(name: &str, mut look: impl FnMut(Option<Interface>) -> bool + Send + 'static) -> Result<Self> {
-        let failed = |what: &str, error: io::Error| Error::Wire(format!("interface `{name}`: {what}: {error}"));
+        let failed = |what: &str, error: io::Error| {
+            Error::Wire(format!("interface `{name}`: {what}: {error}{}", host_help(&error)))
+        };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         // Protocol 0 is NETLINK_ROUTE.
         let netlink = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None);

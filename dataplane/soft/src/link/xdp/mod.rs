@@ -40,8 +40,9 @@ pub use spec::{BusyPoll, Copying, Filter, Mode, Selector, XdpSpec};
 
 use crate::SoftCounters;
 use crate::link::interface::ethtool::receive_queues;
-use crate::link::interface::{Interface, PromiscuousMode, stamps};
+use crate::link::interface::{Interface, PromiscuousMode, host_help, stamps};
 use dataplane_core::error::{Error, Result};
+use dataplane_core::file::host_remedy;
 use dataplane_core::mem::Notice;
 
 /// Minimum number of entries of the map of sockets.
@@ -473,7 +474,7 @@ fn native_problem(name: &str, error: &io::Error) -> (String, String) {
             format!("{error}: the MTU of the interface or of its peer may be too large, or LRO is enabled"),
             format!("ip link set dev {name} mtu 1500, ethtool -K {name} lro off"),
         ),
-        _ => (error.to_string(), "see the kernel's log (`dmesg`)".to_owned()),
+        _ => (error.to_string(), host_remedy(error).unwrap_or("see the kernel's log (`dmesg`)").to_owned()),
     }
 }
 
@@ -501,7 +502,7 @@ fn explain(name: &str, step: &str, error: &io::Error) -> String {
         Some(libc::ENOMEM | libc::ENOBUFS) => {
             ": not enough memory; help: set smaller `rx_depth` and `tx_depth` for the port".to_owned()
         }
-        _ => String::new(),
+        _ => host_help(error),
     };
     format!("interface `{name}`: {step}: {error}{remedy}")
 }

@@ -17,10 +17,11 @@ use super::program::{NIC_STAMP, PASS, StampSource, Taken, program};
 use super::queue::Queue;
 use super::socket::{SocketSpec, XdpSocket, await_release, shows_release};
 use super::spec::{Copying, Filter, Selector, XdpSpec};
-use super::{HEADROOM, Xdp};
+use super::{HEADROOM, Xdp, explain, native_problem};
 use crate::hand_over::HandOver;
 use crate::link::interface::Interface;
 use crate::tests::xdp::veth;
+use dataplane_core::file::host_remedy;
 use dataplane_core::mem::{GUARD, PageKind, Region, RegionSpec, SlotLayout};
 use dataplane_core::verbs::QpCaps;
 use dataplane_testing::namespace::in_namespace;
@@ -332,4 +333,13 @@ fn only_the_error_about_a_missing_queue_shows_its_release() {
     let shows = |errno| shows_release(&std::io::Error::from_raw_os_error(errno));
     assert_eq!([libc::ENODEV, libc::ENXIO, libc::EINVAL].map(shows), [true; 3]);
     assert_eq!([libc::EBUSY, libc::ENOMEM, libc::EPERM].map(shows), [false; 3]);
+}
+
+#[test]
+fn too_many_open_files_are_reported_with_the_limit_to_raise() {
+    let error = std::io::Error::from_raw_os_error(libc::EMFILE);
+    let remedy = host_remedy(&error).unwrap();
+    assert_eq!(native_problem("p0", &error).1, remedy);
+    let text = explain("p0", "loading the XDP program", &error);
+    assert_eq!(text, format!("interface `p0`: loading the XDP program: {error}; help: {remedy}"));
 }
