@@ -24,7 +24,7 @@ pub mod rows;
 pub mod socket;
 pub mod upgrade;
 
-pub use client::{Answer, Client, Pages};
+pub use client::{Answer, Client, Pages, is_terminal_control};
 pub use error::Error;
 pub use protocol::{
     Apply, Call, DEFAULT_LIMIT, ErrorCode, Get, GetResult, Hello, LISTS, Log, LogLevel, MAX_LIMIT, MAX_PATH,

@@ -60,3 +60,18 @@ fn answer_without_an_end_is_an_error() {
     let error = client.call(&Call::Hello {}).unwrap_err();
     assert!(error.to_string().contains("the answer is too long"), "{error}");
 }
+
+#[test]
+fn characters_that_change_the_direction_of_text_are_replaced() {
+    let (mut client, _folder) = client_of(|mut stream| {
+        stream.write_all("{\"id\":1,\"result\":[\"a\u{202e}b\\u2066c\"]}\n".as_bytes()).unwrap();
+    });
+    let values: Vec<String> = client.call(&Call::Hello {}).unwrap().parse().unwrap();
+    assert_eq!(values, ["a\u{fffd}b\u{fffd}c"]);
+    let (mut client, _folder) = client_of(|mut stream| {
+        let error = r#"{"code":"failed","message":"x\u202ey","help":"z\u200f"}"#;
+        writeln!(stream, r#"{{"id":1,"error":{error}}}"#).unwrap();
+    });
+    let error = client.call(&Call::Hello {}).unwrap_err().to_string();
+    assert!(error.contains("x\u{fffd}y") && error.contains("z\u{fffd}"), "{error}");
+}

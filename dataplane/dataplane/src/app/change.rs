@@ -11,7 +11,9 @@ use crate::config::Source;
 use crate::runtime::{digest_of, operations};
 use dataplane_control::change::{Applied, ChangePlan, ChangeState, History, Operation};
 use dataplane_control::rows::ConfigRow;
-use dataplane_control::{Answer, Apply, Call, Client, Error, ErrorCode, MAX_REQUEST, NewConfig, Refusal, Show};
+use dataplane_control::{
+    Answer, Apply, Call, Client, Error, ErrorCode, MAX_REQUEST, NewConfig, Refusal, Show, is_terminal_control,
+};
 use dataplane_core::file;
 use dataplane_core::pipeline::Registry;
 
@@ -256,7 +258,7 @@ fn list(operations: &[Operation]) -> String {
 
 /// Replaces control characters, because a terminal would interpret them.
 fn plain(text: &str) -> String {
-    text.replace(char::is_control, "\u{fffd}")
+    text.replace(is_terminal_control, "\u{fffd}")
 }
 
 /// Returns a time as text, such as `2026-01-31T23:59:59Z`.

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::console::{self, CommandError};
 use super::{args, stats};
 use dataplane_control::rows::ConfigRow;
-use dataplane_control::{Client, Get, MAX_LIMIT, Page, Show};
+use dataplane_control::{Client, Get, MAX_LIMIT, Page, Show, is_terminal_control};
 use dataplane_core::telemetry::{BitsPerSecond, Duration, PacketsPerSecond, Size};
 
 pub(super) fn show(args: &args::Show) -> Result<(), CommandError> {
@@ -89,7 +89,7 @@ fn list(client: &mut Client, what: &str, args: &args::Show) -> Result<(), Comman
 fn print_config(row: &RawValue) -> Result<(), CommandError> {
     let ConfigRow { path, settings, text, .. } = serde_json::from_str(row.get()).map_err(foreign)?;
     // A config contains line ends and tabs. Other control characters would be interpreted by the terminal.
-    let text = text.replace(|char: char| char.is_control() && !matches!(char, '\n' | '\t'), "\u{fffd}");
+    let text = text.replace(|char: char| is_terminal_control(char) && !matches!(char, '\n' | '\t'), "\u{fffd}");
     let settings: String = settings.iter().map(|setting| format!("# --set {}\n", plain(setting))).collect();
     console::print(&format!("# {}\n{settings}{text}", plain(&path)))
 }

@@ -91,6 +91,7 @@ mod client {
         pub fn parse<T: DeserializeOwned>(&self) -> Result<T, Error> {}
         pub fn parse_exactly<T: DeserializeOwned>(&self) -> Result<T, Error> {}
     }
+    pub fn is_terminal_control(char: char) -> bool {}
     impl Client {
         pub fn connect(path: &Path) -> Result<Self, Error> {}
         pub fn of_process(process: u32) -> Result<Self, Error> {}
@@ -555,7 +556,7 @@ pub mod upgrade {
     pub fn send_byte(mut stream: &UnixStream, byte: u8) -> io::Result<()> {}
     pub fn receive_byte(mut stream: &UnixStream) -> io::Result<u8> {}
 }
-pub use client::{Answer, Client, Pages};
+pub use client::{Answer, Client, Pages, is_terminal_control};
 pub use error::Error;
 pub use protocol::{
     Apply, Call, DEFAULT_LIMIT, ErrorCode, Get, GetResult, Hello, LISTS, Log, LogLevel,
