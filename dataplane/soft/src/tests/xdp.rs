@@ -116,6 +116,12 @@ impl End {
         assert_eq!(self.received(), []);
     }
 
+    /// Moves the queue pair from RESET to RTS, and posts no receives.
+    fn open_without_receives(&mut self) {
+        self.qp.bind_slots(&self.mr, self.layout, RECV).unwrap();
+        [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().for_each(|state| self.go(state).unwrap());
+    }
+
     /// Moves the queue pair from RESET to RTS, and posts `DEPTH` receives into the slots from `first`.
     fn open(&mut self, first: u32) {
         self.qp.bind_slots(&self.mr, self.layout, RECV).unwrap();
@@ -414,8 +420,7 @@ fn queue_of_an_xdp_link_continues_in_another_program() {
             assert_eq!(posted.len(), DEPTH as usize);
             send_numbered(&mut a, 13..15);
             let mut new = End::on(of("vb", true), (0, 1), 2048, PollFields::STANDARD, memory.clone());
-            new.qp.bind_slots(&new.mr, new.layout, RECV).unwrap();
-            [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().for_each(|state| new.go(state).unwrap());
+            new.open_without_receives();
             assert_eq!(new.received(), []);
             assert!(new.device.hand_over().unwrap().attach(Vec::new()).is_err(), "the number of queues differs");
             new.device.hand_over().unwrap().attach(queues).unwrap();
@@ -450,8 +455,7 @@ fn take_over(old: &mut End, change: impl FnOnce(&mut HandedQueue)) -> (End, Vec<
     change(&mut queues[0]);
     let taking = device(XdpSpec { takes_over: true, ..link("vb") }, 1500).unwrap();
     let mut new = End::on(taking, (0, 1), 2048, PollFields::STANDARD, old.mr.region().clone());
-    new.qp.bind_slots(&new.mr, new.layout, RECV).unwrap();
-    [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().for_each(|state| new.go(state).unwrap());
+    new.open_without_receives();
     new.device.hand_over().unwrap().attach(queues).unwrap();
     (new, posted)
 }
@@ -478,6 +482,61 @@ fn slots_of_an_adopted_socket_stay_posted_while_the_old_program_has_the_socket()
                 flushed == count
             });
             new.go(QpState::Reset).unwrap();
+        }
+    });
+}
+
+/// A queue pair that neither sends nor polls stands for an idle queue of a port that only sends.
+#[test]
+fn idle_queue_is_handed_over_again_after_an_upgrade() {
+    in_namespace(|| {
+        veth(1, 1500);
+        for has_receives in [true, false] {
+            let mut old = End::new(device(link("vb"), 1500).unwrap(), (0, 1), 2048);
+            if has_receives {
+                old.open(0);
+            } else {
+                old.open_without_receives();
+            }
+            let (mut new, posted) = take_over(&mut old, |_| ());
+            drop(old);
+            // Without receives, the queue pair gets no call before the next upgrade.
+            if has_receives {
+                new.post(&posted).unwrap();
+            }
+            assert_eq!(detach(&mut new)[0].posted, posted);
+        }
+    });
+}
+
+#[test]
+fn queue_without_traffic_since_an_upgrade_restarts_if_its_interface_was_deleted() {
+    in_namespace(|| {
+        for has_sent in [true, false] {
+            veth(1, 1500);
+            let mut old = End::new(device(link("vb"), 1500).unwrap(), (0, 1), 2048);
+            old.open_without_receives();
+            let (mut new, _) = take_over(&mut old, |_| ());
+            drop(old);
+            ip("link del vb");
+            veth(1, 1500);
+            wait_until("the program is attached", || has_program("vb"));
+            if has_sent {
+                let desc = new.put(200, &frame(0, 60));
+                new.send(&[desc], 5).unwrap();
+                assert_eq!(new.sent(), [(5, WcStatus::WrFlushErr)]);
+            } else {
+                new.device.hand_over().unwrap().detach(1, false).unwrap();
+                new.go(QpState::Err).unwrap();
+                assert_eq!(new.received(), []);
+                let error = new.device.hand_over().unwrap().detached().unwrap_err().to_string();
+                assert!(error.contains("the interface was created again"), "{error}");
+                new.device.hand_over().unwrap().resume(false).unwrap();
+            }
+            new.go(QpState::Reset).unwrap();
+            new.start(0);
+            assert_eq!(detach(&mut new).len(), 1);
+            ip("link del vb");
         }
     });
 }

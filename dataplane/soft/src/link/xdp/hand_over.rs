@@ -38,6 +38,17 @@ impl Xdp {
         }
     }
 
+    /// Returns whether another program takes the queues over.
+    pub(super) fn is_detaching(&self) -> bool {
+        lock(&self.detaching).is_some()
+    }
+
+    /// Makes the hand-over fail, because another program cannot use the socket of a queue: the interface of the socket was
+    /// deleted.
+    pub(super) fn set_stale(&self) {
+        lock(&self.detaching).iter_mut().for_each(|detaching| detaching.is_stale = true);
+    }
+
     /// Returns whether the link keeps the socket of a queue for another program.
     pub(super) fn keeps_socket(&self, queue: u32) -> bool {
         let detaching = lock(&self.detaching);
@@ -84,7 +95,9 @@ impl HandOver for Xdp {
             return Err(deleted());
         }
         let sockets = lock(&self.sockets);
-        let expected = sockets.open.len();
+        // A queue that has sent nothing may not have taken its handed socket yet. Such a queue takes the socket when it
+        // stops. Count the open sockets first, so that no socket is counted twice.
+        let expected = sockets.open.len() + lock(&self.handed).len();
         if expected < usize::from(queues) {
             let why = sockets.trouble.clone().unwrap_or_else(|| "a queue has no socket".to_owned());
             return Err(io::Error::new(io::ErrorKind::NotConnected, why));

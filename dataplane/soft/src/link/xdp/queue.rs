@@ -348,6 +348,14 @@ impl Queue {
     /// counts the frames of a socket that was left to another program.
     #[must_use]
     pub(crate) fn close(&mut self) -> u64 {
+        // A queue without posted receives takes the socket of another program at its first send. If there was no send,
+        // take the socket now, so that a further program gets the socket.
+        if self.awaited.is_some() && self.xdp.is_detaching() {
+            self.adoption();
+            if self.socket.is_none() {
+                self.xdp.set_stale();
+            }
+        }
         self.collect_completions();
         self.bind_wait = None;
         let mut socket = self.socket.take();
@@ -444,9 +452,10 @@ impl Queue {
         if awaited.adopted.is_none() {
             let Some(handed) = self.xdp.take_handed(self.index) else { return 0 };
             let (redirected, missing) = (handed.redirected, handed.posted);
+            // Read the epoch first. The kernel maps no rings of a socket whose interface was deleted.
+            self.epoch = self.xdp.epoch();
             match handed.open(region) {
                 Ok(socket) => {
-                    self.epoch = self.xdp.epoch();
                     awaited.adopted = Some(AdoptedSocket { socket, redirected, missing });
                 }
                 Err(refused) => {
@@ -471,7 +480,8 @@ impl Queue {
         (self.caps.recv_depth as usize).saturating_sub(self.posted)
     }
 
-    /// Records receives that another program has posted. The kernel has the slots already.
+    /// Records receives that another program has posted. The kernel has the slots already. With the last of these
+    /// receives, the queue starts to use the socket, because a queue that only sends may make no further call.
     #[cold]
     fn post_adopted(&mut self, slots: &[u32]) {
         let adopted = self.awaited.as_mut().and_then(|awaited| awaited.adopted.as_mut());
@@ -479,6 +489,7 @@ impl Queue {
         adopted.missing -= slots.len();
         slots.iter().for_each(|slot| self.states[*slot as usize] = POSTED);
         self.posted += slots.len();
+        self.adoption();
     }
 
     /// Sends after the queue has taken the socket of another program.
