@@ -34,6 +34,8 @@ mod sample;
 mod snapshot;
 mod soft;
 mod stopwatch;
+#[cfg(test)]
+mod stub_lane;
 mod sums;
 mod trace;
 mod wall_time;

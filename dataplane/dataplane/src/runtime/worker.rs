@@ -38,6 +38,10 @@ const PAUSE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// The maximum time that a worker waits for its sends before a pause.
 const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// The minimum time that a worker waits until the devices have released the flushed buffers of stopped queues. After an
+/// upgrade, the kernel releases the buffers of an `xdp` port some milliseconds after the port has closed its socket.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(200);
+
 /// The interval between two samples of the wall clock, in nanoseconds.
 const WALL_CLOCK_INTERVAL: u64 = 1_000_000_000;
 
@@ -535,29 +539,16 @@ impl Worker {
         self.graph.drop_held(&mut self.pool);
         let deadline = Period(self.drain_timeout).after_now();
         self.complete_sends(deadline);
-        let before_deadline = |what: &mut dyn FnMut() -> bool| {
-            while !what() && Instant::now() < deadline {
-                std::hint::spin_loop();
-            }
-        };
         let Self { lanes, retiring, closing, reply, pool, is_paused, .. } = self;
         let mut lanes: Vec<&mut Box<dyn Lane>> =
             lanes.iter_mut().chain(retiring.iter_mut().map(|retiring| &mut retiring.lane)).collect();
-        // Move the queue pairs to the error state, so that the devices flush all posted buffers.
-        for lane in &mut lanes {
-            // `stop` fails only if the queue pair is already stopped.
-            let _ = lane.stop();
-        }
-        // Reclaim the flushed buffers. The devices of a paused worker may keep buffers for another program.
-        before_deadline(&mut || {
-            lanes.iter_mut().fold(true, |done, lane| done & lane.drain(pool).map_or(true, |left| left == 0))
-                || *is_paused
-        });
+        // The devices of a paused worker may keep buffers for another program.
+        flush(&mut lanes, pool, deadline, *is_paused);
         // Destroy the queues, and reclaim the buffers that the devices did not return before the deadline.
         lanes.iter_mut().for_each(|lane| lane.reset_and_reclaim(pool));
         // Wait for the closing lanes last, because the lanes of this worker must not wait for a control thread. If a
         // lane is closed only after the deadline, the requester of the lane counts the buffers of the lane.
-        before_deadline(&mut || {
+        wait_until(deadline, || {
             if let Some(Message::Slots(mut slots)) = closing.asked(reply) {
                 closing.take(&mut slots, pool);
                 reply.give(Message::Slots(slots));
@@ -754,6 +745,27 @@ impl ClosingLanes {
 }
 
 /// Adds the packets of a lane to `progress`.
+/// Calls `what` until `what` returns `true`, at most until `deadline`. Calls `what` at least once.
+fn wait_until(deadline: Instant, mut what: impl FnMut() -> bool) {
+    while !what() && Instant::now() < deadline {
+        std::hint::spin_loop();
+    }
+}
+
+/// Stops the lanes, and reclaims their flushed buffers. Waits for the devices at most until `deadline`, but at least for
+/// [`RELEASE_TIMEOUT`], because the sends may have used up the time. With `once`, reclaims only the buffers that the
+/// devices have released already.
+fn flush(lanes: &mut [&mut Box<dyn Lane>], pool: &mut Pool, deadline: Instant, once: bool) {
+    // Move the queue pairs to the error state, so that the devices flush all posted buffers.
+    for lane in &mut *lanes {
+        // `stop` fails only if the queue pair is already stopped.
+        let _ = lane.stop();
+    }
+    wait_until(deadline.max(Instant::now() + RELEASE_TIMEOUT), || {
+        lanes.iter_mut().fold(true, |done, lane| done & lane.drain(pool).map_or(true, |left| left == 0)) || once
+    });
+}
+
 fn add_progress(progress: &mut Progress, counters: &LaneCounters) {
     progress.rx += counters.rx;
     progress.tx += counters.tx;
