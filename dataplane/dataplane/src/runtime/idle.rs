@@ -204,7 +204,10 @@ impl IdlePolicy {
             std::thread::sleep(Self::TIMED_SLEEP);
             Some(Slept { time: begin.elapsed(), is_timeout: false })
         };
-        if inputs.is_empty() || inputs.len() > Self::MAX_WAKERS {
+        // Arm no lane before a sleep that no lane can end. The worker does not consume wake-ups after such a sleep, so
+        // the kernel would queue one event of an RDMA port per sleep.
+        let can_wake = inputs.iter().all(|&input| lanes[input].waker().is_some());
+        if inputs.is_empty() || inputs.len() > Self::MAX_WAKERS || !can_wake {
             return timed();
         }
         let rebuilds = inputs.iter().map(|&input| lanes[input].counters().rebuilds).sum();
@@ -215,18 +218,13 @@ impl IdlePolicy {
         let busy = self.is_upgrading || graph.holds() || lanes.iter().any(|lane| lane.sending() > 0);
         let time = if busy { Self::MAX_SLEEP_BUSY } else { Self::MAX_SLEEP };
         let time = most.map_or(time, |most| most.min(time));
-        let mut is_timeout = false;
-        let mut woken = [true; Self::MAX_WAKERS];
         let mut wakers = inputs.iter().map(|&input| lanes[input].waker());
-        if let Some(first) = wakers.clone().flatten().next() {
-            let mut fds: [PollFd<'_>; Self::MAX_WAKERS] =
-                array::from_fn(|_| PollFd::from_borrowed_fd(wakers.next().flatten().unwrap_or(first), PollFlags::IN));
-            // An error has no effect, because the caller polls the lanes after every sleep.
-            is_timeout = poll(&mut fds[..inputs.len()], Timespec::try_from(time).ok().as_ref()) == Ok(0);
-            woken = fds.map(|fd| !fd.revents().is_empty());
-        } else {
-            std::thread::sleep(Self::TIMED_SLEEP);
-        }
+        let Some(first) = wakers.clone().flatten().next() else { return timed() };
+        let mut fds: [PollFd<'_>; Self::MAX_WAKERS] =
+            array::from_fn(|_| PollFd::from_borrowed_fd(wakers.next().flatten().unwrap_or(first), PollFlags::IN));
+        // An error has no effect, because the caller polls the lanes after every sleep.
+        let is_timeout = poll(&mut fds[..inputs.len()], Timespec::try_from(time).ok().as_ref()) == Ok(0);
+        let woken = fds.map(|fd| !fd.revents().is_empty());
         for (&input, woken) in inputs.iter().zip(woken) {
             if woken {
                 lanes[input].clear_wakeups();
@@ -238,6 +236,9 @@ impl IdlePolicy {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
     use crate::prelude::{Batch, Ctx, Stage};
     use dataplane_core::clock::Clocks;
@@ -248,18 +249,52 @@ mod tests {
     use dataplane_soft::{FaultSpec, LinkSpec, PacketSpec, SoftDevice, SoftSpec};
     use dataplane_testing::namespace::in_namespace;
 
+    use crate::runtime::stub_lane::StubLane;
+
     struct Nothing;
 
     impl Stage for Nothing {
         fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
     }
 
+    fn pool() -> Pool {
+        let layout = SlotLayout::new(128, 1600, 64).unwrap();
+        let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+        Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap()
+    }
+
+    /// Returns a graph of one stage that does nothing.
+    fn graph(lanes: usize, pool: &Pool) -> Graph {
+        let node = NodeSpec {
+            name: "nothing".to_owned(),
+            kind: "nothing".to_owned(),
+            stage: Box::new(Nothing),
+            next: Target::Drop,
+            outputs: Vec::new(),
+            reasons: Vec::new(),
+            info: StageInfo::new(),
+            on_panic: OnPanic::Stop,
+            drop_observer: None,
+        };
+        Graph::new(Program::new(vec![node]), lanes, pool)
+    }
+
+    #[test]
+    fn lane_is_not_armed_if_another_lane_cannot_wake_the_worker() {
+        let arms = Arc::new(AtomicU32::new(0));
+        let waker = std::fs::File::open("/dev/null").unwrap().into();
+        let armed = StubLane { waker: Some(waker), arms: arms.clone(), ..StubLane::default() };
+        let mut lanes: [Box<dyn Lane>; 2] = [Box::new(armed), Box::new(StubLane::default())];
+        let graph = graph(2, &pool());
+        let (mut policy, mut counters) = (IdlePolicy::new(Idle::Sleep), SleepCounters::default());
+        while !policy.after(0, &mut lanes, &[0, 1], &graph, &mut counters) {}
+        assert_eq!((counters.sleeps, arms.load(Ordering::Relaxed)), (1, 0));
+    }
+
     #[test]
     fn worker_arms_new_queues_before_a_sleep() {
         in_namespace(|| {
-            let layout = SlotLayout::new(128, 1600, 64).unwrap();
-            let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
-            let mut pool = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap();
+            let mut pool = pool();
             let faults = FaultSpec { poll_error: 1.0, ..FaultSpec::default() };
             let link = LinkSpec::Packet(PacketSpec::new("lo"));
             let device = SoftDevice::new(SoftSpec { faults, ..SoftSpec::new("s", link) }).unwrap();
@@ -275,18 +310,7 @@ mod tests {
             };
             let (wiring, clocks) = (Box::new(RawWiring { port: 1 }), Clocks::default());
             let lane = lane::open(&device, &pd, &mut pool, spec, wiring, Default::default(), &clocks).unwrap();
-            let node = NodeSpec {
-                name: "nothing".to_owned(),
-                kind: "nothing".to_owned(),
-                stage: Box::new(Nothing),
-                next: Target::Drop,
-                outputs: Vec::new(),
-                reasons: Vec::new(),
-                info: StageInfo::new(),
-                on_panic: OnPanic::Stop,
-                drop_observer: None,
-            };
-            let graph = Graph::new(Program::new(vec![node]), 1, &pool);
+            let graph = graph(1, &pool);
             let (mut lanes, mut batch) = ([lane], Batch::new(&pool));
             let (mut policy, mut counters) = (IdlePolicy::new(Idle::Sleep), SleepCounters::default());
             for _ in 0..IdlePolicy::EMPTY_BEFORE_SLEEP {
