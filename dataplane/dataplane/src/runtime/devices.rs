@@ -280,8 +280,8 @@ impl<D: Device> OpenPort<D> {
             None => None,
             Some(connection) => {
                 let parameters = config.endpoint_parameters(connection, peer);
-                let next_hop = peer::kernel_lookup(device.clone(), number, parameters.gid_index);
                 let addresses = Arc::new(PortAddresses::new(kind(config.qp), parameters));
+                let next_hop = peer::kernel_lookup(device.clone(), number, addresses.clone());
                 // Register the handler before the first query, so that no change after the query is missed.
                 let (name, theirs, known) = (config.name.clone(), device.clone(), addresses.clone());
                 watch.on_port(number, move |_| {

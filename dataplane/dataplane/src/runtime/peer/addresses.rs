@@ -58,6 +58,11 @@ impl PortAddresses {
         known.clone().map(|connector| (connector, self.changes()))
     }
 
+    /// Returns the index of the local GID in the GID table of the port. Returns `None` while the addresses are unknown.
+    pub(crate) fn gid_index(&self) -> Option<u8> {
+        self.known().as_ref().map(|connector| connector.local().gid_index)
+    }
+
     /// Returns the type of the queue pairs.
     pub(crate) fn kind(&self) -> QpType {
         self.kind

@@ -4,11 +4,14 @@
 //! handle was created, or when the queue pair moved to RTR. Neither the kernel nor the device updates this address.
 
 use std::net::Ipv6Addr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dataplane_core::connect::QueuePairEndpoint;
 use dataplane_core::header::MacAddr;
 use dataplane_core::verbs::{Device, GidEntry, QpType};
+
+use super::addresses::PortAddresses;
 
 /// The interval between two lookups of the next hop.
 pub(super) const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
@@ -18,24 +21,24 @@ pub(super) const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) type NextHopLookup = Box<dyn Fn(&QueuePairEndpoint, &QueuePairEndpoint) -> Option<MacAddr> + Send>;
 
 /// Returns a function that looks up next hops in the kernel's routes and neighbours. `port` is the number of the port
-/// on the device, from 1. `gid_index` is the key `gid_index` of the connection.
-pub(crate) fn kernel_lookup<D: Device>(device: D, port: u8, gid_index: Option<u8>) -> NextHopLookup {
+/// on the device, from 1.
+pub(crate) fn kernel_lookup<D: Device>(device: D, port: u8, addresses: Arc<PortAddresses>) -> NextHopLookup {
     Box::new(move |own, peer| {
+        let gid_index = addresses.gid_index()?;
         let interface = interface_of(&device.gids(port).ok()?, own, gid_index)?;
         let [source, destination] = [own.gid, peer.gid].map(|gid| Ipv6Addr::from(gid.0).to_canonical());
         dataplane_soft::next_hop(interface, source, destination).map(MacAddr)
     })
 }
 
-/// Returns the index of the interface that has the GID of an endpoint. Returns `None` for a port of InfiniBand or of
-/// the software device, because such a port has no interface.
-fn interface_of(gids: &[GidEntry], own: &QueuePairEndpoint, gid_index: Option<u8>) -> Option<u32> {
+/// Returns the index of the interface that has the GID of an endpoint at an index of the GID table. Returns `None` for a
+/// port of InfiniBand or of the software device, because such a port has no interface.
+fn interface_of(gids: &[GidEntry], own: &QueuePairEndpoint, gid_index: u8) -> Option<u32> {
     // A VLAN interface usually has the link-local address of its base interface. The GID table then has this GID once
-    // for each of the interfaces. Without `gid_index`, the connection uses the first of these entries.
-    let is_used = |entry: &&GidEntry| {
-        let has_index = gid_index.is_none_or(|index| entry.index == u32::from(index));
-        has_index && entry.gid == own.gid && entry.kind == own.gid_kind
-    };
+    // for each of the interfaces, so the GID alone does not select the entry. The GID is compared because the addresses
+    // may have changed since the offer.
+    let is_used =
+        |entry: &&GidEntry| entry.index == u32::from(gid_index) && entry.gid == own.gid && entry.kind == own.gid_kind;
     gids.iter().find(is_used).map(|entry| entry.interface).filter(|&interface| interface != 0)
 }
 
@@ -78,7 +81,7 @@ mod tests {
     use dataplane_core::verbs::GidKind;
 
     #[test]
-    fn interface_is_taken_from_the_gid_entry_at_gid_index() {
+    fn interface_is_taken_from_the_gid_entry_of_the_connection() {
         let gid = Gid(Ipv6Addr::LOCALHOST.octets());
         let own = QueuePairEndpoint { gid, ..endpoint(QpType::Ud, 1) };
         let entry = |index, kind, interface| GidEntry { index, gid, kind, interface };
@@ -90,10 +93,8 @@ mod tests {
             entry(3, GidKind::RoceV2, 3),
             entry(4, GidKind::RoceV2, 0),
         ];
-        for (index, interface) in
-            [(None, Some(2)), (Some(1), Some(2)), (Some(3), Some(3)), (Some(4), None), (Some(2), None)]
-        {
-            assert_eq!(interface_of(&gids, &own, index), interface, "{index:?}");
+        for (index, interface) in [(1, Some(2)), (3, Some(3)), (4, None), (2, None)] {
+            assert_eq!(interface_of(&gids, &own, index), interface, "{index}");
         }
     }
 }
