@@ -225,8 +225,7 @@ impl Port {
     pub(crate) fn endpoint_parameters(&self, connection: &Connection, peer: Option<&Self>) -> EndpointParameters {
         // A device reaches itself by each of its own addresses.
         let same_host = peer.is_some_and(|peer| (&peer.device, peer.device_port) != (&self.device, self.device_port));
-        let port = if self.is_rdma() { self.device_port } else { 1 };
-        EndpointParameters { port, same_host, ..connection.parameters.clone() }
+        EndpointParameters { port: self.device_port, same_host, ..connection.parameters.clone() }
     }
 
     /// Returns the default of the key `mtu`. `of_interface` is the MTU of the interface of the link or of the RDMA port.

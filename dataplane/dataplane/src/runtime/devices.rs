@@ -275,7 +275,7 @@ impl<D: Device> OpenPort<D> {
         start_exchange: impl FnOnce(&Connection, NextHopLookup) -> Result<(Arc<Rendezvous>, Option<PeerExchange>)>,
     ) -> Result<Self> {
         let config = &plan.config;
-        let number = if config.is_rdma() { config.device_port } else { 1 };
+        let number = config.device_port;
         let connection = match &config.connection {
             None => None,
             Some(connection) => {
