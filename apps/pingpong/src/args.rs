@@ -77,7 +77,8 @@ pub(crate) struct Args {
     #[arg(short = 'i', long, visible_alias = "ib-port", default_value_t = 1, value_name = "PORT")]
     pub(crate) device_port: u8,
     /// Index of the local GID in the port's GID table; default: the first RoCE v2 GID with an IPv4
-    /// address, otherwise with an IPv6 address, otherwise a link-local RoCE v2 GID; on InfiniBand: no GID
+    /// address, otherwise with an IPv6 address, otherwise a link-local RoCE v2 GID; on InfiniBand: no GID, unless the
+    /// port requires a global route header
     #[arg(short, long, visible_alias = "gid-idx", conflicts_with = "gid", value_name = "INDEX")]
     pub(crate) gid_index: Option<u8>,
     /// Local GID, as an IPv6 or IPv4 address

@@ -7,8 +7,8 @@ use dataplane::error::VerbError;
 use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, MessageSharedQueue};
 use dataplane::units::{Gid, QpNum};
 use dataplane::verbs::{
-    Access, CqSpec, Destination, Device, LinkLayer, PollFields, QpCaps, QpSpec, RecvRequest, SendFlags, SendOp,
-    SendRequest, SrqSpec,
+    Access, CqSpec, Destination, Device, PollFields, QpCaps, QpSpec, RecvRequest, SendFlags, SendOp, SendRequest,
+    SrqSpec,
 };
 
 use crate::Result;
@@ -143,12 +143,14 @@ impl<D: Device> Endpoint<D> {
             return Err(text.into());
         }
         for (pair, remote) in self.pairs.iter_mut().zip(remotes) {
-            if remote.gid.is_zero() && remote.lid == 0 {
-                return Err(
-                    "the peer sent no GID and no LID; help: start the peer with its GID index, such as -g 0".into()
-                );
+            let own = pair.address();
+            if remote.gid.is_zero() && (remote.lid == 0 || pair.connector.local().needs_grh) {
+                return Err("the peer sent no GID; help: start the peer with its GID index, such as -g 0".into());
             }
-            let agreed = pair.connector.negotiate(&pair.endpoint(pair.address()), &pair.endpoint(*remote))?;
+            if own.gid.is_zero() && remote.lid == 0 {
+                return Err("the peer sent no LID; help: select the GID of this side, such as -g 0".into());
+            }
+            let agreed = pair.connector.negotiate(&pair.endpoint(own), &pair.endpoint(*remote))?;
             let qp = &mut pair.qp;
             pair.connector.establish(&agreed, |attributes, mask| qp.modify(attributes, mask))?;
             if self.plan.kind == Type::Ud {
@@ -221,11 +223,9 @@ impl<D: Device> ConnectedQueuePair<D> {
     fn address(&self) -> Address {
         let local = self.connector.local();
         let parameters = self.connector.parameters();
-        // On InfiniBand, the LID is enough. A program of rdma-core without `-g` fails if its peer has a GID, because this
-        // program has no source GID for the global route header.
-        let is_infiniband = local.link_layer == LinkLayer::InfiniBand;
-        let has_gid = !is_infiniband || parameters.gid.is_some() || parameters.gid_index.is_some();
-        let gid = if has_gid { local.gid } else { Gid::default() };
+        // A program of rdma-core without `-g` fails if its peer has a GID, because this program has no source GID for the
+        // global route header.
+        let gid = if self.connector.needs_gid() { local.gid } else { Gid::default() };
         Address { lid: local.lid, qpn: self.qp.number().0, psn: parameters.sq_psn, gid }
     }
 

@@ -213,10 +213,9 @@ mod tests {
     }
 
     /// Returns two connected devices, and a server with its address.
-    fn ends(lids: [u16; 2]) -> ([SoftDevice; 2], Listener, SocketAddr) {
+    fn ends([port_a, port_b]: [PortSpec; 2]) -> ([SoftDevice; 2], Listener, SocketAddr) {
         let (a, b) = LoopbackLink::pair();
-        let devices = [("soft0", 1, a), ("soft1", 2, b)].map(|(name, last, link)| {
-            let port = PortSpec { lid: lids[usize::from(last) - 1], ..PortSpec::default() };
+        let devices = [("soft0", 1, a, port_a), ("soft1", 2, b, port_b)].map(|(name, last, link, port)| {
             let spec = SoftSpec { mac: [2, 0, 0, 0, 0, last], port, ..SoftSpec::new(name, LinkSpec::Loopback(link)) };
             SoftDevice::new(spec).unwrap()
         });
@@ -229,7 +228,7 @@ mod tests {
     fn server_has_new_queue_pairs_for_each_client() {
         let plan = plan("--iterations 10 --check");
         let until = Instant::now() + Duration::from_secs(60);
-        let ([server, client], listener, address) = ends([0, 0]);
+        let ([server, client], listener, address) = ends(<[PortSpec; 2]>::default());
         std::thread::scope(|scope| {
             let serving = scope.spawn(|| run_server(&server, &plan, &listener, until));
             let first = fail_exchange(address, until);
@@ -241,18 +240,18 @@ mod tests {
         });
     }
 
-    /// Runs a server and a client on InfiniBand ports. Returns the addresses of the server and of the client, as in the
-    /// report of their peer.
-    fn infiniband_addresses(server: &str, client: &str) -> [String; 2] {
+    /// Runs a server and a client on InfiniBand ports. Returns whether the server and the client have sent a GID.
+    fn infiniband_gids(server: &str, client: &str, grh_required: bool) -> [bool; 2] {
         let (server_plan, client_plan) = (plan(server), plan(client));
         let until = Instant::now() + Duration::from_secs(60);
-        let ([server, client], listener, address) = ends([0x40, 0x80]);
+        let ports = [0x40, 0x80].map(|lid| PortSpec { lid, grh_required, ..PortSpec::default() });
+        let ([server, client], listener, address) = ends(ports);
         std::thread::scope(|scope| {
             let serving = scope.spawn(|| run_server(&server, &server_plan, &listener, until).unwrap());
             let called = run_client(&client, &client_plan, &[address], until).unwrap();
             let served = serving.join().unwrap();
             assert_eq!([served.failure, called.failure], [None, None]);
-            [called.remote, served.remote]
+            [called.remote, served.remote].map(|address| !address.ends_with("GID ::"))
         })
     }
 
@@ -263,9 +262,34 @@ mod tests {
             let lid = format!("--type {kind} --iterations 20 --check");
             let with_gid = format!("{lid} --gid-index 0");
             for (server, client) in [(&lid, &lid), (&with_gid, &lid), (&lid, &with_gid), (&with_gid, &with_gid)] {
-                let gids = infiniband_addresses(server, client).map(|address| !address.ends_with("GID ::"));
+                let gids = infiniband_gids(server, client, false);
                 assert_eq!(gids, [server == &with_gid, client == &with_gid], "{kind}");
             }
         }
+    }
+
+    /// In a network with virtual functions, InfiniBand routes packets by GID.
+    #[test]
+    fn port_that_requires_a_grh_sends_its_gid() {
+        for kind in ["rc", "uc", "ud", "srq"] {
+            let options = format!("--type {kind} --iterations 20 --check");
+            assert_eq!(infiniband_gids(&options, &options, true), [true, true], "{kind}");
+        }
+    }
+
+    #[test]
+    fn peer_without_a_needed_gid_or_lid_is_refused_with_a_remedy() {
+        let refusal = |grh_required, (lid, gid): (u16, &str)| {
+            let port = PortSpec { lid: 0x40, grh_required, ..PortSpec::default() };
+            let ([device, _], ..) = ends([port.clone(), port]);
+            let peer = Address { lid, qpn: 7, psn: 1, gid: gid.parse().unwrap() };
+            Endpoint::new(&device, &plan("")).unwrap().connect(&[peer]).unwrap_err().to_string()
+        };
+        for (grh_required, peer) in [(true, (0x80, "::")), (false, (0, "::"))] {
+            let found = refusal(grh_required, peer);
+            assert_eq!(found, "the peer sent no GID; help: start the peer with its GID index, such as -g 0");
+        }
+        let found = refusal(false, (0, "fe80::1"));
+        assert_eq!(found, "the peer sent no LID; help: select the GID of this side, such as -g 0");
     }
 }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
-use dataplane::soft::{LinkSpec, LoopbackLink, SoftDevice, SoftLimits, SoftQuirk, SoftSpec};
+use dataplane::soft::{LinkSpec, LoopbackLink, PortSpec, SoftDevice, SoftLimits, SoftQuirk, SoftSpec};
 use dataplane_bench::verbs::{Exchange, Listener, Output, Plan, Session, SideReport, VerbsArgs, VerbsRow};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
@@ -247,6 +247,20 @@ fn port_without_local_identifier_is_reached_by_its_gid() {
     let [server, client] = run_on(unspecified, &plan, &plan, usize::MAX);
     assert!(server.complete && client.complete, "{server:?}{client:?}");
     assert!(!client.ethernet && client.gid.starts_with("fe80::"), "{client:?}");
+}
+
+/// In a network with virtual functions, InfiniBand routes packets by GID.
+#[test]
+fn infiniband_port_that_requires_a_grh_is_reached_by_its_gid() {
+    for transport in ["rc", "uc", "ud"] {
+        let plan = plan(&format!("send_bw -t {transport} -s 64 -n 20"));
+        let devices = devices(|spec| {
+            let lid = spec.mac[5].into();
+            spec.port = PortSpec { lid, grh_required: true, ..PortSpec::default() };
+        });
+        let [server, client] = run_on(devices, &plan, &plan, usize::MAX);
+        assert!(server.complete && client.complete, "{server:?}{client:?}");
+    }
 }
 
 /// The link-local GID of a port may not be an address of the interface, so the peer may not reach this GID.

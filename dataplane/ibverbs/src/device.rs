@@ -129,6 +129,8 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn port(&self, port: u8) -> Result<PortAttributes, VerbError> {
+        /// `IBV_QPF_GRH_REQUIRED`.
+        const GRH_REQUIRED: u8 = 1;
         // SAFETY: the context is open.
         let attr = unsafe { ffi::ibv_query_port(self.context.raw(), port) }?;
         Ok(PortAttributes {
@@ -141,6 +143,7 @@ unsafe impl Device for VerbsDevice {
             pkeys: attr.pkey_tbl_len,
             lid: attr.lid,
             lmc: attr.lmc,
+            grh_required: attr.flags & GRH_REQUIRED != 0,
             lanes: lanes(attr.active_width),
             lane_speed: lane_speed(&attr),
         })

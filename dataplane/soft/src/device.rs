@@ -291,6 +291,7 @@ unsafe impl Device for SoftDevice {
                 pkeys: self.0.spec.port.pkeys.len() as u16,
                 lid: self.0.spec.port.base_lid(),
                 lmc: self.0.spec.port.lmc,
+                grh_required: self.0.spec.port.grh_required,
                 // The speed of a link in memory is not limited.
                 lanes: 0,
                 lane_speed: 0,

@@ -9,6 +9,8 @@ pub struct PortSpec {
     pub lid: u16,
     /// The number of low bits of the local identifier that are path bits, 0 to 7.
     pub lmc: u8,
+    /// Whether an InfiniBand port refuses paths without a GRH.
+    pub grh_required: bool,
     /// The partition key table. 0 is an empty entry. The top bit of a key is set for full members of the partition. Two
     /// ports can communicate if the low 15 bits of their keys are equal and at least one port is a full member.
     pub pkeys: Vec<u16>,
@@ -17,7 +19,7 @@ pub struct PortSpec {
 impl Default for PortSpec {
     /// Returns an Ethernet port that is a full member of the default partition.
     fn default() -> Self {
-        Self { lid: 0, lmc: 0, pkeys: vec![0xffff] }
+        Self { lid: 0, lmc: 0, grh_required: false, pkeys: vec![0xffff] }
     }
 }
 

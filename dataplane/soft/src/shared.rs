@@ -107,7 +107,7 @@ impl Shared {
     pub(super) fn is_valid_path(&self, path: &Path) -> bool {
         let destination = match path.global {
             true => !path.gid.is_zero() && self.gid_at(path.source_gid_index).is_some(),
-            false => self.port.is_infiniband() && path.dlid != 0,
+            false => self.port.is_infiniband() && !self.port.grh_required && path.dlid != 0,
         };
         // Service levels have 4 bits, and flow labels have 20 bits.
         destination && path.port == 1 && path.service_level < 16 && path.flow_label >> 20 == 0

@@ -92,7 +92,8 @@ pub struct VerbsArgs {
     #[arg(short = 'i', long, value_name = "PORT", default_value_t = 1)]
     pub device_port: u8,
     /// The index of the local GID. Default: the first GID of RoCE v2 with an IPv4 address, otherwise with an IPv6
-    /// address, otherwise a link-local GID of RoCE v2. On InfiniBand, the default is no GID
+    /// address, otherwise a link-local GID of RoCE v2. On InfiniBand, the default is no GID, unless
+    /// the port requires a global route header
     #[arg(short, long, value_name = "INDEX", conflicts_with = "gid")]
     pub gid_index: Option<u8>,
     /// The local GID, as an IPv6 or IPv4 address

@@ -40,8 +40,6 @@ pub(super) enum Queue {
 #[derive(Debug)]
 pub(super) struct LocalSide {
     connector: Connector,
-    /// Whether this side sends its GID.
-    has_gid: bool,
     /// The number of reads and atomics that this side accepts at once.
     outstanding: u8,
 }
@@ -115,11 +113,8 @@ impl LocalSide {
             ..plan.parameters.clone()
         };
         let connector = Connector::new(device, plan.transport.qp_type(), parameters)?;
-        // Only InfiniBand reaches a peer without a GID.
-        let is_infiniband = connector.local().link_layer == LinkLayer::InfiniBand;
-        let has_gid = !is_infiniband || plan.parameters.gid_index.is_some() || plan.parameters.gid.is_some();
         check_depths(device, plan)?;
-        Ok(Self { connector, has_gid, outstanding })
+        Ok(Self { connector, outstanding })
     }
 
     /// Returns the code of the path MTU.
@@ -203,7 +198,7 @@ impl<'p, D: Device> Endpoint<'p, D> {
             psn: self.local.connector.parameters().sq_psn,
             rkey: self.memory.rkey().0,
             addr: self.memory.remote(self.incoming(queue_pair)).addr,
-            gid: self.local.has_gid.then_some(local.gid),
+            gid: self.local.connector.needs_gid().then_some(local.gid),
         }
     }
 

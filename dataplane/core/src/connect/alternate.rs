@@ -129,6 +129,10 @@ impl AlternatePath {
                 "use the LID that `ibv_devinfo` shows on the peer",
             );
         }
+        if self.gid.is_none() && port.grh_required {
+            let why = "the port requires a global route header (`IBV_QPF_GRH_REQUIRED`)";
+            wrong.add("alternate.gid", "none", why, "use the GID of the peer's port on this path");
+        }
         if self.gid.is_some() && u32::from(self.source_gid_index) >= port.gids {
             let why = format!("the GID table of the port has {} entries", port.gids);
             wrong.add(

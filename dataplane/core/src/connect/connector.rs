@@ -98,6 +98,14 @@ impl Connector {
         &self.local
     }
 
+    /// Returns whether the peer needs the GID of this side. On InfiniBand, the LID is enough if the port does not
+    /// require a global route header and the parameters do not select a GID. Programs that exchange addresses like the
+    /// programs of rdma-core then send no GID. A [`QueuePairEndpoint`] always contains the GID.
+    pub fn needs_gid(&self) -> bool {
+        let is_selected = self.parameters.gid.is_some() || self.parameters.gid_index.is_some();
+        self.local.link_layer != LinkLayer::InfiniBand || self.local.needs_grh || is_selected
+    }
+
     /// Returns the parameters of this connector.
     pub fn parameters(&self) -> &EndpointParameters {
         &self.parameters
@@ -154,8 +162,10 @@ impl Connector {
             return Err(EndpointError::UnexpectedPsn { own: expected, peer: remote.psn });
         }
         let parameters = &self.parameters;
-        let ethernet = self.local.link_layer == LinkLayer::Ethernet;
-        let global = ethernet || parameters.grh.unwrap_or(!remote.gid.is_zero());
+        // Both sides must decide the same. Some devices drop packets with a global route header if the path of the queue
+        // pair has none, and packets without this header if the path has one.
+        let have_gids = !own.gid.is_zero() && !remote.gid.is_zero();
+        let global = self.local.needs_grh || parameters.grh.unwrap_or(have_gids);
         // With a global route header, the GID addresses the peer. Without it, only the local identifier does.
         if global && remote.gid.is_zero() {
             return Err(EndpointError::NoAddress);

@@ -69,8 +69,9 @@ pub struct EndpointParameters {
     #[serde(deserialize_with = "within_some::<_, u16, 256, 4096>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 256, max = 4096))]
     pub path_mtu: Option<u16>,
-    /// Whether packets contain a global route header. On Ethernet, packets always contain this header, and `false` is
-    /// an error. Default: `true` if the peer has a GID, otherwise `false`.
+    /// Whether packets contain a global route header. On Ethernet, and on InfiniBand ports that require this header,
+    /// packets always contain the header, and `false` is an error. Default: `true` if both sides have a GID, otherwise
+    /// `false`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grh: Option<bool>,
     /// The hop limit of sent packets.
@@ -194,6 +195,9 @@ pub struct LocalPort {
     pub number: u8,
     /// The link layer.
     pub link_layer: LinkLayer,
+    /// Whether each packet needs a global route header: always on Ethernet, otherwise
+    /// [`PortAttributes::grh_required`](crate::verbs::PortAttributes::grh_required).
+    pub needs_grh: bool,
     /// The local identifier. 0 on Ethernet.
     pub lid: u16,
     /// The selected GID. Zero if the port has none.
@@ -276,8 +280,14 @@ impl EndpointParameters {
         let ethernet = port.link_layer == LinkLayer::Ethernet;
         let entries = device.gids(self.port).map_err(failed)?;
         let gid = self.choose(&entries, &mut wrong);
-        if ethernet && self.grh == Some(false) {
-            wrong.add("grh", false, "packets on Ethernet always have a global route header", "remove `grh`");
+        let needs_grh = ethernet || port.grh_required;
+        if needs_grh && self.grh == Some(false) {
+            let why = if ethernet {
+                "packets on Ethernet always have a global route header"
+            } else {
+                "the port requires a global route header (`IBV_QPF_GRH_REQUIRED`)"
+            };
+            wrong.add("grh", false, why, "remove `grh`");
         }
         self.check_pkey(device, port.pkeys, &mut wrong);
         let most = (1..=5).rev().find(|&code| mtu_bytes(code) <= port.active_mtu);
@@ -341,6 +351,7 @@ impl EndpointParameters {
         Ok(LocalPort {
             number: self.port,
             link_layer: port.link_layer,
+            needs_grh,
             lid: port.lid,
             gid,
             gid_index,

@@ -294,6 +294,10 @@ pub struct PortAttributes {
     pub lid: u16,
     /// The number of low bits of the local identifier that are path bits.
     pub lmc: u8,
+    /// Whether an InfiniBand port requires a global route header (GRH) in each packet: `IBV_QPF_GRH_REQUIRED`. For
+    /// example, virtual functions need the GRH, because the network routes their packets by GID. Ethernet ports always
+    /// need the GRH, and do not set this flag.
+    pub grh_required: bool,
     /// The number of lanes of the link: `active_width`; 0: unknown.
     pub lanes: u8,
     /// The nominal data rate of a lane in bits per second: `active_speed`; 0: unknown.

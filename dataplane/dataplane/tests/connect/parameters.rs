@@ -45,6 +45,7 @@ fn adapter() -> Fake {
         pkeys: 2,
         lid: 0,
         lmc: 0,
+        grh_required: false,
         lanes: 4,
         lane_speed: 25_000_000_000,
     };
@@ -386,11 +387,37 @@ fn infiniband_has_other_ranges_than_ethernet() {
     assert_eq!((agreed.path.global, agreed.path.dlid, agreed.path.source_path_bits), (false, 9, 3));
     let lost = QueuePairEndpoint { lid: 0, ..peer };
     assert_eq!(connector.negotiate(&own, &lost), Err(EndpointError::NoRoute));
-    // By default the path is global if the peer has a GID.
+    // By default the path is global if both sides have a GID.
     let usual = Connector::new(&device, QpType::Rc, EndpointParameters { grh: None, ..parameters }).unwrap();
     assert!(usual.negotiate(&own, &peer).unwrap().path.global);
     let bare = QueuePairEndpoint { gid: Default::default(), ..peer };
     assert!(!usual.negotiate(&own, &bare).unwrap().path.global);
+    let own = QueuePairEndpoint { gid: Default::default(), ..own };
+    assert!(!usual.negotiate(&own, &peer).unwrap().path.global);
+}
+
+/// In a network with virtual functions, InfiniBand routes packets by GID.
+#[test]
+fn infiniband_port_can_require_a_grh() {
+    let mut device = migrating_adapter();
+    let usual = EndpointParameters::default();
+    let needs_gid = |device: &Fake, parameters| Connector::new(device, QpType::Rc, parameters).map(|it| it.needs_gid());
+    assert!(!needs_gid(&device, usual.clone()).unwrap() && needs_gid(&adapter(), usual.clone()).unwrap());
+    for parameters in [gid_choice(Some("fe80::2"), None), EndpointParameters { gid_index: Some(0), ..usual.clone() }] {
+        assert!(needs_gid(&device, parameters).unwrap());
+    }
+    device.port.grh_required = true;
+    assert!(needs_gid(&device, usual.clone()).unwrap());
+    let connector = Connector::new(&device, QpType::Rc, usual.clone()).unwrap();
+    let (own, peer) = (infiniband(20), infiniband(21));
+    let bare = |end| QueuePairEndpoint { gid: Default::default(), ..end };
+    assert!(connector.negotiate(&bare(own), &peer).unwrap().path.global);
+    assert_eq!(connector.negotiate(&own, &bare(peer)), Err(EndpointError::NoAddress));
+    let without = EndpointParameters { grh: Some(false), ..usual };
+    assert_eq!(
+        without.resolve(&device, QpType::Rc).unwrap_err().to_string(),
+        "`grh` = false on `mlx5_0`: the port requires a global route header (`IBV_QPF_GRH_REQUIRED`); help: remove `grh`"
+    );
 }
 
 const ALTERNATE_PATH: AlternatePath = AlternatePath {
@@ -451,7 +478,7 @@ fn alternate_path_is_set_in_the_state_changes() {
 #[test]
 fn unsupported_alternate_path_is_reported_with_a_fix() {
     type Change = fn(&mut AlternatePath, &mut Fake);
-    let cases: [(Change, &str); 9] = [
+    let cases: [(Change, &str); 10] = [
         (
             |_, device| device.capabilities.path_migration = false,
             "`alternate` = a path on `mlx5_0`: the device does not support automatic path migration; help: remove `alternate`",
@@ -460,6 +487,10 @@ fn unsupported_alternate_path_is_reported_with_a_fix() {
         (
             |it, _| it.lid = 0,
             "`alternate.lid` = 0 on `mlx5_0`: the valid range is 1 to 65535; help: use the LID that `ibv_devinfo` shows on the peer",
+        ),
+        (
+            |_, device| device.port.grh_required = true,
+            "`alternate.gid` = none on `mlx5_0`: the port requires a global route header (`IBV_QPF_GRH_REQUIRED`); help: use the GID of the peer's port on this path",
         ),
         (
             |it, _| (it.gid, it.source_gid_index) = (Some(gid("fe80::77")), 4),

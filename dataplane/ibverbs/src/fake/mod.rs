@@ -702,7 +702,8 @@ unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, attr: *mut 
     let active = ibv_port_attr { state: 4, max_mtu: 5, active_mtu: 3, link_layer, ..Default::default() };
     // EDR on 4 lanes.
     let active = ibv_port_attr { active_speed: 32, active_width: 2, ..active };
-    let active = ibv_port_attr { pkey_tbl_len: 1, max_msg_sz: 1 << 20, ..active };
+    let flags = u8::from(link_layer == infiniband); // IBV_QPF_GRH_REQUIRED
+    let active = ibv_port_attr { flags, pkey_tbl_len: 1, max_msg_sz: 1 << 20, ..active };
     // SAFETY: the caller provides the attributes.
     unsafe { attr.write(active) };
     0

@@ -13,7 +13,7 @@ use crate::channel::VerbsChannel;
 use crate::context::Context;
 use crate::fake::{Call, Completion as FakeCompletion, Fake, Op, Poll, with_domains, with_windows};
 use crate::ffi::{VerbsContext, Wc};
-use crate::{VerbsAh, VerbsCq, VerbsMr, VerbsPd, VerbsQp, cq, event};
+use crate::{VerbsAh, VerbsCq, VerbsDevice, VerbsMr, VerbsPd, VerbsQp, cq, event};
 use dataplane_core::clock::ClockSource;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Desc, PageKind, Region, RegionSpec, RunSource, SlotLayout};
@@ -146,6 +146,19 @@ fn completion_of_an_ethernet_device_has_no_infiniband_path() {
         let got = cq.start_poll().unwrap().unwrap().get();
         assert_eq!((got.byte_len(), got.src_qp()), (Some(100), Some(QpNum(88))));
         assert_eq!((got.slid(), got.sl(), got.dlid_path_bits()), (None, None, None), "{api:?}");
+    }
+}
+
+#[test]
+fn port_reports_whether_it_requires_a_grh() {
+    for is_ethernet in [false, true] {
+        let fake = Fake::with_attributes(attributes(), |_| {});
+        if is_ethernet {
+            fake.has_ethernet_port();
+        }
+        // SAFETY: the context is open and belongs to the fake.
+        let device = unsafe { VerbsDevice::new(NonNull::new(fake.context()).unwrap(), "fake".to_owned()) }.unwrap();
+        assert_eq!(device.port(1).unwrap().grh_required, !is_ethernet);
     }
 }
 

@@ -133,10 +133,11 @@ impl Qp {
     pub(super) fn receive(&mut self, packet: Packet, ctx: &mut FabricContext<'_>) {
         let receives = matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
         let datagram = matches!(packet.body, Body::Datagram(_));
-        // A connection accepts packets only from the address of its peer.
+        // A connection accepts packets only from the address of its peer, and with a GRH only if its own packets have a
+        // GRH.
         let path = &self.attributes.path;
         let from_peer = if path.global { packet.from_gid == path.gid } else { packet.route.slid == path.dlid };
-        let known = datagram || from_peer;
+        let known = datagram || (from_peer && packet.route.global == path.global);
         if receives && !pkeys_match(packet.route.pkey, self.shared.device.pkey(self.attributes.pkey_index)) {
             return self.shared.counts.pkey_violations.add(1);
         }

@@ -154,6 +154,31 @@ fn packets_to_another_local_identifier_are_lost() {
     assert_eq!(send_one(&mut a, &mut b), (vec![RetryExcErr], vec![]));
 }
 
+/// Sends a message from `a`, whose path has no GRH, to `b`. The path of `b` has a GRH if `global` is `true`.
+#[test]
+fn packets_without_the_grh_of_the_connection_are_lost() {
+    for global in [false, true] {
+        let ports = [0x40, 0x80].map(|lid| PortSpec { lid, ..PortSpec::default() });
+        let (mut a, mut b) = ends(QpType::Rc, ports);
+        a.attributes.path = Path { global: false, dlid: 0x80, ..Path::default() };
+        b.attributes.path = Path { global, dlid: 0x40, ..Path::default() };
+        connect(&mut a, &mut b);
+        let expected = if global { (vec![RetryExcErr], vec![]) } else { (vec![Success], vec![Success]) };
+        assert_eq!(send_one(&mut a, &mut b), expected, "{global}");
+    }
+}
+
+#[test]
+fn port_that_requires_a_grh_refuses_paths_without_a_grh() {
+    let port = PortSpec { lid: 0x40, grh_required: true, ..PortSpec::default() };
+    let (a, b) = ends(QpType::Ud, [port.clone(), port]);
+    assert!(a.device.port(1).unwrap().grh_required);
+    let path = Path { gid: b.device.gid(), dlid: 0x40, ..Path::default() };
+    assert!(a.pd.create_ah(&path).is_ok());
+    let refused = a.pd.create_ah(&Path { global: false, ..path });
+    assert_eq!(refused.map(|_| ()).unwrap_err().errno, libc::EINVAL);
+}
+
 #[test]
 fn multicast_datagrams_have_no_destination_path_bits() {
     let ports = [0x40, 0x80].map(|lid| PortSpec { lid, lmc: 1, ..PortSpec::default() });

@@ -247,6 +247,7 @@ pub mod connect {
             pub fn device(&self) -> &str {}
             pub fn generation(&self) -> u32 {}
             pub fn local(&self) -> &LocalPort {}
+            pub fn needs_gid(&self) -> bool {}
             pub fn parameters(&self) -> &EndpointParameters {}
             pub fn set_local(&mut self, local: LocalPort) {}
             pub fn endpoint<Q: QueuePair>(&self, qp: &Q) -> QueuePairEndpoint {}
@@ -449,6 +450,7 @@ pub mod connect {
         pub struct LocalPort {
             pub number: u8,
             pub link_layer: LinkLayer,
+            pub needs_grh: bool,
             pub lid: u16,
             pub gid: Gid,
             pub gid_index: u8,
@@ -4356,6 +4358,7 @@ pub mod verbs {
             pub pkeys: u16,
             pub lid: u16,
             pub lmc: u8,
+            pub grh_required: bool,
             pub lanes: u8,
             pub lane_speed: u64,
         }

@@ -731,6 +731,7 @@ mod port {
     pub struct PortSpec {
         pub lid: u16,
         pub lmc: u8,
+        pub grh_required: bool,
         pub pkeys: Vec<u16>,
     }
     impl Default for PortSpec {}
