@@ -337,7 +337,7 @@ impl Stage for IcmpError {
 /// The version of the saved state.
 const STATE_VERSION: u8 = 1;
 
-/// The state has the version, the level of the bucket, and two numbers for each host ([`HostLimit::save`]).
+/// The state has the version, the level of the bucket, and two numbers for each host (`HostLimit::save`).
 impl StateTransfer for IcmpError {
     fn save_state(&mut self) -> Option<Vec<u8>> {
         let (bucket, limit) = (self.bucket.as_ref()?, self.host_limit.as_ref()?);

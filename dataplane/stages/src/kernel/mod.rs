@@ -8,7 +8,7 @@
 //! the task starts another resync.
 //!
 //! The task also asks the kernel to resolve the neighbours that workers need. Neighbours have sockets of their own
-//! ([`NeighborSockets`]). The task serves these sockets after each part of a long series of route changes, so that
+//! (`NeighborSockets`). The task serves these sockets after each part of a long series of route changes, so that
 //! traffic to a new neighbour does not wait for the routes.
 
 mod messages;
