@@ -11,8 +11,8 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::panic::{self, PanicHookInfo};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{OnceLock, PoisonError, RwLock};
 use std::thread;
 
 use serde_json::{Map, Value};
@@ -43,10 +43,13 @@ static QUEUE: OnceLock<NonBlocking> = OnceLock::new();
 /// Whether messages go to the queue.
 static IS_QUEUED: AtomicBool = AtomicBool::new(false);
 
-/// The style of all messages of the process. The first call of [`start`] sets the style.
-static STYLE: OnceLock<Style> = OnceLock::new();
+/// The arguments `format` and `has_time` of the first call of [`start`].
+static WANTED: OnceLock<(LogFormat, bool)> = OnceLock::new();
 
-/// The journal, if the style is [`Style::Journal`].
+/// The style of all messages of the process.
+static STYLE: RwLock<Style> = RwLock::new(Style::Text { has_time: false, is_coloured: false });
+
+/// The journal, after the first selection of [`Style::Journal`].
 static OPENED: OnceLock<Journal> = OnceLock::new();
 
 /// The style of log messages.
@@ -84,7 +87,7 @@ impl Style {
 
     /// Returns the style of the process.
     fn current() -> Self {
-        STYLE.get().copied().unwrap_or(Self::Text { has_time: false, is_coloured: false })
+        *STYLE.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes a message to `out`.
@@ -177,7 +180,10 @@ fn is_journal() -> bool {
     about.is_ok_and(|about| stream == format!("{}:{}", about.st_dev(), about.st_ino()))
 }
 
-impl<S, N> FormatEvent<S, N> for Style
+/// Formats events in the style that the function returns.
+struct Formatter(fn() -> Style);
+
+impl<S, N> FormatEvent<S, N> for Formatter
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -186,7 +192,7 @@ where
         let mut record = Record::new(*event.metadata().level(), String::new());
         record.source = Some(event.metadata());
         event.record(&mut record);
-        self.write(&mut out, &record)
+        (self.0)().write(&mut out, &record)
     }
 }
 
@@ -326,24 +332,18 @@ fn datagram(entry: &Map<String, Value>) -> Vec<u8> {
 /// more for debug. The environment variable `RUST_LOG` overrides the level. If `has_time` is `true`, messages in the
 /// text format start with the time.
 pub(super) fn start(verbose: u8, format: LogFormat, has_time: bool) {
-    let mut style = Style::of(format, has_time);
-    if style == Style::Journal {
-        match Journal::open(Path::new(JOURNAL)) {
-            Ok(journal) => drop(OPENED.set(journal)),
-            Err(_) => style = Style::Lines,
-        }
-    }
-    let _ = STYLE.set(style);
+    let _ = WANTED.set((format, has_time));
+    select_style();
     let level = ["warn", "info", "debug"][usize::from(verbose.min(2))];
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let writer = || -> Box<dyn Write> {
         match queue() {
             Some(queue) => Box::new(queue),
-            None => Box::new(Output(OPENED.get())),
+            None => Box::new(Output(&OPENED)),
         }
     };
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(false);
-    let logs = logs.log_internal_errors(false).event_format(style).with_filter_reloading();
+    let logs = logs.log_internal_errors(false).event_format(Formatter(Style::current)).with_filter_reloading();
     let (get, set) = (logs.reload_handle(), logs.reload_handle());
     // `try_init` fails if the app has already set up logging. The app then keeps its own logger. Errors while writing a
     // log line are ignored.
@@ -353,6 +353,19 @@ pub(super) fn start(verbose: u8, format: LogFormat, has_time: bool) {
             set: Box::new(move |filter| set.reload(filter).is_ok()),
         });
     }
+}
+
+/// Selects the style of the next messages. Call this function after a change of standard error.
+pub(super) fn select_style() {
+    let Some(&(format, has_time)) = WANTED.get() else { return };
+    let mut style = Style::of(format, has_time);
+    if style == Style::Journal && OPENED.get().is_none() {
+        match Journal::open(Path::new(JOURNAL)) {
+            Ok(journal) => drop(OPENED.set(journal)),
+            Err(_) => style = Style::Lines,
+        }
+    }
+    *STYLE.write().unwrap_or_else(PoisonError::into_inner) = style;
 }
 
 /// Returns the queue of the run, if messages go to the queue.
@@ -374,7 +387,7 @@ pub(super) fn notice(level: Level, message: &str) {
     // The queue accepts the message or counts it as lost. Without the queue, ignore a failed write.
     let _ = match queue() {
         Some(mut queue) => queue.write_all(text.as_bytes()),
-        None => Output(OPENED.get()).write_all(text.as_bytes()),
+        None => Output(&OPENED).write_all(text.as_bytes()),
     };
 }
 
@@ -385,7 +398,7 @@ pub(super) fn fail(message: &str, status: i32) -> i32 {
         match Style::current() {
             Style::Text { .. } => write_stderr(&format!("error: {message}\n")),
             // Ignore a failed write.
-            _ => drop(Output(OPENED.get()).write_all(styled(Level::ERROR, message).as_bytes())),
+            _ => drop(Output(&OPENED).write_all(styled(Level::ERROR, message).as_bytes())),
         }
     }
     status
@@ -393,12 +406,15 @@ pub(super) fn fail(message: &str, status: i32) -> i32 {
 
 /// The destination of messages in the style of the process: the journal, or standard error without a journal. Each
 /// write is one message.
-struct Output(Option<&'static Journal>);
+struct Output(&'static OnceLock<Journal>);
 
 impl Write for Output {
     fn write(&mut self, message: &[u8]) -> io::Result<usize> {
-        let Some(journal) = self.0 else { return Stderr.write_all(message).map(|()| message.len()) };
-        let entry: Map<String, Value> = serde_json::from_slice(message)?;
+        // A message may be older than the selection of the journal. Such a message is no entry.
+        let entry = self.0.get().and_then(|journal| Some((journal, serde_json::from_slice(message).ok()?)));
+        let Some::<(_, Map<String, Value>)>((journal, entry)) = entry else {
+            return Stderr.write_all(message).map(|()| message.len());
+        };
         if journal.send(&entry).is_err() {
             // The journal is gone, or the entry is too long. The stream of standard error may still work.
             let [priority, text] =
@@ -444,7 +460,7 @@ pub(super) struct LogQueue {
 impl LogQueue {
     /// Starts to queue the messages of all threads.
     pub(super) fn start() -> Self {
-        let (queue, log_queue) = Self::to(Output(OPENED.get()));
+        let (queue, log_queue) = Self::to(Output(&OPENED));
         // `set` fails for a second run in the same process. The messages of that run are written directly.
         let is_first = QUEUE.set(queue).is_ok();
         if is_first {
@@ -600,9 +616,10 @@ mod tests {
         let folder = dataplane_testing::Folder::new();
         let path = folder.file("socket");
         let received = UnixDatagram::bind(&path).unwrap();
-        let journal: &Journal = Box::leak(Box::new(Journal::open(&path).unwrap()));
-        let (queue, log_queue) = LogQueue::to(Output(Some(journal)));
-        let logs = tracing_subscriber::fmt().with_writer(move || queue.clone()).event_format(Style::Journal).finish();
+        let journal: &OnceLock<Journal> = Box::leak(Box::new(Journal::open(&path).unwrap().into()));
+        let (queue, log_queue) = LogQueue::to(Output(journal));
+        let logs = tracing_subscriber::fmt().with_writer(move || queue.clone());
+        let logs = logs.event_format(Formatter(|| Style::Journal)).finish();
         tracing::subscriber::with_default(logs, || {
             tracing::error!(worker = 3, stage = "acl", lost = 7, "worker 3: stage `acl` panicked\nat the packet");
         });

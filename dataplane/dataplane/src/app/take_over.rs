@@ -17,6 +17,7 @@ use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use super::args;
 use super::console::CommandError;
 use super::control::Socket;
+use super::logs;
 use super::metrics::Listener;
 use super::process::own_descriptor;
 use crate::config::{Control, Runtime, Source};
@@ -233,6 +234,7 @@ impl TakeOver {
         }
         if let Some(stderr) = take("stderr") {
             let _ = dup2_stderr(stderr);
+            logs::select_style();
         }
         Ok(TakenSockets { control, metrics })
     }
