@@ -85,17 +85,19 @@ struct NeighborSockets {
 }
 
 impl NeighborSockets {
-    /// Applies queued changes of neighbours, and sends the requests of the workers to the kernel.
-    fn serve(&mut self, state: &mut MirrorState) {
+    /// Applies queued changes of neighbours, and sends the requests of the workers to the kernel. Returns whether the
+    /// changes could be read.
+    fn serve(&mut self, state: &mut MirrorState) -> bool {
         let result = match self.events.read(|message| state.apply(message)) {
             Ok(ReadResult::Lost) => state.read_neighbors(&mut self.requests),
             Ok(_) => Ok(()),
             Err(error) => Err(error),
         };
-        if let Err(error) = result {
-            state.neighbors_failed(&error);
+        if let Err(error) = &result {
+            state.neighbors_failed(error);
         }
         state.request_neighbors(&mut self.requests);
+        result.is_ok()
     }
 }
 
@@ -114,7 +116,7 @@ impl Task for KernelMirror {
         let mut state = MirrorState::new(self.tables.clone(), writer, &self.ports)
             .map_err(|error| Error::Memory(format!("{error}; help: {MEMORY_HELP}")))?;
         state
-            .resync(&mut requests, &mut |state| neighbors.serve(state))
+            .resync(&mut requests, &mut |state| _ = neighbors.serve(state))
             .map_err(|error| failed("cannot read routes", error))?;
         state.set_workers_running();
         self.open = Some((state, events, requests, neighbors));
@@ -142,7 +144,10 @@ fn follow(
     let (mut overflow, mut last_check) = (Overflow::default(), None::<Instant>);
     while !stop.is_set() {
         let waited = Events::wait([events, &neighbors.events], POLL_INTERVAL);
-        neighbors.serve(state);
+        if !neighbors.serve(state) {
+            // The socket may still be readable, so the next wait would end at once.
+            stop.wait(POLL_INTERVAL);
+        }
         match waited.and_then(|()| events.read(|message| state.apply(message))) {
             Ok(received) => {
                 let lost = received == ReadResult::Lost;
@@ -169,7 +174,7 @@ fn follow(
         if resync_at.is_some_and(|at| at <= Instant::now()) {
             resync_at = None;
             state.tables().add(TableCount::Resyncs, 1);
-            if let Err(error) = state.resync(requests, &mut |state| neighbors.serve(state)) {
+            if let Err(error) = state.resync(requests, &mut |state| _ = neighbors.serve(state)) {
                 tracing::warn!("kernel: cannot read the whole state again: {error}");
                 resync_at = Some(Instant::now() + FAILURE_DELAY);
             }
