@@ -272,6 +272,10 @@ impl Worker {
         ctx: &mut Ctx,
         sampled: &mut Nanos,
     ) -> Result<(), LaneError> {
+        // A stage may have panicked while the worker answered a message during a pause.
+        if self.is_paused && !self.stay_paused(clock) {
+            return Ok(());
+        }
         // After a panic of a stage, the graph and the outboxes may contain packets of other stages.
         self.graph.walk(ctx, &mut self.pool, &mut NoObserver);
         self.transmit();
