@@ -38,8 +38,8 @@ const PAUSE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// The maximum time that a worker waits for its sends before a pause.
 const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The minimum time that a worker waits until the devices have released the flushed buffers of stopped queues. After an
-/// upgrade, the kernel releases the buffers of an `xdp` port some milliseconds after the port has closed its socket.
+/// The minimum time limit for the devices to release the flushed buffers of stopped queues. After an upgrade, the
+/// kernel releases the buffers of an `xdp` port some milliseconds after the port has closed its socket.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The interval between two samples of the wall clock, in nanoseconds.
@@ -163,7 +163,8 @@ impl Worker {
             // Nobody serves this worker's queues any more, so stop the whole run instead of losing its traffic
             // silently.
             let port = self.info.as_ref().and_then(|info| info.ports.get(*port));
-            tracing::error!(worker = self.number, port, "worker {}: {error}", self.number);
+            let name = port.map_or("?", String::as_str);
+            tracing::error!(worker = self.number, port, "worker {}: port `{name}`: {error}", self.number);
             self.control.stop();
         }
         self.counts.fault = result.err();
@@ -748,17 +749,16 @@ impl ClosingLanes {
     }
 }
 
-/// Adds the packets of a lane to `progress`.
-/// Calls `what` until `what` returns `true`, at most until `deadline`. Calls `what` at least once.
+/// Polls until `what` returns `true` or until `deadline`. Polls at least once.
 fn wait_until(deadline: Instant, mut what: impl FnMut() -> bool) {
     while !what() && Instant::now() < deadline {
         std::hint::spin_loop();
     }
 }
 
-/// Stops the lanes, and reclaims their flushed buffers. Waits for the devices at most until `deadline`, but at least for
-/// [`RELEASE_TIMEOUT`], because the sends may have used up the time. With `once`, reclaims only the buffers that the
-/// devices have released already.
+/// Stops the lanes, and reclaims their flushed buffers. Waits for the devices until `deadline` or for
+/// [`RELEASE_TIMEOUT`], whichever ends later, because the sends may have used up the time. With `once`, reclaims only
+/// the buffers that the devices have released already.
 fn flush(lanes: &mut [&mut Box<dyn Lane>], pool: &mut Pool, deadline: Instant, once: bool) {
     // Move the queue pairs to the error state, so that the devices flush all posted buffers.
     for lane in &mut *lanes {
@@ -770,6 +770,7 @@ fn flush(lanes: &mut [&mut Box<dyn Lane>], pool: &mut Pool, deadline: Instant, o
     });
 }
 
+/// Adds the packets of a lane to `progress`.
 fn add_progress(progress: &mut Progress, counters: &LaneCounters) {
     progress.rx += counters.rx;
     progress.tx += counters.tx;
