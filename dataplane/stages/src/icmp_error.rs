@@ -312,9 +312,7 @@ impl Stage for IcmpError {
 
     fn info() -> StageInfo {
         StageInfo::new()
-            .keeps(
-                "the tokens of its rate limit, and the limits of single hosts if per_host and the burst stay the same",
-            )
+            .keeps("the tokens of its rate limit, and the limits per host if `per_host` and `burst` do not change")
             .outputs(&[("reply", "errors, which leave by the port that received the packet")])
             .reasons(&[
                 (
@@ -347,8 +345,7 @@ impl StateTransfer for IcmpError {
         Some(state)
     }
 
-    /// The time starts at 0 in a new program, like the time of a new bucket, so the limits earn no tokens for the time of
-    /// the upgrade.
+    /// Time starts at 0 in a new program, so the limits earn no tokens for the duration of the upgrade.
     fn load_state(&mut self, state: &[u8]) -> Result<(), String> {
         let state = state.strip_prefix(&[STATE_VERSION]).ok_or("the saved limits have another version")?;
         let damaged = "the saved limits are damaged";

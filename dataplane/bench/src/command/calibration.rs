@@ -64,7 +64,7 @@ pub(super) fn check(path: &Path, own: &CalibrationReport, environment: &Environm
         .collect();
     for (which, sizes) in [("missing in", &missing), ("only in", &only_in(&calibrated_sizes, &sizes))] {
         if !sizes.is_empty() {
-            differences.push(format!("frame sizes {which} the calibration, without the FCS: {}", sizes.join("; ")));
+            differences.push(format!("frame sizes (without the FCS) {which} the calibration: {}", sizes.join(", ")));
         }
     }
     if differences.is_empty() {
@@ -117,10 +117,10 @@ mod tests {
         };
         check(&["60"]).unwrap();
         let why = check(&["9", "60", "10"]).unwrap_err();
-        assert!(why.contains("frame sizes missing in the calibration, without the FCS: 10; 9; help: "), "{why}");
+        assert!(why.contains("frame sizes (without the FCS) missing in the calibration: 10, 9; help: "), "{why}");
         assert!(why.contains("--stream 'size = 10' --stream 'size = 60' --stream 'size = 9'"), "{why}");
         let why = check(&[]).unwrap_err();
-        assert!(why.contains("frame sizes only in the calibration, without the FCS: 60; help: "), "{why}");
+        assert!(why.contains("frame sizes (without the FCS) only in the calibration: 60; help: "), "{why}");
         assert!(why.contains("the same ports and the same streams"), "{why}");
     }
 }

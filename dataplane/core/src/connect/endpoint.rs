@@ -91,7 +91,10 @@ pub enum EndpointError {
     #[error("the peer's buffer exceeds the address space")]
     Buffer,
     /// The GID is missing.
-    #[error("the peer has no address, but RoCE needs an address; help: assign an address to the peer's interface")]
+    #[error(
+        "the peer has no address, but RoCE and ports that require a global route header need an address; help: assign an \
+         address to the peer's interface"
+    )]
     NoAddress,
     /// Both the local identifier and the GID are missing.
     #[error("the peer has neither a local identifier nor an address; help: check that a subnet manager runs")]

@@ -36,13 +36,18 @@ pub(super) fn in_memory(plan: &Plan, frames: &Frames) -> Result<Vec<(String, Str
             return Err(CommandError::Usage(format!("port `{}` has the key `{key}`; {help}", config.name)));
         }
         if config.flow.is_some() && frames.traffic.is_none() {
-            let help = "help: name a capture with --traffic, because the rules may not match the generated frames";
-            return Err(CommandError::Usage(format!("port `{}` has the key `flow`; {help}", config.name)));
+            return Err(CommandError::Usage(format!(
+                "port `{}` has the key `flow`, and the generated frames may not match its rules; help: use a capture: \
+                 --traffic FILE",
+                config.name
+            )));
         }
         if config.offloads().contains(&Offload::DelayDrop) {
-            let help =
-                "help: remove \"delay_drop\", which needs several workers, because the measurement runs one worker";
-            return Err(CommandError::Usage(format!("port `{}` has the offload `delay_drop`; {help}", config.name)));
+            return Err(CommandError::Usage(format!(
+                "port `{}` has the offload `delay_drop`, which needs several workers, but the measurement runs one \
+                 worker; help: remove \"delay_drop\" from `offload`",
+                config.name
+            )));
         }
         let link = toml::Value::try_from(link(port, frames)?);
         let link = link.map_err(|error| CommandError::Failed(format!("port `{}`: {error}", config.name)))?;

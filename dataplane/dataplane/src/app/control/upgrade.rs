@@ -95,7 +95,11 @@ impl Withdrawal {
         }
         let is_late = waited >= WITHDRAW_TIMEOUT + KILL_TIMEOUT;
         if is_late {
-            tracing::error!("process {} does not end", self.program.pid);
+            tracing::error!(
+                "process {} does not end after SIGKILL, so this program receives packets again while the new program may \
+                 still exist",
+                self.program.pid
+            );
         }
         is_late
     }

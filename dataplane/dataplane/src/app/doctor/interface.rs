@@ -107,10 +107,13 @@ fn path_mtu(case: &Case<'_>, facts: &InterfaceFacts) -> Option<Finding> {
     (facts.is_ethernet && needed > path_mtu).then(|| {
         let of_interface = interface_mtu_for_datagrams(mtu)
             .map_or_else(String::new, |mtu| format!(", or `ip link set dev {name} mtu {mtu}`"));
-        // The driver may subtract no headers.
+        // Some drivers, such as irdma, do not subtract the RoCE headers from the MTU of the interface.
         let can_run = needed <= path_mtu_of_interface(facts.mtu + ROCE_HEADERS);
         let (severity, effect) = match can_run {
-            true => (Severity::Unseen, "the run fails at its start, except on devices of some drivers, such as irdma"),
+            true => (
+                Severity::Unseen,
+                "the run fails at its start, unless the driver subtracts fewer header bytes, as irdma does",
+            ),
             false => (Severity::Fails, "the run fails at its start"),
         };
         Finding::new(

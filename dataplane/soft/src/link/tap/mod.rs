@@ -137,9 +137,9 @@ impl Tap {
         if spec.takes_over {
             let found = found.ok_or_else(|| {
                 Error::Wire(format!(
-                    "interface `{name}`: no interface of this network namespace has this name, because the TAP was renamed \
-                     or moved; help: rename the TAP back (`ip link set NEW_NAME name {name}`) or move it back, and \
-                     upgrade again",
+                    "interface `{name}`: this network namespace has no such interface, because the TAP was renamed or \
+                     moved to another namespace; help: rename the TAP (`ip link set NEW_NAME name {name}`) or move the \
+                     TAP back, then upgrade again",
                     name = spec.name
                 ))
             })?;
@@ -570,6 +570,9 @@ mod tests {
     fn take_over_of_a_renamed_tap_names_the_cause() {
         let spec = TapSpec { takes_over: true, ..TapSpec::new("no-such") };
         let error = Tap::open(&spec, 1500, false).map(drop).unwrap_err().to_string();
-        assert!(error.contains("`no-such`") && error.contains("the TAP was renamed or moved; help:"), "{error}");
+        assert!(
+            error.contains("`no-such`") && error.contains("the TAP was renamed or moved to another namespace; help:"),
+            "{error}"
+        );
     }
 }
