@@ -34,11 +34,11 @@ pub struct EndpointParameters {
     pub allow_self: bool,
     /// The local GID (the address of the device's port), written as an IPv6 or IPv4 address. Default: a GID of the kind
     /// `gid_kind`. With `"roce_v2"`, the default is the first GID with an IPv4 address, otherwise the first GID with an
-    /// IPv6 address, otherwise a link-local GID. If `peer` names a port on another device, the default is a link-local
-    /// GID, because Linux cannot resolve the other addresses of an interface of the same host. The first GID of a port is
-    /// link-local, but may not be an address of the interface. If the interface has another link-local address, this
-    /// address is the default instead of the first GID. With other kinds, the default is the first GID. If addresses are
-    /// added or removed, the default may change, and the port then connects again.
+    /// IPv6 address, otherwise a link-local GID. If `peer` names a port on another device or on another `device_port`,
+    /// the default is a link-local GID, because Linux cannot resolve the other addresses of an interface of the same
+    /// host. The first GID of a port is link-local, but may not be an address of the interface. If the interface has
+    /// another link-local address, this address is the default instead of the first GID. With other kinds, the default
+    /// is the first GID. If addresses are added or removed, the default may change, and the port then connects again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<Gid>,
     /// The kind of the local GID. On Ethernet, both ends must use the same kind. Default: `"roce_v2"` if the port has
@@ -70,8 +70,8 @@ pub struct EndpointParameters {
     #[schemars(range(min = 256, max = 4096))]
     pub path_mtu: Option<u16>,
     /// Whether packets contain a global route header. On Ethernet, and on InfiniBand ports that require this header,
-    /// packets always contain the header, and `false` is an error. Default: `true` if both sides have a GID, otherwise
-    /// `false`.
+    /// packets always contain the header, and `false` is an error. Set the same value on both sides. `false` is only
+    /// possible if neither port requires the header. Default: `true` if both sides have a GID, otherwise `false`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grh: Option<bool>,
     /// The hop limit of sent packets.

@@ -156,7 +156,8 @@ pub struct Runtime {
     /// `"software"` for the system clock, or `"none"` for no timestamps. If the device has no wall clock, `"wallclock"`
     /// uses the device's counter. If the device has no usable clock at all, the program uses the system clock.
     pub timestamps: Timestamps,
-    /// The maximum time to wait for packets in progress when the run stops, such as `"5s"`. At most `"365d"`.
+    /// The maximum time to wait for packets in progress when the run stops, such as `"5s"`. The release of the packet
+    /// buffers may take up to 0.2 s longer. At most `"365d"`.
     pub drain_timeout: Period,
     /// A time limit for the progress of workers, such as `"10s"`. At least `"100ms"`. If a worker makes no progress for
     /// this time, the program logs a message with the current stage of the worker and the state of the worker's thread.
