@@ -24,7 +24,7 @@ pub(crate) struct Address {
     pub(crate) qpn: u32,
     /// The packet sequence number (PSN) of the first packet that this queue pair sends, 24 bits.
     pub(crate) psn: u32,
-    /// The GID of the port. 0 if the peer uses the LID, which is only possible on InfiniBand.
+    /// The GID of the port. 0 if the sender of the address sends only its LID, which is possible on InfiniBand.
     pub(crate) gid: Gid,
 }
 

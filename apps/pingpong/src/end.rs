@@ -223,8 +223,8 @@ impl<D: Device> ConnectedQueuePair<D> {
     fn address(&self) -> Address {
         let local = self.connector.local();
         let parameters = self.connector.parameters();
-        // A program of rdma-core without `-g` fails if its peer has a GID, because this program has no source GID for the
-        // global route header.
+        // An rdma-core program without `-g` fails if the peer sends a GID, because the rdma-core program then has no
+        // source GID for the global route header.
         let gid = if self.connector.needs_gid() { local.gid } else { Gid::default() };
         Address { lid: local.lid, qpn: self.qp.number().0, psn: parameters.sq_psn, gid }
     }

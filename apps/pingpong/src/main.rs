@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// In a network with virtual functions, InfiniBand routes packets by GID.
+    /// On ports of virtual functions, the fabric routes packets by GID.
     #[test]
     fn port_that_requires_a_grh_sends_its_gid() {
         for kind in ["rc", "uc", "ud", "srq"] {

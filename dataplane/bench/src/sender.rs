@@ -280,8 +280,8 @@ impl Sender {
         added
     }
 
-    /// Notes that `count` packets are sent at the time `now`. `planned` is the planned time of the first packet, with its
-    /// fraction. The other packets count with the same error, which is an upper limit.
+    /// Records the pacing error of `count` packets that are sent at the time `now`. `planned` is the planned time of
+    /// the first packet, with its fraction. All packets get the error of the first packet, which is an upper bound.
     #[inline]
     fn note_pacing(&mut self, planned: u64, now: u64, count: u64) {
         if self.interval > 0 {

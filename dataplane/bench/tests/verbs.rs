@@ -249,7 +249,7 @@ fn port_without_local_identifier_is_reached_by_its_gid() {
     assert!(!client.ethernet && client.gid.starts_with("fe80::"), "{client:?}");
 }
 
-/// In a network with virtual functions, InfiniBand routes packets by GID.
+/// On ports of virtual functions, the fabric routes packets by GID.
 #[test]
 fn infiniband_port_that_requires_a_grh_is_reached_by_its_gid() {
     for transport in ["rc", "uc", "ud"] {

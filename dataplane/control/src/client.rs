@@ -65,9 +65,8 @@ impl Answer {
     }
 }
 
-/// Returns whether a terminal would interpret the character: a control character, or a character that changes the
-/// direction of text (`Bidi_Control` of Unicode). Text from another program must not contain such characters when it is
-/// printed.
+/// Returns whether the character is a control character or a bidirectional control character (Unicode `Bidi_Control`).
+/// Replace such characters before you print text of another program.
 pub fn is_terminal_control(char: char) -> bool {
     char.is_control()
         || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -91,7 +91,8 @@ pub struct Traffic {
     /// in the sum of all streams, because the ports do not know the streams of these packets.
     #[serde(default)]
     pub overrun: u64,
-    /// Packets of `lost` that the ports of the tester did not send. Only counted in the sum of all streams, as `overrun`.
+    /// Packets of `lost` that the ports of the tester did not send. Like `overrun`, counted only in the sum of all
+    /// streams.
     #[serde(default)]
     pub tx_failed: u64,
     /// `corrupted + late + lost - overrun - tx_failed`, as a ratio of `sent`.

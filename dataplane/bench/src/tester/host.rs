@@ -39,7 +39,8 @@ pub(super) fn counters(lanes: &PortLanes) -> Vec<BTreeMap<String, u64>> {
             let missed = interface.and_then(|name| interface_counter(name, "statistics/rx_missed_errors"));
             counters.extend(missed.map(|missed| (INTERFACE_MISSED.to_owned(), missed)));
         }
-        // Of the links with an interface, only `packet` links copy frames. An `xdp` link does not receive all other frames.
+        // Count `rx_dropped` only for `packet` links. On an `xdp` link, `rx_dropped` can contain frames that were not
+        // for the port. For `tap` links, `kernel_interface` returns `None`.
         if plan.config.link.as_ref().is_some_and(|link| link.copies_frames()) {
             let dropped = interface.and_then(|name| interface_counter(name, "statistics/rx_dropped"));
             counters.extend(dropped.map(|dropped| (INTERFACE_DROPPED.to_owned(), dropped)));

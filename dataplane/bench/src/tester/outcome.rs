@@ -21,7 +21,7 @@ pub struct StreamOutcome {
     pub missed: u64,
     /// The time from the planned to the actual transmission, in nanoseconds. Empty if the rate is not limited.
     pub pacing: Histogram<u64>,
-    /// The judgement. Without a latency and a jitter if the error of the clock of the receiving port is unknown.
+    /// The judgement. The latency and the jitter are empty if the clock error of the receiving port is unknown.
     pub judgement: Judgement,
     /// The counts and the latencies of the packets, one point for each interval in [`Outcome::intervals`].
     pub series: Vec<Point>,

@@ -145,7 +145,8 @@ pub(super) struct Destination {
     pub(super) rkey: u32,
     /// The address of the memory.
     pub(super) addr: u64,
-    /// The GID of the port. `None` on InfiniBand if the packets have no global route header.
+    /// The GID of the port. `None` on InfiniBand if the port does not require a global route header and the options
+    /// select no GID.
     pub(super) gid: Option<Gid>,
 }
 

@@ -111,8 +111,8 @@ impl Connector {
         &self.parameters
     }
 
-    /// Sets the properties of the local port. Call this after the state or the addresses of the port have changed, with
-    /// the result of [`EndpointParameters::resolve`].
+    /// Sets the properties of the local port. Call `set_local` with the result of [`EndpointParameters::resolve`] after
+    /// the state or the addresses of the port have changed.
     pub fn set_local(&mut self, local: LocalPort) {
         self.local = local;
     }
@@ -162,8 +162,8 @@ impl Connector {
             return Err(EndpointError::UnexpectedPsn { own: expected, peer: remote.psn });
         }
         let parameters = &self.parameters;
-        // Both sides must decide the same. Some devices drop packets with a global route header if the path of the queue
-        // pair has none, and packets without this header if the path has one.
+        // Both sides must make the same decision, because some devices drop packets whose use of the global route
+        // header differs from the path of the queue pair.
         let have_gids = !own.gid.is_zero() && !remote.gid.is_zero();
         let global = self.local.needs_grh || parameters.grh.unwrap_or(have_gids);
         // With a global route header, the GID addresses the peer. Without it, only the local identifier does.

@@ -9,8 +9,9 @@ use crate::verbs::{GidEntry, GidKind};
 /// same host. `kind` limits the choice to GIDs of this kind. Returns `None` if there is no such GID.
 ///
 /// Among the GIDs of RoCE v2, the order is: the first GID with an IPv4 address, the first GID with an IPv6 address, a
-/// link-local IPv4 or IPv6 address of the interface other than the first GID, the first GID. Link-local addresses do not
-/// count in the first two steps. Without a GID of RoCE v2, the result is the first GID.
+/// link-local IPv4 address, a link-local IPv6 address, the first GID. Link-local addresses do not count in the first
+/// two steps. In the third and the fourth step, only addresses of the interface of the first GID, other than the first
+/// GID, count. Without a GID of RoCE v2, the result is the first GID.
 ///
 /// The first GID of RoCE v2 is usually the default GID of the kernel. The kernel derives this link-local address from
 /// the MAC address, even if the interface does not have this address. In that case, the host does not answer for the

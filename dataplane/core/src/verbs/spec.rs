@@ -295,8 +295,8 @@ pub struct PortAttributes {
     /// The number of low bits of the local identifier that are path bits.
     pub lmc: u8,
     /// Whether an InfiniBand port requires a global route header (GRH) in each packet: `IBV_QPF_GRH_REQUIRED`. For
-    /// example, virtual functions need the GRH, because the network routes their packets by GID. Ethernet ports always
-    /// need the GRH, and do not set this flag.
+    /// example, ports of virtual functions require the GRH, because the fabric routes their packets by GID. RoCE ports
+    /// always need the GRH, and Linux sets this flag on each RoCE port.
     pub grh_required: bool,
     /// The number of lanes of the link: `active_width`; 0: unknown.
     pub lanes: u8,

@@ -310,7 +310,8 @@ impl Journal {
     }
 }
 
-/// Returns an entry in the native protocol of the journal: a value with line breaks follows its length in 8 bytes.
+/// Returns an entry in the native protocol of the journal: before a value with line breaks, the entry has the length of
+/// the value in 8 bytes, little-endian.
 fn datagram(entry: &Map<String, Value>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in entry {
@@ -461,7 +462,7 @@ impl LogQueue {
     /// Starts to queue the messages of all threads.
     pub(super) fn start() -> Self {
         let (queue, log_queue) = Self::to(Output(&OPENED));
-        // `set` fails for a second run in the same process. The messages of that run are written directly.
+        // `set` fails for a second run in the same process. The second run writes its messages directly.
         let is_first = QUEUE.set(queue).is_ok();
         if is_first {
             let direct = panic::take_hook();

@@ -88,7 +88,8 @@ fn list(client: &mut Client, what: &str, args: &args::Show) -> Result<(), Comman
 /// Prints the text of the config and the values that override it.
 fn print_config(row: &RawValue) -> Result<(), CommandError> {
     let ConfigRow { path, settings, text, .. } = serde_json::from_str(row.get()).map_err(foreign)?;
-    // A config contains line ends and tabs. Other control characters would be interpreted by the terminal.
+    // A config contains line ends and tabs. The terminal would interpret other control characters and bidirectional
+    // control characters.
     let text = text.replace(|char: char| is_terminal_control(char) && !matches!(char, '\n' | '\t'), "\u{fffd}");
     let settings: String = settings.iter().map(|setting| format!("# --set {}\n", plain(setting))).collect();
     console::print(&format!("# {}\n{settings}{text}", plain(&path)))

@@ -324,8 +324,8 @@ pub(crate) const LARGEST_PATH_MTU: u32 = mtu_bytes(5);
 /// headers GRH, UDP, BTH, XRC and AtomicETH, and the ICRC. Some drivers subtract less: rxe 80 bytes, and irdma nothing.
 pub(crate) const ROCE_HEADERS: u32 = 96;
 
-/// Returns the path MTU of a RoCE device whose network interface has the MTU `mtu`, in bytes. The path MTU of some drivers
-/// is larger, see [`ROCE_HEADERS`].
+/// Returns the path MTU, in bytes, of a RoCE device whose network interface has the MTU `mtu`. Some drivers use a
+/// larger path MTU, see [`ROCE_HEADERS`].
 pub(crate) fn path_mtu_of_interface(mtu: u32) -> u32 {
     (1..=5).rev().map(mtu_bytes).find(|bytes| bytes + ROCE_HEADERS <= mtu).unwrap_or(mtu_bytes(1))
 }

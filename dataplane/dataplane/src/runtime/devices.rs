@@ -282,10 +282,10 @@ impl<D: Device> OpenPort<D> {
                 let parameters = config.endpoint_parameters(connection, peer);
                 let addresses = Arc::new(PortAddresses::new(kind(config.qp), parameters));
                 let next_hop = peer::kernel_lookup(device.clone(), number, addresses.clone());
-                // Register the handler before the first query, so that no change after the query is missed.
+                // Register the handler before the first query, so that no later change is missed.
                 let (name, theirs, known) = (config.name.clone(), device.clone(), addresses.clone());
                 watch.on_port(number, move |_| {
-                    // The query fails while the port is down. In that case, the known addresses stay known.
+                    // The query fails while the port is down. `known` then keeps its addresses.
                     if let Err(error) = known.query(&theirs)
                         && known.changes() == 0
                     {

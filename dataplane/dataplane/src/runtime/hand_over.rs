@@ -144,7 +144,7 @@ impl Run {
     }
 }
 
-/// Waits for the next check of the workers. Fails after the deadline.
+/// Sleeps for [`POLL_INTERVAL`]. Fails after the deadline.
 fn await_check(deadline: Instant) -> Result<(), String> {
     if Instant::now() >= deadline {
         return Err("a worker does not answer, so nothing was handed over".to_owned());

@@ -17,8 +17,8 @@ pub(crate) struct IdlePolicy {
     kind: Idle,
     /// The number of empty iterations since the last packet.
     empty: u32,
-    /// `Some` while the lanes are armed, with the number of times that the lanes had created their queues again. An armed
-    /// lane wakes the worker when a packet arrives. New queues are not armed.
+    /// `Some` while the lanes are armed: the sum of `rebuilds` of all lanes at that moment. If the sum has changed,
+    /// some queues are new and not armed. An armed lane wakes the worker when a packet arrives.
     armed: Option<u64>,
     /// Whether another program is about to take over the run, so that the worker must answer soon.
     pub(crate) is_upgrading: bool,
@@ -204,8 +204,8 @@ impl IdlePolicy {
             std::thread::sleep(Self::TIMED_SLEEP);
             Some(Slept { time: begin.elapsed(), is_timeout: false })
         };
-        // Arm no lane before a sleep that no lane can end. The worker does not consume wake-ups after such a sleep, so
-        // the kernel would queue one event of an RDMA port per sleep.
+        // Do not arm a lane if any other input has no waker. The worker then sleeps by time and does not consume
+        // completion events, so each sleep of an armed RDMA lane would leave one event in the queue.
         let can_wake = inputs.iter().all(|&input| lanes[input].waker().is_some());
         if inputs.is_empty() || inputs.len() > Self::MAX_WAKERS || !can_wake {
             return timed();

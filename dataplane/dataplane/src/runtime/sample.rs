@@ -466,7 +466,7 @@ impl WorkerEnd {
 impl RequesterEnd {
     /// Sends a request. A worker that has ended gets no request.
     pub(crate) fn ask(&mut self, request: Message) {
-        // The ring has room for all requests in progress, so this error is a bug.
+        // The ring has room for all requests in progress, so a full ring is a bug.
         if self.empty.push(request).is_err() && !self.is_over() {
             tracing::error!("a request to a worker is lost, because the ring of the worker is full");
         }

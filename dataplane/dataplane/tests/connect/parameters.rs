@@ -396,7 +396,7 @@ fn infiniband_has_other_ranges_than_ethernet() {
     assert!(!usual.negotiate(&own, &peer).unwrap().path.global);
 }
 
-/// In a network with virtual functions, InfiniBand routes packets by GID.
+/// On ports of virtual functions, the fabric routes packets by GID.
 #[test]
 fn infiniband_port_can_require_a_grh() {
     let mut device = migrating_adapter();

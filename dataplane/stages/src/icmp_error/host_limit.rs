@@ -60,7 +60,7 @@ impl HostLimit {
         }
     }
 
-    /// Returns the entry of a host. A new entry replaces another entry, and has a full burst.
+    /// Returns the entry of a host. Creates a missing entry with a full burst, which replaces another entry.
     fn entry(&mut self, key: u64) -> Option<&mut HostEntry> {
         let at = self.random.hash_one(key) as usize % SETS * WAYS;
         let set = self.entries.get_mut(at..at + WAYS)?;

@@ -7,9 +7,9 @@
 //! part of the state that the task reads. If the task cannot determine whether the change or the read state is newer,
 //! the task starts another resync.
 //!
-//! The task also asks the kernel to resolve the neighbours that workers need. Neighbours have sockets of their own
-//! (`NeighborSockets`). The task serves these sockets after each part of a long series of route changes, so that
-//! traffic to a new neighbour does not wait for the routes.
+//! The task also asks the kernel to resolve the neighbours that workers need. Neighbours have separate sockets
+//! (`NeighborSockets`). During many route changes, the task reads these sockets after each part, so that route changes
+//! do not delay a new neighbour.
 
 mod messages;
 mod overflow;

@@ -201,7 +201,8 @@ impl Rib {
         &self.wide
     }
 
-    /// Removes the routes of one prefix with each step of the iterator. Dropping a large RIB at once takes long.
+    /// Returns an iterator that frees the routes of one prefix per step, because dropping a large RIB at once takes
+    /// long.
     pub(super) fn into_routes(self) -> impl Iterator<Item = Vec<RankedRoute>> {
         self.routes.into_values()
     }

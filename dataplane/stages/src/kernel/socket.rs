@@ -193,7 +193,8 @@ impl Requests {
     }
 
     /// Requests all entries of one type, and calls `each` with each step. If a change interrupts the dump, requests all
-    /// entries again, to get a consistent snapshot. If the last attempt is interrupted too, its result is accepted.
+    /// entries again, to get a consistent snapshot. If a change also interrupts the last attempt, the function accepts
+    /// the result, which may be inconsistent.
     pub(super) fn dump(&mut self, what: &RouteNetlinkMessage, mut each: impl FnMut(DumpStep)) -> io::Result<()> {
         for last in (0..DUMP_ATTEMPTS).rev() {
             self.send(NLM_F_DUMP, what.clone())?;

@@ -26,7 +26,7 @@ use dataplane_tables::TableError;
 
 /// The maximum number of neighbour requests that are handled at a time.
 const MAX_REQUESTS_AT_ONCE: usize = 32;
-/// The number of routes that a resync handles between two calls that serve the neighbours.
+/// The number of routes that a resync processes before each call of `serve_neighbors`.
 const ROUTES_PER_PART: usize = 256;
 
 /// The state of the thread that mirrors the kernel's routes and neighbours.

@@ -166,7 +166,7 @@ fn address_that_changes_before_the_link_goes_down_is_offered() {
     it.await_offer(changed);
 }
 
-/// If the lane queried the address at the device, the lane could miss that the event thread handles a change meanwhile.
+/// If the lane queried the device itself, the lane could miss a change that the event thread handles at that moment.
 #[test]
 fn lane_offers_the_address_that_the_event_thread_has_queried() {
     let device = device();

@@ -31,12 +31,12 @@ impl PortAddresses {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks the parameters against the device, and queries the addresses. Call this after each event of the port.
+    /// Checks the parameters against the device, and queries the addresses. Call `query` after each event of the port.
     ///
-    /// # Errors
-    /// Same as [`EndpointParameters::resolve`], for example while the port is down. The known addresses then stay known.
+    /// # Errors Same as [`EndpointParameters::resolve`], for example while the port is down. On an error, the known
+    /// addresses do not change.
     pub(crate) fn query<D: Device>(&self, device: &D) -> Result<()> {
-        // Of two queries at the same time, the later one must be the last to write.
+        // Lock before the query, so that the result of the latest query is written last.
         let mut known = self.known();
         let now = Connector::new(device, self.kind, self.parameters.clone())?;
         if known.as_ref().map(Connector::local) != Some(now.local()) {

@@ -52,7 +52,7 @@ pub(crate) struct PeerWiring<D: Device> {
     messages: PortMessages,
     rendezvous: Arc<Rendezvous>,
     addresses: Arc<PortAddresses>,
-    /// The changes of the addresses that `connector` contains.
+    /// The value of [`PortAddresses::changes`] when `connector` was read.
     seen: u32,
     step: ConnectStep<D>,
     agreed: Option<NegotiatedParameters>,
@@ -164,13 +164,14 @@ impl<D: Device> PeerWiring<D> {
     }
 }
 
-/// A UDP port, to which nothing is sent.
+/// The discard port of UDP (RFC 863). The program sends no packet to this port.
 const DISCARD: u16 = 9;
 
 /// Returns the message about a failed `ibv_create_ah` for the peer with this GID.
 fn no_path(device: &str, peer: Gid, error: VerbError) -> String {
-    // The kernel sends to an address of this host from the same address. The connect sends no packet. A bind of the
-    // address would prove nothing, because `ip_nonlocal_bind` also allows addresses of other hosts.
+    // For a destination on this host, the kernel selects the destination as source address. `connect` on a UDP socket
+    // sends no packet. A successful `bind` would not prove that the address is local, because `ip_nonlocal_bind` also
+    // allows addresses of other hosts.
     let is_own = |address: Ipv4Addr| {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
         let own = socket.and_then(|socket| socket.connect((address, DISCARD)).and_then(|()| socket.local_addr()));

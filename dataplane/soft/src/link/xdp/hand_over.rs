@@ -38,7 +38,7 @@ impl Xdp {
         }
     }
 
-    /// Returns whether another program takes the queues over.
+    /// Returns whether a hand-over of the queues is in progress.
     pub(super) fn is_detaching(&self) -> bool {
         lock(&self.detaching).is_some()
     }
@@ -95,8 +95,8 @@ impl HandOver for Xdp {
             return Err(deleted());
         }
         let sockets = lock(&self.sockets);
-        // A queue that has sent nothing may not have taken its handed socket yet. Such a queue takes the socket when it
-        // stops. Count the open sockets first, so that no socket is counted twice.
+        // A queue without traffic may not have adopted its handed-over socket yet, and adopts the socket when the queue
+        // stops. Count `open` before `handed`: a socket that moves between the two counts is then not counted twice.
         let expected = sockets.open.len() + lock(&self.handed).len();
         if expected < usize::from(queues) {
             let why = sockets.trouble.clone().unwrap_or_else(|| "a queue has no socket".to_owned());

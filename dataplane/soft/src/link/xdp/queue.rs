@@ -348,8 +348,8 @@ impl Queue {
     /// counts the frames of a socket that was left to another program.
     #[must_use]
     pub(crate) fn close(&mut self) -> u64 {
-        // A queue without posted receives takes the socket of another program at its first send. If there was no send,
-        // take the socket now, so that a further program gets the socket.
+        // A queue without posted receives adopts the socket at its first send. If the queue has sent nothing, adopt the
+        // socket now, so that the next program gets the socket.
         if self.awaited.is_some() && self.xdp.is_detaching() {
             self.adoption();
             if self.socket.is_none() {
@@ -480,8 +480,8 @@ impl Queue {
         (self.caps.recv_depth as usize).saturating_sub(self.posted)
     }
 
-    /// Records receives that another program has posted. The kernel has the slots already. With the last of these
-    /// receives, the queue starts to use the socket, because a queue that only sends may make no further call.
+    /// Records receives that another program has posted. The kernel has the slots already. The last of these receives
+    /// completes the adoption, because the worker may call nothing else on an idle queue.
     #[cold]
     fn post_adopted(&mut self, slots: &[u32]) {
         let adopted = self.awaited.as_mut().and_then(|awaited| awaited.adopted.as_mut());
@@ -785,7 +785,8 @@ impl Drop for Queue {
     fn drop(&mut self) {
         let _ = self.close();
         let is_kept = self.is_kept && self.xdp.keeps_socket(self.index);
-        // Check again, because the kernel may have released the slots since the last check, or may be about to do so.
+        // Check again for up to [`SHORT_WAIT`], because the kernel may have released the slots since the last check, or
+        // may release the slots soon.
         if let Some(region) = self.region.take_if(|_| self.unreleased)
             && (is_kept || !await_release(&region, self.epoch.index, self.index, SHORT_WAIT))
         {

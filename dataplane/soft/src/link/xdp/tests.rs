@@ -284,8 +284,8 @@ fn program_with_nic_stamps_is_bound_to_one_interface() {
 fn dropped_queue_frees_its_memory_when_the_kernel_has_just_released_it() {
     in_namespace(|| {
         veth(1, 1500);
-        // The rounds in which the kernel had not released the queue at the last check, and the rounds in which the drop
-        // freed the memory of such a queue. The kernel may also be faster than the check, or slower than the drop.
+        // `late`: rounds in which the queue was not released at the last check. `freed`: late rounds in which the drop
+        // freed the memory. The kernel may also be faster than the check, or slower than the drop.
         let (mut late, mut freed) = (0, 0);
         for _ in 0..10 {
             let xdp = Arc::new(Xdp::open(&XdpSpec::new("va"), 1514, false).unwrap());
@@ -298,7 +298,7 @@ fn dropped_queue_frees_its_memory_when_the_kernel_has_just_released_it() {
             queue.open().unwrap();
             xdp.detach(1, true).unwrap();
             assert_eq!(queue.close(), 0);
-            // The descriptors of another program, to which the upgrade fails.
+            // The new program holds these descriptors until the upgrade fails.
             let handed = xdp.detached().unwrap().unwrap();
             xdp.resume(true).unwrap();
             drop(handed);
