@@ -33,8 +33,9 @@ impl PortAddresses {
 
     /// Checks the parameters against the device, and queries the addresses. Call `query` after each event of the port.
     ///
-    /// # Errors Same as [`EndpointParameters::resolve`], for example while the port is down. On an error, the known
-    /// addresses do not change.
+    /// # Errors
+    /// Same as [`EndpointParameters::resolve`], for example while the port is down. On an error, the known addresses do
+    /// not change.
     pub(crate) fn query<D: Device>(&self, device: &D) -> Result<()> {
         // Lock before the query, so that the result of the latest query is written last.
         let mut known = self.known();
