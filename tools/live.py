@@ -25,7 +25,15 @@ TOOLS = ["ip", "ethtool", "bridge", "ping", "sysctl"]
 TIMEOUT = 60
 # The interfaces of the program, one for each host.
 INTERFACES = ("left", "right", "third")
-LOSSES = {"rx_missed", "rx_out_of_buffer", "rx_too_long", "tx_queue_full", "tx_refused"}
+LOSSES = {
+    "rx_missed",
+    "rx_out_of_buffer",
+    "rx_too_long",
+    "tx_queue_full",
+    "tx_refused",
+    "kernel_rx_dropped",
+    "kernel_rx_ring_full",
+}
 A4, B4, A6, B6 = "10.77.0.1", "10.77.0.2", "fd77::1", "fd77::2"
 
 

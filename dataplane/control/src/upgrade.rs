@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 /// The version of the messages and of the descriptors of a hand-over. Programs with different versions cannot hand over
 /// to each other.
-pub const HAND_OVER_VERSION: u32 = 2;
+pub const HAND_OVER_VERSION: u32 = 3;
 
 /// The message of the new program when it waits for the descriptors.
 pub const READY: u8 = b'+';

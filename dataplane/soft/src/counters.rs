@@ -16,11 +16,6 @@ macro_rules! counters {
                 [$((stringify!($name), self.$name),)*].into_iter()
             }
 
-            /// Returns the difference to earlier values.
-            pub(super) fn since(&self, earlier: &Self) -> Self {
-                Self { $($name: self.$name.saturating_sub(earlier.$name),)* }
-            }
-
             /// Adds the values of `other`.
             pub(super) fn add(&mut self, other: &Self) {
                 $(self.$name += other.$name;)*

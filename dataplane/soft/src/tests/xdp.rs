@@ -296,6 +296,19 @@ fn detach(end: &mut End) -> Vec<HandedQueue> {
     end.device.hand_over().unwrap().detached().unwrap().unwrap()
 }
 
+/// Receives `DEPTH` frames, and posts the slots again.
+fn receive_all(end: &mut End) {
+    let mut left = DEPTH;
+    wait_until("the frames arrive", || {
+        for (wr_id, status, _) in end.received() {
+            assert_eq!(status, WcStatus::Success);
+            end.post(&[(wr_id - RECV) as u32]).unwrap();
+            left -= 1;
+        }
+        left == 0
+    });
+}
+
 /// Sends frames with these numbers from the slots 128 and above.
 fn send_numbered(end: &mut End, numbers: std::ops::Range<u32>) {
     let run: Vec<Desc> = numbers.map(|number| end.put(128 + number, &frame(number, 60))).collect();
@@ -458,6 +471,50 @@ fn take_over(old: &mut End, change: impl FnOnce(&mut HandedQueue)) -> (End, Vec<
     new.open_without_receives();
     new.device.hand_over().unwrap().attach(queues).unwrap();
     (new, posted)
+}
+
+/// Returns how many frames the kernel has dropped because a ring of the socket had no place.
+fn dropped(end: &End) -> u64 {
+    let counters = end.device.counters();
+    counters.kernel_rx_dropped + counters.kernel_rx_ring_full
+}
+
+/// The number of frames that `overflow` sends.
+const OVERFLOW: u64 = 100;
+
+/// Sends more frames than the receiver has posted receives.
+fn overflow(sender: &mut End) {
+    send_numbered(sender, 0..50);
+    send_numbered(sender, 50..OVERFLOW as u32);
+}
+
+#[test]
+fn frames_that_find_a_full_ring_in_a_hand_over_are_counted_once() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let of = |name| device(link(name), 1500).unwrap();
+        let (mut a, mut old) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+        a.start(0);
+        old.start(0);
+        // The kernel's counters are not 0 at the hand-over.
+        overflow(&mut a);
+        receive_all(&mut old);
+        let received = old.device.counters().rx_packets;
+        assert_eq!((received, dropped(&old)), (u64::from(DEPTH), OVERFLOW - u64::from(DEPTH)));
+        let (mut new, posted) = take_over(&mut old, |_| overflow(&mut a));
+        new.post(&posted).unwrap();
+        receive_all(&mut new);
+        assert_eq!(new.device.counters().rx_packets + dropped(&new), OVERFLOW);
+        assert_eq!(dropped(&old), OVERFLOW - received, "the old program has handed over the socket");
+        // The next hand-over fails, so this program also counts the frames in the ring.
+        drop(old);
+        let queues = detach(&mut new);
+        overflow(&mut a);
+        drop(queues);
+        let before = dropped(&new);
+        new.device.hand_over().unwrap().resume(true).unwrap();
+        assert_eq!(new.device.counters().rx_missed + dropped(&new) - before, OVERFLOW);
+    });
 }
 
 #[test]

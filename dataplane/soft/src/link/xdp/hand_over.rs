@@ -1,5 +1,7 @@
 //! The hand-over of the queues to another program. The sockets, their rings and their binding to the queues stay the same.
-//! The other program takes over the packet memory too. Frames that arrive during the hand-over wait in the RX rings.
+//! The other program takes over the packet memory too. Frames that arrive during the hand-over wait in the RX rings. If a
+//! ring has no place, the kernel drops the frame. The counters of the kernel continue, so the other program gets the
+//! last reading of this program, and counts the frames that the kernel has dropped since then.
 //!
 //! The other program has its own XDP program and its own map of sockets. The watcher thread replaces the XDP program after
 //! the hand-over, because the replacement takes the kernel several milliseconds. Until then, the earlier XDP program
@@ -12,7 +14,8 @@ use std::sync::atomic::Ordering;
 
 use super::handed::{DetachedSocket, Detaching, HandedSocket};
 use super::socket::XdpSocket;
-use super::{Attachment, InterfaceEpoch, Xdp, bpf, lock};
+use super::{Attachment, InterfaceEpoch, Reading, Xdp, bpf, lock};
+use crate::SoftCounters;
 use crate::hand_over::{HandOver, HandedQueue, deleted, misfit, recreated, wrong_count};
 use crate::link::interface::{PromiscuousMode, number_option};
 
@@ -121,11 +124,12 @@ impl HandOver for Xdp {
         let attachment = lock(&self.attachment);
         let link = attachment.attached.as_ref().ok_or_else(|| misfit("the XDP program is not attached"))?;
         let handed = |detached: &DetachedSocket| {
-            let DetachedSocket { queue, socket, redirected, posted, .. } = detached;
+            let DetachedSocket { queue, socket, redirected, counted, posted } = detached;
             let descriptors = vec![socket.as_fd().try_clone_to_owned()?, link.as_fd().try_clone_to_owned()?];
             let (receives, sends) = (socket.rx.entries(), socket.tx.entries());
             let flags = [attachment.native, attachment.by_nic, socket.several, *redirected].map(u64::from);
-            let position = [&[self.epoch().index.into(), receives.into(), sends.into()], &flags[..]].concat();
+            let place = [self.epoch().index, receives, sends].map(u64::from);
+            let position = [&place[..], &flags, counted].concat();
             Ok(HandedQueue { queue: *queue as u16, descriptors, position, posted: posted.clone() })
         };
         sockets.iter().map(handed).collect::<io::Result<_>>().map(Some)
@@ -134,8 +138,8 @@ impl HandOver for Xdp {
     fn resume(&self, _: bool) -> io::Result<()> {
         // The queue pairs restart and open new sockets, so close the earlier sockets. The frames in their rings are lost.
         let Some(detaching) = lock(&self.detaching).take() else { return Ok(()) };
-        let missed: u64 = detaching.sockets.into_iter().map(|detached| u64::from(detached.socket.close())).sum();
-        lock(&self.sockets).retired.rx_missed += missed;
+        let lost: Vec<SoftCounters> = detaching.sockets.into_iter().map(DetachedSocket::close).collect();
+        lost.iter().for_each(|lost| lock(&self.sockets).retired.add(lost));
         // The other program may have attached its own program.
         self.replace_program(self.epoch().index)
     }
@@ -147,9 +151,11 @@ impl HandOver for Xdp {
         let (mut sockets, mut attached, mut mode) = (Vec::new(), None, (false, false));
         let index = self.epoch().index;
         for HandedQueue { queue, descriptors, position, posted } in queues {
-            let &[interface, receives, sends, native, by_nic, several, redirected] = &position[..] else {
-                return Err(misfit("the position does not have seven numbers"));
+            let &[interface, receives, sends, native, by_nic, several, redirected, ref counted @ ..] = &position[..]
+            else {
+                return Err(misfit("the position has too few numbers"));
             };
+            let counted = Reading::try_from(counted).map_err(|_| misfit("the position does not have five counters"))?;
             if interface != u64::from(index) {
                 return Err(recreated());
             }
@@ -170,6 +176,7 @@ impl HandOver for Xdp {
                 entries: (number(receives)?, number(sends)?),
                 several: several != 0,
                 redirected: redirected != 0,
+                counted,
                 posted: posted.len(),
             });
         }

@@ -4,6 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::socket::{Refused, XdpSocket};
+use super::{Reading, increase, read_counters};
+use crate::SoftCounters;
 use dataplane_core::mem::Region;
 
 /// The sockets of queues that stop, because another program takes the queues over.
@@ -23,8 +25,18 @@ pub(super) struct DetachedSocket {
     pub(super) socket: XdpSocket,
     /// Whether the queue has tried to let the XDP program redirect its frames to the socket.
     pub(super) redirected: bool,
+    /// The last reading of the kernel's counters. The counters of this program contain this reading.
+    pub(super) counted: Reading,
     /// The slots of posted receives, in the order in which the kernel returns the slots.
     pub(super) posted: Vec<u32>,
+}
+
+impl DetachedSocket {
+    /// Closes this descriptor of the socket. Returns the losses since the last reading of the counters.
+    pub(super) fn close(self) -> SoftCounters {
+        let dropped = increase(read_counters(self.socket.raw(), self.counted), self.counted);
+        SoftCounters { rx_missed: self.socket.close().into(), ..dropped }
+    }
 }
 
 /// A socket of another program, for a queue pair that waits for the socket.
@@ -37,6 +49,8 @@ pub(super) struct HandedSocket {
     /// Whether a frame may use several buffers.
     pub(super) several: bool,
     pub(super) redirected: bool,
+    /// The last reading of the kernel's counters. The counters of the other program contain this reading.
+    pub(super) counted: Reading,
     /// The number of posted receives.
     pub(super) posted: usize,
 }

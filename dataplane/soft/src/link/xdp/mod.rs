@@ -36,6 +36,7 @@ use facts::{driver_reports_nic_time, xdp_program};
 use handed::{Detaching, HandedSocket};
 use program::StampSource;
 pub(crate) use queue::{CompletedSend, Queue, Received};
+use socket::XdpSocket;
 pub use spec::{BusyPoll, Copying, Filter, Mode, Selector, XdpSpec};
 
 use crate::SoftCounters;
@@ -125,9 +126,13 @@ struct Sockets {
 struct OpenSocket {
     queue: u32,
     fd: RawFd,
-    /// The counters of the socket when this program opened the socket or took over the socket.
-    before: SoftCounters,
+    /// The last reading of the other program, if this program has taken over the socket. Otherwise 0.
+    before: Reading,
 }
+
+/// The kernel's counters of a socket since the socket was opened: `rx_dropped`, `rx_ring_full`,
+/// `rx_fill_ring_empty_descs`, `rx_invalid_descs` and `tx_invalid_descs` of `struct xdp_statistics`.
+type Reading = [u64; 5];
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -332,36 +337,36 @@ impl Xdp {
     }
 
     /// Redirects the frames of a queue to the queue's socket.
-    fn redirect(&self, queue: u32, socket: &socket::XdpSocket) -> io::Result<()> {
+    fn redirect(&self, queue: u32, socket: &XdpSocket) -> io::Result<()> {
         self.map.set(queue, socket.as_fd())
     }
 
-    /// Records an open socket. `why` is the reason for copy mode, which is logged.
-    fn opened(&self, queue: u32, fd: RawFd, zero_copy: bool, why: Option<io::Error>) {
+    /// Records an open socket. `before` is the last reading of another program, or 0.
+    fn opened(&self, queue: u32, socket: &XdpSocket, before: Reading) {
         let mut sockets = lock(&self.sockets);
-        // An adopted socket has the counts of the other program.
-        let before = socket::statistics(fd).map_or_else(|_| SoftCounters::default(), |counts| counters(&counts));
-        sockets.open.push(OpenSocket { queue, fd, before });
-        sockets.zero_copy = zero_copy;
+        sockets.open.push(OpenSocket { queue, fd: socket.raw(), before });
+        sockets.zero_copy = socket.zero_copy;
         sockets.trouble = None;
-        drop(sockets);
-        if let Some(why) = why {
-            let name = &self.spec.interface;
-            let message = format!("queue {queue} has no zero-copy mode ({why}), so the kernel copies every frame");
-            let remedy =
-                "use native XDP on an interface whose driver has zero-copy mode, or set copy = \"copy\" to accept \
-                 copies"
-                    .to_owned();
-            warn(name, &Notice { message, remedy });
-        }
     }
 
-    /// Removes a socket from the list before it is closed, and keeps its counters.
-    fn closes(&self, queue: u32, fd: RawFd) {
+    /// Logs the reason for copy mode.
+    fn warn_copies(&self, queue: u32, why: &io::Error) {
+        let message = format!("queue {queue} has no zero-copy mode ({why}), so the kernel copies every frame");
+        let remedy =
+            "use native XDP on an interface whose driver has zero-copy mode, or set copy = \"copy\" to accept copies"
+                .to_owned();
+        warn(&self.spec.interface, &Notice { message, remedy });
+    }
+
+    /// Removes a socket from the list before it is closed, and keeps its counters. Returns the last reading of the
+    /// kernel's counters.
+    fn closes(&self, queue: u32, fd: RawFd) -> Reading {
         let mut sockets = lock(&self.sockets);
-        for open in sockets.open.extract_if(.., |open| (open.queue, open.fd) == (queue, fd)).collect::<Vec<_>>() {
-            sockets.retired.add(&open.counters());
-        }
+        let closed = sockets.open.extract_if(.., |open| (open.queue, open.fd) == (queue, fd)).next();
+        let Some(OpenSocket { before, .. }) = closed else { return Reading::default() };
+        let last = read_counters(fd, before);
+        sockets.retired.add(&increase(last, before));
+        last
     }
 
     /// Records why a queue has no socket.
@@ -419,18 +424,27 @@ impl OpenSocket {
     /// Returns the counters since this program has the socket.
     fn counters(&self) -> SoftCounters {
         // The descriptor is open as long as it is in the list.
-        socket::statistics(self.fd).map_or_else(|_| SoftCounters::default(), |now| counters(&now).since(&self.before))
+        increase(read_counters(self.fd, self.before), self.before)
     }
 }
 
-/// Returns the counters of one socket.
-fn counters(counts: &libc::xdp_statistics) -> SoftCounters {
+/// Reads the kernel's counters of a socket. Returns `before` if the kernel refuses.
+fn read_counters(fd: RawFd, before: Reading) -> Reading {
+    socket::statistics(fd).map_or(before, |now| {
+        [now.rx_dropped, now.rx_ring_full, now.rx_fill_ring_empty_descs, now.rx_invalid_descs, now.tx_invalid_descs]
+    })
+}
+
+/// Returns the counters since an earlier reading.
+fn increase(now: Reading, before: Reading) -> SoftCounters {
+    let [dropped, ring_full, no_buffer, rx_invalid, tx_invalid] =
+        std::array::from_fn(|at| now[at].saturating_sub(before[at]));
     SoftCounters {
-        kernel_rx_dropped: counts.rx_dropped,
-        kernel_rx_ring_full: counts.rx_ring_full,
-        kernel_rx_no_buffer: counts.rx_fill_ring_empty_descs,
-        kernel_rx_invalid: counts.rx_invalid_descs,
-        kernel_tx_invalid: counts.tx_invalid_descs,
+        kernel_rx_dropped: dropped,
+        kernel_rx_ring_full: ring_full,
+        kernel_rx_no_buffer: no_buffer,
+        kernel_rx_invalid: rx_invalid,
+        kernel_tx_invalid: tx_invalid,
         ..SoftCounters::default()
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::handed::DetachedSocket;
 use super::program::STAMP;
 use super::socket::{BIND_TIMEOUT, REBIND_TIMEOUT, Refused, SocketSpec, XdpSocket, await_release};
-use super::{HEADROOM, InterfaceEpoch, Xdp};
+use super::{HEADROOM, InterfaceEpoch, Reading, Xdp};
 use crate::completion::Now;
 use dataplane_core::mem::{Desc, GUARD, Region, SlotLayout, prefetch};
 use dataplane_core::units::Ticks;
@@ -87,6 +87,8 @@ struct AdoptedSocket {
     socket: XdpSocket,
     /// Whether the other program has tried to let the XDP program redirect the queue's frames to the socket.
     redirected: bool,
+    /// The last reading of the kernel's counters by the other program.
+    counted: Reading,
     /// The number of receives that the other program has posted, and that this queue pair has not posted yet.
     missing: usize,
 }
@@ -322,7 +324,8 @@ impl Queue {
                          several buffers of {chunk} bytes; longer frames are neither received nor sent"
                     );
                 }
-                self.xdp.opened(self.index, socket.raw(), socket.zero_copy, why);
+                self.xdp.opened(self.index, socket, Reading::default());
+                why.iter().for_each(|why| self.xdp.warn_copies(self.index, why));
             }
             Err(refused) => return Err(self.refused(refused)),
         }
@@ -365,10 +368,10 @@ impl Queue {
         let Some(mut socket) = socket else { return 0 };
         let lost = u64::from(socket.rx.ready(u32::MAX));
         if self.bound {
-            self.xdp.closes(self.index, socket.raw());
+            let counted = self.xdp.closes(self.index, socket.raw());
             let detach = |mut socket: XdpSocket| {
                 let posted = self.posted_slots(&mut socket);
-                DetachedSocket { queue: self.index, socket, redirected: self.redirected, posted }
+                DetachedSocket { queue: self.index, socket, redirected: self.redirected, counted, posted }
             };
             match self.xdp.keep_socket(socket, self.epoch, detach) {
                 Some(returned) => socket = returned,
@@ -451,12 +454,12 @@ impl Queue {
         let (Some(awaited), Some(region)) = (&mut self.awaited, &self.region) else { return 0 };
         if awaited.adopted.is_none() {
             let Some(handed) = self.xdp.take_handed(self.index) else { return 0 };
-            let (redirected, missing) = (handed.redirected, handed.posted);
+            let (redirected, counted, missing) = (handed.redirected, handed.counted, handed.posted);
             // Read the epoch first. The kernel maps no rings of a socket whose interface was deleted.
             self.epoch = self.xdp.epoch();
             match handed.open(region) {
                 Ok(socket) => {
-                    awaited.adopted = Some(AdoptedSocket { socket, redirected, missing });
+                    awaited.adopted = Some(AdoptedSocket { socket, redirected, counted, missing });
                 }
                 Err(refused) => {
                     // Without a socket, the queue flushes all sends.
@@ -473,8 +476,8 @@ impl Queue {
         }
         let awaited = self.awaited.take().map(|awaited| *awaited);
         let Some(Awaited { geometry, adopted: Some(adopted) }) = awaited else { return 0 };
-        let AdoptedSocket { socket, redirected, .. } = adopted;
-        self.xdp.opened(self.index, socket.raw(), socket.zero_copy, None);
+        let AdoptedSocket { socket, redirected, counted, .. } = adopted;
+        self.xdp.opened(self.index, &socket, counted);
         (self.bound, self.rebinding, self.redirected) = (true, true, redirected);
         (self.socket, self.geometry) = (Some(socket), Some(geometry));
         (self.caps.recv_depth as usize).saturating_sub(self.posted)
