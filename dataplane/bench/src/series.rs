@@ -60,11 +60,39 @@ impl Cursor {
     }
 }
 
+/// Divides a number of packets among groups in proportion to their weights. Each share is at most the weight of its
+/// group, and the shares add up to the number of packets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shares {
+    left: u64,
+    /// The sum of the weights of the groups that have no share yet.
+    weights: u64,
+}
+
+impl Shares {
+    /// Divides `packets`, but at most `weights`, the sum of the weights of all groups.
+    pub(crate) fn new(packets: u64, weights: u64) -> Self {
+        Self { left: packets.min(weights), weights }
+    }
+
+    /// Returns the share of the next group.
+    pub(crate) fn next(&mut self, weight: u64) -> u64 {
+        let share = u128::from(self.left) * u128::from(weight) / u128::from(self.weights.max(1));
+        self.weights = self.weights.saturating_sub(weight);
+        // The share is at most `left`, because the weight is at most `weights`.
+        let share = u64::try_from(share).unwrap_or(self.left).min(self.left);
+        self.left -= share;
+        share
+    }
+}
+
 /// The packets that were sent in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Point {
     /// Packets that were sent.
     pub sent: u64,
+    /// Packets of `sent` that the port of the tester did not send.
+    pub tx_failed: u64,
     /// Packets that arrived in time with the right content.
     pub received: u64,
     /// The sum of the latencies of the received packets, in nanoseconds.
@@ -74,9 +102,9 @@ pub struct Point {
 }
 
 impl Point {
-    /// Returns the number of packets that were lost, late or corrupted.
+    /// Returns the number of packets that the port sent, and that were lost, late or corrupted.
     pub fn lost(&self) -> u64 {
-        self.sent.saturating_sub(self.received)
+        self.sent.saturating_sub(self.received + self.tx_failed)
     }
 
     /// Returns the mean latency in nanoseconds, or 0 without received packets.
@@ -99,6 +127,25 @@ mod tests {
         let many = of(1000, 3600 * second, 256);
         assert!(many.count <= 1024 && many.length * many.count as u64 >= 3600 * second, "{many:?}");
         assert_eq!(many.length % 1000, 0);
+    }
+
+    #[test]
+    fn shares_have_the_sum_and_never_exceed_a_weight() {
+        let divide = |packets: u64, weights: &[u64]| {
+            let mut shares = Shares::new(packets, weights.iter().sum());
+            weights.iter().map(|weight| shares.next(*weight)).collect::<Vec<_>>()
+        };
+        assert_eq!(divide(10, &[10, 10]), [5, 5]);
+        assert_eq!(divide(10, &[0, 30, 10]), [0, 7, 3]);
+        assert_eq!(divide(7, &[3, 4]), [3, 4]);
+        assert_eq!(divide(9, &[3, 4]), [3, 4]);
+        assert_eq!(divide(5, &[0, 0]), [0, 0]);
+        for packets in 0..=40 {
+            let (weights, shares) = ([7, 0, 1, 19, 2, 11], divide(packets, &[7, 0, 1, 19, 2, 11]));
+            assert_eq!(shares.iter().sum::<u64>(), packets, "{shares:?}");
+            assert!(shares.iter().zip(weights).all(|(share, weight)| *share <= weight), "{shares:?}");
+        }
+        assert_eq!(divide(u64::MAX, &[u64::MAX]), [u64::MAX]);
     }
 
     #[test]

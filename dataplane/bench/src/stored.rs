@@ -125,6 +125,16 @@ impl Stored {
         if unaccounted != 0 {
             defects.push(format!("has counters that do not balance: {unaccounted} packets are unaccounted"));
         }
+        let trials: Vec<&RateReport> = match self {
+            Self::Rate(report) => vec![report],
+            Self::Calibration(report) => vec![&report.max, &report.half],
+            Self::Latency(report) => report.steps.iter().map(|step| &step.trial).collect(),
+            Self::Soak(report) => report.end.iter().map(|end| &**end).collect(),
+            Self::Search(_) | Self::Rfc2544(_) => Vec::new(),
+        };
+        let mut ports: Vec<&str> = trials.iter().flat_map(|trial| trial.ports_with_link_down()).collect();
+        ports.dedup();
+        defects.extend(ports.iter().map(|port| format!("was measured while the link of the port `{port}` was down")));
         if let Self::Search(report) = self {
             let incomplete = report.goals.iter().filter(|goal| !goal.complete);
             defects.extend(incomplete.map(|goal| format!("has an incomplete result of {}", goal.name)));

@@ -129,6 +129,20 @@ fn results_that_are_not_comparable_are_refused_with_all_reasons() {
 }
 
 #[test]
+fn result_of_a_port_whose_link_was_down_is_not_compared() {
+    let whole = trial(|_| 10, 5_000);
+    let mut down = whole.clone();
+    let port = down.ports.iter_mut().find(|port| port.name == down.streams[0].to).unwrap();
+    port.link_downs = 1;
+    let reason = format!("was measured while the link of the port `{}` was down", port.name);
+    let [whole, down] = [whole, down].map(|report| Stored::Rate(Box::new(report)));
+    assert!(compared(&whole, &whole).is_ok());
+    let why = compared(&whole, &down).unwrap_err();
+    assert!(why.contains(&reason), "{why}");
+    assert!(page("down.json", &down).contains(&format!("<p class=\"mark\">The result {reason}.</p>")));
+}
+
+#[test]
 fn debug_build_is_not_compared_with_a_release_build() {
     let compare = |change: fn(&mut Environment)| {
         let mut a = searched(10_000.0, &goal(0.0, 0.0));
@@ -161,6 +175,7 @@ fn trial(lost: impl Fn(u64) -> u64, latency: u64) -> RateReport {
         interval_s: 0.1,
         sent: intervals().map(|_| 1000).collect(),
         lost: intervals().map(&lost).collect(),
+        tx_failed: vec![0; 100],
         latency_mean_ns: intervals().map(latency).collect(),
         latency_max_ns: intervals().map(|number| latency(number) * 3).collect(),
     };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use dataplane::clock::HostClock;
 use dataplane::runtime::PortLanes;
 use dataplane::soft::doctor::Roots;
-use dataplane_bench::report::{RateReport, environment, rate_report};
+use dataplane_bench::report::{RateReport, Traffic, environment, rate_report};
 use dataplane_bench::search::ratio_interval;
 use dataplane_bench::setup::{self, Sources};
 use dataplane_bench::tester::{HostTimes, Observer, Outcome, Tester, TesterOptions, TrialPlan};
@@ -25,19 +25,25 @@ const OPTIONS: TesterOptions = TesterOptions {
 
 /// Opens a cable between the ports `left` and `right`. The text `right` has further keys of the port `right`.
 fn open(right: &str) -> Tester {
+    open_with(right, "")
+}
+
+fn open_with(right: &str, streams: &str) -> Tester {
     let folder = Folder::new();
     let config = folder.write(
         "bench.toml",
         format!(
             "[runtime]\nworkers = 1\nhugepages = 'none'\nidle = 'sleep'\n\
              [[port]]\nname = 'left'\ndevice = 'soft'\nlink = {{ kind = 'loopback', peer = 'right' }}\n\
-             [[port]]\nname = 'right'\ndevice = 'soft'\nlink = {{ kind = 'loopback', peer = 'left' }}\n{right}\n"
+             [[port]]\nname = 'right'\ndevice = 'soft'\nlink = {{ kind = 'loopback', peer = 'left' }}\n{right}\n{streams}"
         ),
     );
     let (assembly, set) = setup::load(&Sources { config: Some(config), ..Sources::default() }).unwrap();
     let clock = HostClock::new();
     let lanes = PortLanes::open(assembly, &clock, || false).unwrap();
-    Tester::new(lanes, clock, set.streams(None).unwrap(), &[Some(200_000.0)], OPTIONS, Arc::default())
+    let streams = set.streams(None).unwrap();
+    let fastest = vec![Some(200_000.0); streams.len()];
+    Tester::new(lanes, clock, streams, &fastest, OPTIONS, Arc::default())
 }
 
 fn report(tester: &Tester, rates: &[Option<f64>], outcome: &Outcome) -> RateReport {
@@ -161,22 +167,62 @@ fn packets_that_the_tester_lost_are_not_losses_of_the_device() {
     assert!(lost > 5, "{outcome:?}");
     // The sum of `tx` and `tx_failed` is the number of packets of the streams.
     let tx = outcome.ports[0].tx;
+    assert_eq!(outcome.streams[0].series.len(), 1, "{outcome:?}");
     for (overrun, failed, expected) in [(0, 0, lost), (3, 0, lost - 3), (3, 2, lost - 5), (lost + 1, 1, 0)] {
         outcome.ports[1].overrun = overrun;
         (outcome.ports[0].tx, outcome.ports[0].tx_failed) = (tx - failed, failed);
+        outcome.streams[0].series[0].tx_failed = failed;
         let report = report(&tester, &[Some(20_000.0)], &outcome);
         let total = &report.total;
         assert_eq!(
-            (total.lost, total.overrun, total.lost_by_device()),
-            (lost, overrun.min(lost), expected),
+            (total.lost, total.overrun, total.tx_failed),
+            (expected, overrun.min(lost - failed), failed),
             "{report}"
         );
-        assert_eq!(total.tx_failed, failed.min(lost - total.overrun), "{report}");
+        let stream = &report.streams[0].traffic;
+        assert_eq!((stream.lost, stream.overrun, stream.tx_failed), (total.lost, total.overrun, total.tx_failed));
+        assert_eq!(stream.loss_ratio, total.loss_ratio, "{report}");
+        let series = &report.streams[0].series;
+        assert_eq!((series.lost[0], series.tx_failed[0]), (lost - failed, failed), "{report}");
         assert_eq!(total.loss_ratio, expected as f64 / total.sent as f64, "{report}");
         let text = report.to_string();
         assert!(text.contains(&format!("({expected} of {})", total.sent)), "{text}");
         assert_eq!(text.contains("too slow to receive 3 more packets"), overrun == 3, "{text}");
+        assert_eq!(text.contains("extent  by tester\n"), overrun + failed > 0, "{text}");
         assert_eq!(report.unaccounted, 0, "{text}");
+    }
+    tester.close().unwrap();
+}
+
+#[test]
+fn losses_of_a_port_are_divided_among_its_streams() {
+    let mut tester = open_with("faults = { seed = 1, loss = 0.1 }", &"[[stream]]\n".repeat(2));
+    let rates = [Some(20_000.0), Some(5_000.0)];
+    let mut outcome = tester.trial(&rates, Duration::from_millis(50)).unwrap();
+    let lost: Vec<u64> = outcome.streams.iter().map(|stream| stream.judgement.counts.lost).collect();
+    assert!(lost[0] > 5 && lost[1] > 1, "{lost:?}");
+    for (overrun, expected) in [(lost[0] + lost[1], [0, 0]), (0, [lost[0], lost[1]])] {
+        outcome.ports[1].overrun = overrun;
+        let report = report(&tester, &rates, &outcome);
+        assert_eq!([0, 1].map(|number| report.streams[number].traffic.lost), expected, "{report}");
+        let sum = |of: fn(&Traffic) -> u64| report.streams.iter().map(|stream| of(&stream.traffic)).sum::<u64>();
+        assert_eq!((sum(|it| it.overrun), sum(|it| it.lost)), (report.total.overrun, report.total.lost), "{report}");
+    }
+    tester.close().unwrap();
+}
+
+#[test]
+fn trial_whose_own_link_went_down_is_marked() {
+    let mut tester = open("");
+    let mut outcome = tester.trial(&[Some(1_000.0)], Duration::from_millis(20)).unwrap();
+    for (port, downs, is_up, expected) in
+        [(0, 0, None, &[][..]), (0, 1, Some(true), &["left"]), (1, 0, Some(false), &["right"]), (1, 0, Some(true), &[])]
+    {
+        outcome.ports.iter_mut().for_each(|port| (port.link_downs, port.link_up) = (0, None));
+        (outcome.ports[port].link_downs, outcome.ports[port].link_up) = (downs, is_up);
+        let report = report(&tester, &[Some(1_000.0)], &outcome);
+        assert_eq!(report.ports_with_link_down(), expected);
+        assert_eq!(report.to_string().contains("TESTER LIMIT: the link of the port"), !expected.is_empty(), "{report}");
     }
     tester.close().unwrap();
 }

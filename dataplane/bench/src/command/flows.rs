@@ -251,10 +251,10 @@ impl Run<'_> {
             verdict(&[&report]).map_err(Ended::Failed)?;
             let total = &report.total;
             let lost_packets = match &report.by_counters {
-                None => total.corrupted + total.late + total.lost,
+                None => total.lost_by_device() + total.lost_by_tester(),
                 Some(counters) => counters.sent.saturating_sub(counters.arrived),
             };
-            // Packets that the tester could not send count as lost, so that the capacity is not too high.
+            // Packets that the tester lost or could not send count as lost, so that the capacity is not too high.
             *lost = lost_packets + total.missed;
             limits.extend(trials::limits(&report));
         }

@@ -186,6 +186,19 @@ pub(super) fn stop_flag() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
+/// Returns an error if the link of a port was down in the trial.
+pub(super) fn check_links(report: &RateReport) -> Result<()> {
+    let ports = report.ports_with_link_down();
+    match ports.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Topology(format!(
+            "the link of the port {} was down during the trial, so the losses are not losses of the device alone; help: \
+             check the link and measure again",
+            ports.iter().map(|port| format!("`{port}`")).collect::<Vec<_>>().join(", ")
+        ))),
+    }
+}
+
 /// Returns an error if a result cannot be trusted. The caller prints the results first.
 pub(super) fn verdict(reports: &[&RateReport]) -> Result<()> {
     for report in reports {
@@ -196,6 +209,7 @@ pub(super) fn verdict(reports: &[&RateReport]) -> Result<()> {
         if report.stopped {
             return Err(stopped());
         }
+        check_links(report)?;
     }
     Ok(())
 }

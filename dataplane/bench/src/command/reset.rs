@@ -61,6 +61,6 @@ pub(super) fn reset_test(
         command_at_s: at as f64 / 1e9,
         recovery_s: longest.filter(|_| is_recovered).map(|length| length as f64 / 1e9),
         is_recovered,
-        lost: outcome.streams.iter().map(|stream| stream.judgement.counts.lost).sum(),
+        lost: opened.report("rfc2544", rates, &outcome).total.lost,
     })
 }

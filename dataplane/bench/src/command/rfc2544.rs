@@ -8,7 +8,7 @@ use dataplane::{Error, Result};
 use hdrhistogram::Histogram;
 
 use super::find::stream_setups;
-use super::opened::{INTERVAL, Opened, TrafficArgs};
+use super::opened::{INTERVAL, Opened, TrafficArgs, verdict};
 use super::output::{output, write_page};
 use super::progress::Progress;
 use super::ratios::width;
@@ -17,7 +17,7 @@ use super::trials::{Ended, PortTrials, rest};
 use crate::rate::{LINE_OVERHEAD, Rate};
 use crate::report::{
     self, BackToBackReport, LatencyReport, LossStep, Pps, RecoveryReport, Rfc2544Report, SizeReport, ThroughputReport,
-    Times,
+    Times, Traffic, ratio,
 };
 use crate::search::{Goal, Trials, search};
 use crate::series::Point;
@@ -256,7 +256,8 @@ impl Run<'_> {
             Some(highest) => highest,
             None => {
                 // Measure the highest rate at which the tester can send.
-                let outcome = self.trial(&vec![None; shares.len()], self.times.trial.min(Duration::from_secs(5)))?;
+                let (outcome, _) =
+                    self.trial(&vec![None; shares.len()], self.times.trial.min(Duration::from_secs(5)))?;
                 outcome.streams.iter().map(|stream| stream.sent).sum::<u64>() as f64 * 1e9 / outcome.duration as f64
             }
         };
@@ -291,17 +292,19 @@ impl Run<'_> {
     }
 
     /// Runs a trial, and waits for the time between two trials.
-    fn trial(&mut self, rates: &[Option<f64>], duration: Duration) -> Result<Outcome, Ended> {
-        let outcome = self.opened.tester.trial(rates, duration).map_err(Ended::Failed)?;
-        self.finish(outcome)
+    fn trial(&mut self, rates: &[Option<f64>], duration: Duration) -> Result<(Outcome, Traffic), Ended> {
+        self.trial_with(&TrialPlan { rates, duration, change: None })
     }
 
-    fn finish(&mut self, outcome: Outcome) -> Result<Outcome, Ended> {
+    fn trial_with(&mut self, plan: &TrialPlan<'_>) -> Result<(Outcome, Traffic), Ended> {
+        let outcome = self.opened.tester.trial_with(plan, &mut ()).map_err(Ended::Failed)?;
         if outcome.stopped {
             return Err(Ended::Stopped);
         }
+        let report = self.opened.report("rfc2544", plan.rates, &outcome);
+        verdict(&[&report]).map_err(Ended::Failed)?;
         rest(self.opened, self.times.rest)?;
-        Ok(outcome)
+        Ok((outcome, report.total))
     }
 
     /// Calls `work`, which runs trials. Returns the result of `work`, and the reports of its trials.
@@ -366,7 +369,7 @@ impl Run<'_> {
             limits.extend(
                 trial.limits.iter().map(|limit| format!("{} bytes, at {}: {limit}", self.size, Pps(trial.pps))),
             );
-            let (loss_ratio, sent, pps) = (trial.loss_ratio, trial.sent, trial.pps);
+            let (loss_ratio, sent, pps) = (ratio(trial.lost, trial.sent), trial.sent, trial.pps);
             steps.push(LossStep { share, pps, sent, loss_ratio, limits: trial.limits });
             // RFC 2544, section 26.3: the test ends after two successive trials without loss.
             if steps.iter().rev().take(2).filter(|step| step.loss_ratio == 0.0).count() == 2 {
@@ -381,14 +384,13 @@ impl Run<'_> {
         let mut attempt = 0;
         loop {
             attempt += 1;
-            let outcome = self.trial(rates, Duration::from_secs_f64(seconds))?;
-            let sum = |of: &dyn Fn(&crate::tester::StreamOutcome) -> u64| outcome.streams.iter().map(of).sum::<u64>();
-            let counts = |stream: &crate::tester::StreamOutcome| stream.judgement.counts;
-            let lost = sum(&|stream| counts(stream).lost + counts(stream).corrupted + counts(stream).late);
-            let (sent, missed) = (sum(&|stream| stream.sent), sum(&|stream| stream.missed));
+            let (_, total) = self.trial(rates, Duration::from_secs_f64(seconds))?;
+            let (sent, lost) = (total.sent, total.lost_by_device());
+            // With these packets, the burst would have been longer, or the tester does not know whether they arrived.
+            let by_tester = total.missed + total.lost_by_tester();
             self.progress.show(&format!("burst of {sent} packets, {lost} lost"));
-            if missed == 0 || attempt > BURST_REPEATS {
-                return Ok((sent, lost == 0 && missed == 0));
+            if by_tester == 0 || attempt > BURST_REPEATS {
+                return Ok((sent, lost == 0 && by_tester == 0));
             }
         }
     }
@@ -438,13 +440,13 @@ impl Run<'_> {
     fn latency(&mut self, throughput: f64, shares: &[f64]) -> Result<LatencyReport, Ended> {
         let rates: Vec<_> = shares.iter().map(|share| Some(share * throughput)).collect();
         let (mut all, mut means): (Option<Histogram<u64>>, Vec<f64>) = (None, Vec::new());
-        let (mut sent, mut received) = (0, 0);
+        let (mut sent, mut lost) = (0, 0);
         for number in 1..=self.times.latency_trials {
             self.progress.show(&format!("trial {number} of {}: {}", self.times.latency_trials, Pps(throughput)));
-            let outcome = self.trial(&rates, self.times.latency_trial)?;
+            let (outcome, total) = self.trial(&rates, self.times.latency_trial)?;
+            (sent, lost) = (sent + total.sent, lost + total.lost_by_device());
             let mut of_trial: Option<Histogram<u64>> = None;
             for stream in &outcome.streams {
-                (sent, received) = (sent + stream.sent, received + stream.judgement.counts.received);
                 for sum in [&mut all, &mut of_trial] {
                     match sum {
                         None => *sum = Some(stream.judgement.latency.clone()),
@@ -461,7 +463,7 @@ impl Run<'_> {
             trials: self.times.latency_trials,
             mean_of_trials_ns: means.iter().sum::<f64>() / means.len().max(1) as f64,
             latency_ns: all.as_ref().map(Times::of).unwrap_or_default(),
-            loss_ratio: (sent - received) as f64 / sent.max(1) as f64,
+            loss_ratio: ratio(lost, sent),
         })
     }
 
@@ -473,9 +475,9 @@ impl Run<'_> {
         let plan = TrialPlan { rates: &before, duration: change * 2, change: Some((change, &after)) };
         self.progress.show(&format!("overload with {}", Pps(overload)));
         self.opened.tester.set_interval(RESOLUTION);
-        let outcome = self.opened.tester.trial_with(&plan, &mut ()).map_err(Ended::Failed);
+        let result = self.trial_with(&plan);
         self.opened.tester.set_interval(self.args.traffic.interval(INTERVAL));
-        let outcome = self.finish(outcome?)?;
+        let (outcome, _) = result?;
         let length = outcome.intervals.length as f64 / 1e9;
         let lost = |number: usize| {
             let points = outcome.streams.iter().filter_map(|stream| stream.series.get(number));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use dataplane::{Error, Result};
 
-use super::opened::{Opened, verdict};
+use super::opened::{Opened, check_links, verdict};
 use super::threads::{run_with_shell, use_all_cores};
 use crate::report::{CounterReport, Nanoseconds, Pps, RateReport, TrialReport};
 use crate::search::{Measurement, Trials, is_ignored};
@@ -62,9 +62,9 @@ impl Trials for PortTrials<'_> {
             };
             let by_counters = report.by_counters.is_some();
             let mut limits = limits(&report);
-            limits.extend(report.tester.disturbances);
+            limits.extend(report.tester.disturbances.iter().cloned());
             let ignored = is_ignored(!limits.is_empty(), attempt);
-            let lost_by_tester = total.overrun + total.tx_failed;
+            let lost_by_tester = total.lost_by_tester();
             // Packets that the tester could not send in time, or lost itself, count as lost. The result can then be too low,
             // but not too high.
             let loss_ratio = (lost + lost_by_tester + total.missed) as f64 / (sent + total.missed).max(1) as f64;
@@ -87,6 +87,7 @@ impl Trials for PortTrials<'_> {
             });
             rest(self.opened, self.rest)?;
             if !ignored {
+                check_links(&report).map_err(Ended::Failed)?;
                 return Ok(Measurement { duration: duration_s, loss_ratio });
             }
         }

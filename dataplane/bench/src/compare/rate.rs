@@ -57,7 +57,11 @@ fn parts(series: &SeriesReport) -> Vec<Part> {
     let part = |from: usize| {
         let of = |values: &[u64]| values.get(from..from + length).unwrap_or(&[]).to_vec();
         let (sent, lost, latency) = (of(&series.sent), of(&series.lost), of(&series.latency_mean_ns));
-        let received = || sent.iter().zip(&lost).map(|(sent, lost)| sent.saturating_sub(*lost) as f64);
+        let not_sent = |number: usize| series.tx_failed.get(from + number).copied().unwrap_or(0);
+        let received = || {
+            let counts = sent.iter().zip(&lost).enumerate();
+            counts.map(|(number, (sent, lost))| sent.saturating_sub(lost + not_sent(number)) as f64)
+        };
         let (all, arrived) = (sent.iter().sum::<u64>(), received().sum::<f64>());
         let sum: f64 = received().zip(&latency).map(|(received, mean)| received * *mean as f64).sum();
         (all > 0).then(|| Part {

@@ -38,6 +38,7 @@ pub(super) fn tables(page: &mut Page, report: &RateReport) {
             traffic.sent,
             traffic.received,
             traffic.lost,
+            traffic.lost_by_tester(),
             traffic.late,
             traffic.corrupted,
             traffic.duplicated,
@@ -46,7 +47,10 @@ pub(super) fn tables(page: &mut Page, report: &RateReport) {
         [stream.name.clone()].into_iter().chain(counts.map(|count| count.to_string())).collect()
     };
     let rows: Vec<_> = report.streams.iter().map(row).collect();
-    page.table(&["stream", "sent", "received", "lost", "late", "corrupt", "duplicated", "reordered"], &rows);
+    page.table(
+        &["stream", "sent", "received", "lost", "lost by the tester", "late", "corrupt", "duplicated", "reordered"],
+        &rows,
+    );
     latency_table(page, "latency", &report.streams, |stream| &stream.latency_ns);
     latency_table(page, "jitter", &report.streams, |stream| &stream.jitter_ns);
     latency_table(page, "pacing error", &report.streams, |stream| &stream.pacing_ns);
@@ -84,7 +88,11 @@ fn packets_over_time(streams: &[StreamReport], duration: f64, ranges: Vec<(f64, 
             let length = length(number);
             (length > lists.interval_s * 0.1).then(|| packets as f64 / length)
         };
-        let received = |number: usize, lost: u64| rate(number, lists.sent.get(number)?.saturating_sub(lost));
+        let received = |number: usize, lost: u64| {
+            // Results of old versions do not have the packets that were not sent.
+            let not_sent = lists.tx_failed.get(number).copied().unwrap_or(0);
+            rate(number, lists.sent.get(number)?.saturating_sub(lost + not_sent))
+        };
         for (name, mark, points) in [
             ("sent", Mark::Band, over_time(stream, &lists.sent, rate)),
             ("received", Mark::Line, over_time(stream, &lists.lost, received)),

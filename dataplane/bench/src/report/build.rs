@@ -43,8 +43,9 @@ pub fn rate_report(
     let (mut bits, mut line_bits) = (0.0, 0.0);
     let name = |port: usize| names.get(port).map_or_else(String::new, |(name, _)| name.clone());
     let mut reports = Vec::new();
-    for ((stream, outcome), rate) in streams.iter().zip(&outcome.streams).zip(rates) {
-        let traffic = traffic(stream, outcome, *rate, seconds);
+    let overruns = outcome.overruns(streams);
+    for (((stream, outcome), rate), overrun) in streams.iter().zip(&outcome.streams).zip(rates).zip(overruns) {
+        let traffic = traffic(stream, outcome, overrun, *rate, seconds);
         bits += traffic.received_bps;
         line_bits += traffic.received_line_bps;
         add(&mut total, &traffic);
@@ -71,9 +72,6 @@ pub fn rate_report(
         });
     }
     total.requested_pps = rates.iter().copied().sum::<Option<f64>>();
-    // Packets of other hosts can be part of the overrun.
-    total.overrun = overrun(outcome).min(total.lost);
-    total.tx_failed = outcome.ports.iter().map(|port| port.tx_failed).sum::<u64>().min(total.lost - total.overrun);
     total.loss_ratio = ratio(total.lost_by_device(), total.sent);
     total.loss_interval = loss_interval(total.lost_by_device(), total.sent);
     (total.received_bps, total.received_line_bps) = (bits, line_bits);
@@ -140,8 +138,10 @@ fn overrun(outcome: &Outcome) -> u64 {
     outcome.ports.iter().map(|port| port.overrun).sum()
 }
 
-fn traffic(stream: &Stream, outcome: &StreamOutcome, rate: Option<f64>, seconds: f64) -> Traffic {
-    let counts = outcome.judgement.counts;
+fn traffic(stream: &Stream, outcome: &StreamOutcome, overrun: u64, rate: Option<f64>, seconds: f64) -> Traffic {
+    let (counts, tx_failed) = (outcome.judgement.counts, outcome.tx_failed());
+    let lost = counts.lost - overrun - tx_failed;
+    let lost_by_device = counts.corrupted + counts.late + lost;
     let per_second = |packets: u64| if seconds > 0.0 { packets as f64 / seconds } else { 0.0 };
     let received_pps = per_second(counts.received - counts.drained);
     Traffic {
@@ -158,11 +158,11 @@ fn traffic(stream: &Stream, outcome: &StreamOutcome, rate: Option<f64>, seconds:
         held: counts.held,
         corrupted: counts.corrupted,
         late: counts.late,
-        lost: counts.lost,
-        overrun: 0,
-        tx_failed: 0,
-        loss_ratio: ratio(counts.corrupted + counts.late + counts.lost, outcome.sent),
-        loss_interval: loss_interval(counts.corrupted + counts.late + counts.lost, outcome.sent),
+        lost,
+        overrun,
+        tx_failed,
+        loss_ratio: ratio(lost_by_device, outcome.sent),
+        loss_interval: loss_interval(lost_by_device, outcome.sent),
         duplicated: counts.duplicated,
         reordered: counts.reordered,
         too_old: counts.too_old,
@@ -188,6 +188,8 @@ fn add(total: &mut Traffic, traffic: &Traffic) {
     total.corrupted += traffic.corrupted;
     total.late += traffic.late;
     total.lost += traffic.lost;
+    total.overrun += traffic.overrun;
+    total.tx_failed += traffic.tx_failed;
     total.duplicated += traffic.duplicated;
     total.reordered += traffic.reordered;
     total.too_old += traffic.too_old;

@@ -24,4 +24,5 @@ pub use self::rfc2544::{
 };
 pub use self::soak::{Losses, SoakCounts, SoakInterval, SoakLine, SoakReport, SoakStart, progress as soak_progress};
 pub use self::times::Times;
+pub(crate) use self::units::ratio;
 pub use self::units::{Bps, Nanoseconds, Percent, Pps};

@@ -35,6 +35,17 @@ pub struct RateReport {
     pub unaccounted: i64,
 }
 
+impl RateReport {
+    /// Returns the names of the ports of the streams whose link was down in the trial. The losses of the trial are then
+    /// not losses of the device alone.
+    pub fn ports_with_link_down(&self) -> Vec<&str> {
+        let is_used =
+            |port: &&PortReport| self.streams.iter().any(|stream| [&stream.from, &stream.to].contains(&&port.name));
+        let was_down = |port: &&PortReport| port.link_downs > 0 || port.link_up == Some(false);
+        self.ports.iter().filter(is_used).filter(was_down).map(|port| port.name.as_str()).collect()
+    }
+}
+
 /// The packets of a trial, from the counters of the ports. The device has changed the payload, so no packet arrived
 /// with its signature. The counters also count the packets of other hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -49,7 +60,7 @@ pub struct CounterReport {
 
 /// The packets that were sent, and the results of these packets.
 ///
-/// `received + corrupted + late + lost` is `sent`.
+/// `received + corrupted + late + lost + overrun + tx_failed` is `sent`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Traffic {
     /// The requested rate in packets per second. Absent if the rate was not limited.
@@ -85,17 +96,18 @@ pub struct Traffic {
     pub corrupted: u64,
     /// Packets that arrived with a latency above the limit.
     pub late: u64,
-    /// Packets that did not arrive.
+    /// Packets that did not arrive, without the packets of `overrun` and `tx_failed`.
     pub lost: u64,
-    /// Packets of `lost` that the ports of the tester lost, because the tester was too slow to receive them. Only counted
-    /// in the sum of all streams, because the ports do not know the streams of these packets.
+    /// Packets that the receiving port of the tester lost, because the tester was too slow to receive them. A port does not
+    /// know the streams of these packets. If several streams arrive at a port, these packets are divided in proportion to
+    /// the packets of each stream that did not arrive.
     #[serde(default)]
     pub overrun: u64,
-    /// Packets of `lost` that the ports of the tester did not send. Like `overrun`, counted only in the sum of all
-    /// streams.
+    /// Packets that the sending port of the tester did not send. If several streams send from a port, these packets are
+    /// divided like the packets of `overrun`, but separately for each interval.
     #[serde(default)]
     pub tx_failed: u64,
-    /// `corrupted + late + lost - overrun - tx_failed`, as a ratio of `sent`.
+    /// `corrupted + late + lost`, as a ratio of `sent`.
     pub loss_ratio: f64,
     /// The limits of the 95 % confidence interval of the probability that the device loses a packet (Wilson). The
     /// interval assumes that the device loses each packet independently of the other packets.
@@ -113,9 +125,14 @@ pub struct Traffic {
 }
 
 impl Traffic {
+    /// Returns the number of packets that the tester lost itself.
+    pub fn lost_by_tester(&self) -> u64 {
+        self.overrun + self.tx_failed
+    }
+
     /// Returns the number of packets that the device lost, corrupted or delayed for too long.
     pub fn lost_by_device(&self) -> u64 {
-        self.corrupted + self.late + self.lost.saturating_sub(self.overrun + self.tx_failed)
+        self.corrupted + self.late + self.lost
     }
 }
 
@@ -165,8 +182,12 @@ pub struct SeriesReport {
     pub interval_s: f64,
     /// Packets that were sent in the interval.
     pub sent: Vec<u64>,
-    /// Packets of the interval that were lost, late or corrupted.
+    /// Packets of the interval that were lost, late or corrupted. The packets of `tx_failed` are not part of `lost`. The
+    /// packets of `overrun` are part of `lost`, because the tester does not know their intervals.
     pub lost: Vec<u64>,
+    /// Packets of the interval that the port of the tester did not send.
+    #[serde(default)]
+    pub tx_failed: Vec<u64>,
     /// The mean latency of the received packets of the interval in nanoseconds, or 0 without received packets.
     pub latency_mean_ns: Vec<u64>,
     /// The highest latency of the received packets of the interval in nanoseconds.
@@ -180,6 +201,7 @@ impl SeriesReport {
             interval_s: intervals.length as f64 / 1e9,
             sent: points.iter().map(|point| point.sent).collect(),
             lost: points.iter().map(Point::lost).collect(),
+            tx_failed: points.iter().map(|point| point.tx_failed).collect(),
             latency_mean_ns: points.iter().map(Point::latency_mean).collect(),
             latency_max_ns: points.iter().map(|point| point.latency_max).collect(),
         }
@@ -364,8 +386,7 @@ pub struct TrialReport {
     pub duration_s: f64,
     /// Packets that were sent.
     pub sent: u64,
-    /// `corrupted + late + lost - overrun - tx_failed`, and the packets that a queue of the device held at the end of the
-    /// trial.
+    /// `corrupted + late + lost`, and the packets that a queue of the device held at the end of the trial.
     pub lost: u64,
     /// Packets that the tester was too slow to receive, or that the ports of the tester did not send.
     #[serde(default)]

@@ -59,8 +59,12 @@ pub struct SoakInterval {
 pub struct SoakCounts {
     /// Packets that were sent.
     pub sent: u64,
-    /// Packets that were lost, late or corrupted.
+    /// Packets that were lost, late or corrupted. The packets of `tx_failed` are not part of `lost`. The packets of
+    /// `overrun` are part of `lost`, because the tester does not know their intervals.
     pub lost: u64,
+    /// Packets that the port of the tester did not send.
+    #[serde(default)]
+    pub tx_failed: u64,
     /// The mean latency of the received packets in nanoseconds, or 0 without received packets.
     pub latency_mean_ns: u64,
     /// The highest latency of the received packets in nanoseconds.
@@ -77,6 +81,7 @@ impl SoakInterval {
         let of = |(point, counts): (&crate::series::Point, &crate::judge::Counts)| SoakCounts {
             sent: point.sent,
             lost: point.lost(),
+            tx_failed: point.tx_failed,
             latency_mean_ns: point.latency_mean(),
             latency_max_ns: point.latency_max,
             duplicated: counts.duplicated,

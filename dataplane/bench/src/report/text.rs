@@ -55,18 +55,34 @@ impl fmt::Display for RateReport {
             let (held, share) = (total.held, Percent(ratio(total.held, total.sent)));
             writeln!(f, "queue     the device still held {held} packets ({share}) after the last transmission")?;
         }
+        // The packets of a stream that the tester lost itself. Most results have no such packets, and no such column.
+        let by_tester = |total: &Traffic, cell: String| match total.lost_by_tester() {
+            0 => String::new(),
+            _ => format!(" {cell:>10}"),
+        };
         let width = streams.iter().map(|stream| stream.name.chars().count()).max().unwrap_or(0).max(6);
         writeln!(
             f,
-            "\n{:width$} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8} {:>9} {:>6}",
-            "stream", "sent", "received", "lost", "late", "corrupt", "dup", "reordered", "extent"
+            "\n{:width$} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8} {:>9} {:>6}{}",
+            "stream",
+            "sent",
+            "received",
+            "lost",
+            "late",
+            "corrupt",
+            "dup",
+            "reordered",
+            "extent",
+            by_tester(total, "by tester".to_owned())
         )?;
         for stream in streams {
             let Traffic { sent, received, lost, late, corrupted, duplicated, reordered, .. } = &stream.traffic;
             writeln!(
                 f,
-                "{:width$} {sent:>10} {received:>10} {lost:>8} {late:>8} {corrupted:>8} {duplicated:>8} {reordered:>9} {:>6}",
-                stream.name, stream.max_reordering_extent
+                "{:width$} {sent:>10} {received:>10} {lost:>8} {late:>8} {corrupted:>8} {duplicated:>8} {reordered:>9} {:>6}{}",
+                stream.name,
+                stream.max_reordering_extent,
+                by_tester(total, stream.traffic.lost_by_tester().to_string())
             )?;
         }
         writeln!(

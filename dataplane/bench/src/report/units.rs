@@ -60,7 +60,7 @@ impl fmt::Display for Percent {
 }
 
 /// Returns a part as a ratio of the whole.
-pub(super) fn ratio(part: u64, whole: u64) -> f64 {
+pub(crate) fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 

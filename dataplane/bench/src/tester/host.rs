@@ -12,6 +12,7 @@ use dataplane::runtime::PortLanes;
 
 use super::outcome::PortOutcome;
 use crate::sender::Sender;
+use crate::series::{Cursor, Intervals};
 
 /// The names of the counters of received frames that were lost because the tester was too slow. The names with `kernel`
 /// are the counters of an AF_XDP socket. `kernel_rx_no_buffer` counts events, not frames, so the list does not have it.
@@ -63,13 +64,62 @@ fn interface_counter(interface: &str, counter: &str) -> Option<u64> {
     fs::read_to_string(Path::new("/sys/class/net").join(interface).join(counter)).ok()?.trim().parse().ok()
 }
 
-/// Sets the counts of a port from the counters of its lane.
-pub(super) fn account(lane: &dyn Lane, before: &LaneCounters, port: &mut PortOutcome) {
+/// Returns the number of packets that the lane did not send.
+#[inline]
+fn failed(counters: &LaneCounters) -> u64 {
+    let LaneCounters { tx_full, tx_errors, tx_too_long, tx_not_connected, dropped_at_stop, .. } = counters;
+    tx_full + tx_errors + tx_too_long + tx_not_connected + dropped_at_stop
+}
+
+/// The packets that a port did not send, by interval.
+pub(super) struct Failures {
+    cursor: Cursor,
+    counted: u64,
+    intervals: Vec<u64>,
+}
+
+impl Failures {
+    pub(super) fn new(lane: &dyn Lane, intervals: Intervals) -> Self {
+        let counted = failed(lane.counters());
+        Self { cursor: Cursor::new(intervals), counted, intervals: vec![0; intervals.count] }
+    }
+
+    /// Counts the packets that failed since the last call, in the interval of the time `at`.
+    #[inline]
+    pub(super) fn count(&mut self, lane: &dyn Lane, at: u64) {
+        let now = failed(lane.counters());
+        if now != self.counted
+            && let Some(count) = self.intervals.get_mut(self.cursor.at(at))
+        {
+            *count += now - self.counted;
+            self.counted = now;
+        }
+    }
+
+    /// Counts `packets` more packets in an interval.
+    pub(super) fn add(&mut self, index: usize, packets: u64) {
+        if let Some(count) = self.intervals.get_mut(index) {
+            *count += packets;
+        }
+    }
+
+    /// Returns the number of packets that failed in an interval.
+    pub(super) fn in_interval(&self, index: usize) -> u64 {
+        self.intervals.get(index).copied().unwrap_or(0)
+    }
+}
+
+/// Sets the counts of a port from the counters of its lane. `waiting` is the number of packets of earlier trials that were
+/// in the send queue at the start of the trial.
+pub(super) fn account(lane: &dyn Lane, before: &LaneCounters, waiting: u64, port: &mut PortOutcome) {
     let now = lane.counters();
-    let failed =
-        |it: &LaneCounters| it.tx_full + it.tx_errors + it.tx_too_long + it.tx_not_connected + it.dropped_at_stop;
-    port.tx = now.tx - before.tx;
-    port.tx_failed = failed(now) - failed(before);
+    let (tx, failed) = (now.tx - before.tx, failed(now) - failed(before));
+    // The send queue is in order, so the packets of earlier trials leave the queue first.
+    let earlier = waiting.min(tx);
+    port.tx = tx - earlier;
+    // The port did not send the packets that are still in the send queue, for example because an AF_XDP socket stops
+    // while the link is down.
+    port.tx_failed = (failed + lane.sending() as u64).saturating_sub(waiting - earlier);
     port.rx = now.rx - before.rx;
 }
 

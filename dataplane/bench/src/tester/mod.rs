@@ -27,14 +27,14 @@ use self::clocks::ClockWatch;
 pub use self::clocks::{ClockSteps, HostTimes};
 pub use self::core_load::CoreLoad;
 use self::core_load::CoreSample;
-use self::host::{account, counters, cpu_wait, overrun, pause};
+use self::host::{Failures, account, counters, cpu_wait, overrun, pause};
 pub use self::options::{IntervalCounts, Observer, TesterOptions, TrialPlan};
 pub use self::outcome::{Outcome, PortOutcome, StreamOutcome};
 use self::receiver::Receiver;
 use self::turns::Turns;
 use crate::judge::{Counts, Judge, Limits};
 use crate::sender::Sender;
-use crate::series::{Intervals, Point};
+use crate::series::{Intervals, Point, Shares};
 use crate::signature::Key;
 use crate::stream::Stream;
 
@@ -289,7 +289,8 @@ impl Tester {
                 }
             }
         }
-        let before: Vec<LaneCounters> = lanes.iter().map(|lane| lane.counters().clone()).collect();
+        let before: Vec<(LaneCounters, u64)> =
+            lanes.iter().map(|lane| (lane.counters().clone(), lane.sending() as u64)).collect();
         let count = senders.len().max(1) as f64;
         for (index, sender) in senders.iter_mut().enumerate() {
             let rate = rates.get(index).copied().flatten();
@@ -311,6 +312,7 @@ impl Tester {
             judge.expect(stream.active.0, stream.active.1);
             judge.count_by_time(intervals);
         }
+        let mut failures: Vec<Failures> = lanes.iter().map(|lane| Failures::new(&**lane, intervals)).collect();
         let mut watched = IntervalCounts {
             index: 0,
             streams: vec![Point::default(); senders.len()],
@@ -326,12 +328,15 @@ impl Tester {
         let start = clock.nanos();
         let mut receiver = Receiver { streams, judges, key, start, judged: 0, foreign: 0 };
         let (mut loops, mut first, mut longest_pause) = (0u64, 0usize, 0u64);
-        let (mut sending, mut stopped, mut last, mut ended) = (true, false, start.0, 0);
+        let (mut sending, mut stopped, mut last, mut ended) = (true, false, start.0, 0u64);
         let mut last_arrival = start.0;
         loop {
             // Step 1: return the buffers of sent packets.
-            for (port, lane) in lanes.iter_mut().enumerate() {
+            // The packets that now turn out to have failed were sent in the last iteration, or in the last interval.
+            let sent_at = if sending { last } else { ended.saturating_sub(1) }.saturating_sub(start.0);
+            for ((port, lane), failures) in lanes.iter_mut().enumerate().zip(&mut failures) {
                 lane.reap(pool, &mut NoSink).map_err(|error| failed(port, error))?;
+                failures.count(&**lane, sent_at);
             }
             // Step 2: send the packets that are due. Each iteration starts with another stream, so that no stream has
             // an advantage. The streams without a rate limit then share the rest of the burst.
@@ -418,7 +423,7 @@ impl Tester {
                 // At this time, a packet of the watched interval that has not arrived yet is late.
                 let over = (watched.index as u64 + 1).saturating_mul(intervals.length).saturating_add(late);
                 if sending && elapsed > over && watched.index + 1 < intervals.count {
-                    observe(&mut watched, senders, receiver.judges, observer);
+                    observe(&mut watched, receiver.streams, senders, receiver.judges, &failures, observer);
                 }
             }
             if moved == 0 {
@@ -430,15 +435,34 @@ impl Tester {
         if !lanes.iter().any(|lane| lane.stampers()[0].source() == ClockSource::DeviceWallclock) {
             clock_steps.wall = 0;
         }
-        let (judged_streams, duration) = (receiver.judges, ended.saturating_sub(start.0));
+        let duration = ended.saturating_sub(start.0);
+        let (streams, judged_streams) = (receiver.streams, receiver.judges);
+        for (port, (lane, failures)) in lanes.iter().zip(&mut failures).enumerate() {
+            failures.count(&**lane, duration.saturating_sub(1));
+            // The packets that are still in the send queue are the packets that were sent last.
+            let mut waiting = lane.sending() as u64;
+            for index in (0..intervals.count).rev() {
+                if waiting == 0 {
+                    break;
+                }
+                let of_port = senders.iter().zip(streams).filter(|(_, stream)| stream.from == port);
+                let sent: u64 = of_port.filter_map(|(sender, _)| sender.series().get(index)).sum();
+                let unsent = waiting.min(sent.saturating_sub(failures.in_interval(index)));
+                failures.add(index, unsent);
+                waiting -= unsent;
+            }
+        }
         let used = intervals.count.min(usize::try_from(duration.div_ceil(intervals.length)).unwrap_or(usize::MAX));
         while watched.index < used {
-            observe(&mut watched, senders, judged_streams, observer);
+            observe(&mut watched, streams, senders, judged_streams, &failures, observer);
         }
-        let outcome = |(sender, judge): (&Sender, &mut Judge)| {
+        let mut series = vec![vec![Point::default(); senders.len()]; used];
+        for (index, points) in series.iter_mut().enumerate() {
+            fill_points(points, index, streams, senders, judged_streams, &failures);
+        }
+        let outcome = |(number, (sender, judge)): (usize, (&Sender, &mut Judge))| {
             let judgement = judge.finish(sender.sent(), duration);
-            let points = judgement.series.iter().zip(sender.series()).take(used);
-            let series = points.map(|(point, sent)| Point { sent: *sent, ..*point }).collect();
+            let series = series.iter().filter_map(|points| points.get(number).copied()).collect();
             StreamOutcome {
                 sent: sender.sent(),
                 unsigned: sender.unsigned(),
@@ -448,9 +472,9 @@ impl Tester {
                 series,
             }
         };
-        let outcomes = senders.iter().zip(judged_streams).map(outcome).collect();
-        for ((lane, before), port) in lanes.iter().zip(&before).zip(&mut ports) {
-            account(&**lane, before, port);
+        let outcomes = senders.iter().zip(judged_streams).enumerate().map(outcome).collect();
+        for ((lane, (before, waiting)), port) in lanes.iter().zip(&before).zip(&mut ports) {
+            account(&**lane, before, *waiting, port);
         }
         let (elapsed, waited) = (last.saturating_sub(start.0), cpu_wait().saturating_sub(waited));
         Ok(Outcome {
@@ -487,13 +511,44 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Fills in the packets of each stream in an interval.
+fn fill_points(
+    points: &mut [Point],
+    index: usize,
+    streams: &[Stream],
+    senders: &[Sender],
+    judges: &[Judge],
+    failures: &[Failures],
+) {
+    for (point, (sender, judge)) in points.iter_mut().zip(senders.iter().zip(judges)) {
+        let sent = sender.series().get(index).copied().unwrap_or(0);
+        *point = Point { sent, ..judge.series().get(index).copied().unwrap_or_default() };
+    }
+    for (port, failures) in failures.iter().enumerate() {
+        let failed = failures.in_interval(index);
+        if failed > 0 {
+            let is_from = |stream: &Stream| stream.from == port;
+            let of_port = points.iter().zip(streams).filter(|(_, stream)| is_from(stream));
+            let mut shares = Shares::new(failed, of_port.map(|(point, _)| point.lost()).sum());
+            for (point, _) in points.iter_mut().zip(streams).filter(|(_, stream)| is_from(stream)) {
+                point.tx_failed = shares.next(point.lost());
+            }
+        }
+    }
+}
+
 /// Passes the counts of the next interval to the observer.
-fn observe(watched: &mut IntervalCounts, senders: &[Sender], judges: &[Judge], observer: &mut dyn Observer) {
-    for (number, (sender, judge)) in senders.iter().zip(judges.iter()).enumerate() {
-        let sent = sender.series().get(watched.index).copied().unwrap_or(0);
-        let point = judge.series().get(watched.index).copied().unwrap_or_default();
-        watched.streams[number] = Point { sent, ..point };
-        watched.counts[number] = *judge.counts();
+fn observe(
+    watched: &mut IntervalCounts,
+    streams: &[Stream],
+    senders: &[Sender],
+    judges: &[Judge],
+    failures: &[Failures],
+    observer: &mut dyn Observer,
+) {
+    fill_points(&mut watched.streams, watched.index, streams, senders, judges, failures);
+    for (counts, judge) in watched.counts.iter_mut().zip(judges) {
+        *counts = *judge.counts();
     }
     observer.interval(watched);
     watched.index += 1;

@@ -7,7 +7,8 @@ use hdrhistogram::Histogram;
 use super::clocks::ClockSteps;
 use super::core_load::CoreLoad;
 use crate::judge::Judgement;
-use crate::series::{Intervals, Point};
+use crate::series::{Intervals, Point, Shares};
+use crate::stream::Stream;
 
 /// The result of a stream in a trial.
 #[derive(Clone, Debug)]
@@ -28,6 +29,13 @@ pub struct StreamOutcome {
 }
 
 impl StreamOutcome {
+    /// Returns the number of packets that the port of the tester did not send. If several streams send from a port, the
+    /// port does not know the streams of these packets. In each interval, the packets are then divided in proportion to
+    /// the packets of each stream that did not arrive in time.
+    pub fn tx_failed(&self) -> u64 {
+        self.series.iter().map(|point| point.tx_failed).sum::<u64>().min(self.judgement.counts.lost)
+    }
+
     /// Removes the latencies and the jitter.
     pub(super) fn remove_latency(&mut self) {
         self.judgement.latency.reset();
@@ -35,6 +43,26 @@ impl StreamOutcome {
         for point in self.series.iter_mut().chain(&mut self.judgement.series) {
             (point.latency_sum, point.latency_max) = (0, 0);
         }
+    }
+}
+
+impl Outcome {
+    /// Returns the number of packets of each stream that the tester was too slow to receive. If several streams arrive at
+    /// a port, the port does not know the streams of these packets. The packets are then divided in proportion to the
+    /// packets of each stream that did not arrive.
+    pub fn overruns(&self, streams: &[Stream]) -> Vec<u64> {
+        let lost = |stream: &StreamOutcome| stream.judgement.counts.lost - stream.tx_failed();
+        let mut overruns = vec![0; self.streams.len()];
+        for (port, outcome) in self.ports.iter().enumerate() {
+            let to_port = || self.streams.iter().zip(streams).filter(move |(_, stream)| stream.to == port);
+            // Packets of other hosts can be part of the overrun.
+            let mut shares = Shares::new(outcome.overrun, to_port().map(|(stream, _)| lost(stream)).sum());
+            let of_port = overruns.iter_mut().zip(self.streams.iter().zip(streams));
+            for (overrun, (stream, _)) in of_port.filter(|(_, (_, stream))| stream.to == port) {
+                *overrun = shares.next(lost(stream));
+            }
+        }
+        overruns
     }
 }
 
