@@ -69,6 +69,43 @@ fn compared(a: &Stored, b: &Stored) -> Result<CompareReport, String> {
     compare(["a.json", "b.json"], a, b, 0.01).map_err(|reasons| reasons.join("; "))
 }
 
+/// A search that is stopped before its first trial.
+struct Stopped;
+
+impl Trials for Stopped {
+    type Error = ();
+
+    fn measure(&mut self, _: f64, _: f64) -> Result<Measurement, ()> {
+        Err(())
+    }
+}
+
+#[test]
+fn bounds_of_a_search_without_trials_are_not_measured() {
+    let goal = goal(0.0, 0.0);
+    let Err(((), results)) = search(std::slice::from_ref(&goal), (100.0, 10_000.0), &mut Stopped) else {
+        panic!("the search has no error")
+    };
+    let goals = vec![goal_report(&goal, &results[0], 60.0, &[])];
+    let report = SearchReport { stopped: true, goals, trials: Vec::new(), ..searched(1_000.0, &goal) };
+    let text = report.to_string();
+    assert!(text.contains("  lower bound  not measured\n  upper bound  not measured\n"), "{text}");
+    assert!(text.contains("trials: 0 in 0 s of traffic"), "{text}");
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["goals"][0]["measured"], false);
+    let page = page("x.json", &stored(&report));
+    assert!(page.matches("<td>not measured</td>").count() == 2 && !page.contains("-0 s"), "{page}");
+}
+
+#[test]
+fn complete_search_without_a_bound_names_the_reason() {
+    let goal = goal(0.0, 0.0);
+    let report = searched(1e9, &goal);
+    assert!(report.goals[0].measured && report.goals[0].upper.is_none());
+    assert!(report.to_string().contains("upper bound  none: the device fulfils the goal at the highest rate"));
+    assert!(page("x.json", &stored(&report)).contains("<td>none</td>"));
+}
+
 #[test]
 fn search_results_of_a_slower_device_are_worse_and_of_a_faster_device_better() {
     for goal in [goal(0.0, 0.0), goal(0.01, 0.5)] {

@@ -13,7 +13,8 @@ pub(super) fn add(page: &mut Page, report: &SearchReport) {
     page.chart("Loss ratio and rate of each trial", &loss_over_rate(&report.trials, bounds));
     page.chart("Rates in the order of the trials", &order(&report.trials));
     let ignored = report.trials.iter().filter(|trial| trial.ignored).count();
-    let seconds: f64 = report.trials.iter().map(|trial| trial.duration_s).sum();
+    // The sum of no numbers is -0.
+    let seconds = report.trials.iter().fold(0.0, |sum, trial| sum + trial.duration_s);
     page.text(&format!(
         "{} trials in {seconds:.0} s of traffic. The search ignored {ignored} trials because the tester was the limit or was \
          disturbed.",
@@ -25,8 +26,8 @@ pub(super) fn add(page: &mut Page, report: &SearchReport) {
 
 /// Adds the table of the results.
 pub(super) fn goals(page: &mut Page, goals: &[GoalReport]) {
-    let bound = |bound: &Option<BoundReport>| match bound {
-        None => vec!["none".to_owned(), String::new(), String::new()],
+    let bound = |goal: &GoalReport, bound: &Option<BoundReport>| match bound {
+        None => vec![goal.missing_bound("none").to_owned(), String::new(), String::new()],
         Some(it) => {
             let trials = format!("{} of {}", it.exceeded + it.short_exceeded, it.trials + it.short_trials);
             vec![Pps(it.pps).to_string(), Bps(it.bps).to_string(), trials]
@@ -35,7 +36,7 @@ pub(super) fn goals(page: &mut Page, goals: &[GoalReport]) {
     let mut rows = Vec::new();
     for goal in goals {
         for (name, of) in [("lower bound", &goal.lower), ("upper bound", &goal.upper)] {
-            rows.push([vec![format!("{}: {name}", goal.name)], bound(of)].concat());
+            rows.push([vec![format!("{}: {name}", goal.name)], bound(goal, of)].concat());
         }
     }
     page.table(&["goal", "packets", "bits with FCS", "trials with too much loss"], &rows);

@@ -317,6 +317,7 @@ pub fn goal_report(goal: &crate::search::Goal, result: &GoalResult, mean: f64, t
         trial_s: goal.final_duration,
         duration_sum_s: goal.duration_sum,
         width: goal.width,
+        measured: result.lower.is_some() || result.upper.is_some(),
         lower: result.lower.as_ref().map(|bound| bound_report(bound, mean, trials)),
         upper: result.upper.as_ref().map(|bound| bound_report(bound, mean, trials)),
         conditional_throughput_pps: result.conditional_throughput,

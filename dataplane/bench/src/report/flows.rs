@@ -102,7 +102,7 @@ impl fmt::Display for FlowsReport {
                         bound.pps, bound.exceeded, bound.trials
                     )
                 }
-                None => none.to_owned(),
+                None => goal.missing_bound(none).to_owned(),
             };
             writeln!(
                 f,

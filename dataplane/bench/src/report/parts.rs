@@ -342,15 +342,35 @@ pub struct GoalReport {
     pub duration_sum_s: f64,
     /// The maximum relative distance between the bounds.
     pub width: f64,
-    /// The highest load at which the device fulfils the goal.
+    /// Whether the trials decided about at least one load. If not, the search ended too early, and both bounds are `null`.
+    #[serde(default = "default_measured")]
+    pub measured: bool,
+    /// The highest load at which the device fulfils the goal. If the result is complete, `null` means that the device does
+    /// not fulfil the goal at the lowest load. Otherwise, `null` means that the bound was not measured.
     pub lower: Option<BoundReport>,
-    /// The lowest load at which the device does not fulfil the goal.
+    /// The lowest load at which the device does not fulfil the goal. If the result is complete, `null` means that the
+    /// device fulfils the goal at the highest load. Otherwise, `null` means that the bound was not measured.
     pub upper: Option<BoundReport>,
     /// The load of the lower bound in packets per second, less the loss at this load.
     pub conditional_throughput_pps: Option<f64>,
     /// Whether the bounds are as close as the goal requires, or at the limit of the range.
     pub complete: bool,
 }
+
+/// Returns the value of `measured` for results of versions without this key.
+fn default_measured() -> bool {
+    true
+}
+
+impl GoalReport {
+    /// Returns the text for a bound that is `None`. `none` is the text if the result is complete.
+    pub(crate) fn missing_bound<'a>(&self, none: &'a str) -> &'a str {
+        if self.complete { none } else { NOT_MEASURED }
+    }
+}
+
+/// The text for a bound about which the trials did not decide.
+const NOT_MEASURED: &str = "not measured";
 
 /// A bound of a search result.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -167,7 +167,7 @@ impl fmt::Display for SearchReport {
         for goal in &self.goals {
             writeln!(f, "{}: loss ratio at most {}", goal.name, Percent(goal.loss_ratio))?;
             let bound = |bound: &Option<BoundReport>, none: &str| match bound {
-                None => none.to_owned(),
+                None => goal.missing_bound(none).to_owned(),
                 Some(it) => {
                     let trials = match it.trials {
                         0 => format!(
@@ -211,7 +211,8 @@ impl fmt::Display for SearchReport {
                 "NO SIGNATURES: the device changes the payload, so the losses are from the counters of the ports"
             )?;
         }
-        let seconds: f64 = self.trials.iter().map(|trial| trial.duration_s).sum();
+        // The sum of no numbers is -0.
+        let seconds = self.trials.iter().fold(0.0, |sum, trial| sum + trial.duration_s);
         let ignored = self.trials.iter().filter(|trial| trial.ignored).count();
         writeln!(
             f,
