@@ -12,6 +12,12 @@ pub const LINE_OVERHEAD: f64 = 24.0;
 /// The length of a frame check sequence in bytes.
 pub const FCS: f64 = 4.0;
 
+/// The highest rate in frames per second. The tester divides the time between frames in steps of 1/65536 ns, so it cannot
+/// distinguish much higher rates.
+const MAX_PACKETS: f64 = 1e12;
+/// The highest rate in bits per second.
+const MAX_BITS: f64 = 1e15;
+
 /// A rate of traffic.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
@@ -86,12 +92,21 @@ impl FromStr for Rate {
             Self::Packets(rate) | Self::Bits(rate) | Self::Percent(rate) => *rate > 0.0,
             Self::Max => true,
         };
-        rate.filter(positive).ok_or_else(|| {
+        let rate = rate.filter(positive).ok_or_else(|| {
             format!(
                 "`{text}` is not a rate above 0; help: write packets per second, bits per second, percent of the line \
                  rate, or max: \"10kpps\", \"1Gbps\", \"50%\", \"max\""
             )
-        })
+        })?;
+        match rate {
+            Self::Packets(packets) if packets > MAX_PACKETS => {
+                Err(format!("the rate `{text}` is too high; help: use at most {MAX_PACKETS:e} packets per second"))
+            }
+            Self::Bits(bits) if bits > MAX_BITS => {
+                Err(format!("the rate `{text}` is too high; help: use at most {MAX_BITS:e} bits per second"))
+            }
+            _ => Ok(rate),
+        }
     }
 }
 
@@ -132,6 +147,20 @@ mod tests {
         assert!(rate.unwrap_err().contains("100.8 % of the line"));
         assert_eq!(Rate::Packets(15e6).packets(60.0, None), Ok(Some(15e6)));
         assert!(Rate::Percent(5.0).packets(60.0, None).unwrap_err().contains("--line"));
+    }
+
+    #[test]
+    fn rate_above_the_limit_is_refused_with_the_limit() {
+        for (text, limit) in [
+            ("1e300", "use at most 1e12 packets per second"),
+            ("1000001Mpps", "use at most 1e12 packets per second"),
+            ("1000001Gbps", "use at most 1e15 bits per second"),
+        ] {
+            let why = text.parse::<Rate>().unwrap_err();
+            assert!(why.contains(limit) && why.contains(text), "{why}");
+        }
+        assert_eq!("1e12".parse(), Ok(Rate::Packets(1e12)));
+        assert_eq!("1000000Gbps".parse(), Ok(Rate::Bits(1e15)));
     }
 
     #[test]

@@ -17,6 +17,8 @@ use crate::values::{Random, Values};
 
 /// The shortest Ethernet frame, without the frame check sequence.
 pub const SHORTEST: u16 = 60;
+/// The highest weight and the highest speed. With much larger values, sums and rates would not be finite.
+const MAX_FACTOR: f64 = 1e9;
 /// The maximum sum of the weights of the sizes of a stream.
 const MAX_WEIGHTS: usize = 4096;
 
@@ -131,8 +133,11 @@ impl Stream {
         let (Some(sender), Some(receiver)) = (ports.get(from), ports.get(to)) else {
             return Err("there is no port; help: add --ports A,B or [[port]] sections".to_owned());
         };
-        if !(config.weight > 0.0 && config.weight.is_finite()) {
-            return Err(format!("`weight` is {}; help: use a weight above 0", config.weight));
+        if !(config.weight > 0.0 && config.weight <= MAX_FACTOR) {
+            return Err(format!(
+                "`weight` is {:?}; help: use a weight above 0, and at most {MAX_FACTOR:e}",
+                config.weight
+            ));
         }
         if config.burst == 0 {
             return Err("`burst` is 0; help: use a burst of at least 1 packet".to_owned());
@@ -206,8 +211,11 @@ impl Stream {
                 "the frames of a capture have one `src_mac` and one `dst_mac`; help: use one address".to_owned()
             );
         };
-        if !(config.speed > 0.0 && config.speed.is_finite()) {
-            return Err(format!("`speed` is {}; help: use a factor above 0", config.speed));
+        if !(config.speed > 0.0 && config.speed <= MAX_FACTOR) {
+            return Err(format!(
+                "`speed` is {:?}; help: use a factor above 0, and at most {MAX_FACTOR:e}",
+                config.speed
+            ));
         }
         // A frame can have a VLAN tag.
         let side = side.map(|side| (&config.clients[..], side));

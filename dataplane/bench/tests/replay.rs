@@ -241,7 +241,8 @@ fn mistakes_have_a_fix() {
         (format!("capture = '{}'", text.display()), "not a capture"),
         (format!("capture = '{}'", empty.display()), "has no frames; help:"),
         (format!("capture = '{dns}'\nsize = 100"), "help: remove `size`"),
-        (format!("capture = '{dns}'\nspeed = 0.0"), "`speed` is 0; help: use a factor above 0"),
+        (format!("capture = '{dns}'\nspeed = 0.0"), "`speed` is 0.0; help: use a factor above 0"),
+        (format!("capture = '{dns}'\nspeed = 1e300"), "`speed` is 1e300; help: use a factor above 0, and at most 1e9"),
         (
             format!("capture = '{dns}'\nrewrite = {{ '10.0.0.0/8' = '10.0.0.0/9' }}"),
             "help: use two prefixes of the same",

@@ -386,7 +386,8 @@ fn wrong_streams_are_refused_with_a_fix() {
         ("src_ip = ['10.0.0.1', '::1']", "mixes IPv4 and IPv6"),
         ("dst_ip = { first = '255.255.255.255', count = 2 }", "exceeds the width"),
         ("dscp = 64", "`dscp` is 64; help: use a value up to 63"),
-        ("weight = 0.0", "help: use a weight above 0"),
+        ("weight = 0.0", "`weight` is 0.0; help: use a weight above 0"),
+        ("weight = 1e308", "`weight` is 1e308; help: use a weight above 0, and at most 1e9"),
         ("burst = 0", "help: use a burst of at least 1 packet"),
         ("start = '2s'\nstop = '1s'", "`stop` 1s is not after `start` 2s"),
         ("vlan = 1\ntags = [{ id = 2 }]", "help: move the tag of `vlan` into `tags`"),
@@ -436,6 +437,7 @@ fn wrong_streams_are_refused_with_a_fix() {
         ("raw = '123'", "`123` is not a list of bytes"),
         ("tunnel = { kind = 'ipip', src_ip = '1.1.1.1', dst_ip = '1.1.1.2' }", "unknown variant `ipip`"),
         ("rate = 'fast'", "is not a rate above 0"),
+        ("rate = 1e300", "is too high; help: use at most 1e12 packets per second"),
     ] {
         let why = toml::from_str::<StreamConfig>(keys).unwrap_err().to_string();
         assert!(why.contains(expected), "{keys}: {why}");
