@@ -35,7 +35,8 @@ fn sizes_of(own: &CalibrationReport) -> Vec<String> {
 
 fn unique(texts: impl Iterator<Item = String>) -> Vec<String> {
     let mut texts: Vec<String> = texts.collect();
-    texts.sort();
+    // Numbers first, in numeric order. Other sizes are lists or the name of a mix.
+    texts.sort_by_cached_key(|text| (text.parse::<u64>().map_or((1, 0), |number| (0, number)), text.clone()));
     texts.dedup();
     texts
 }
@@ -117,8 +118,8 @@ mod tests {
         };
         check(&["60"]).unwrap();
         let why = check(&["9", "60", "10"]).unwrap_err();
-        assert!(why.contains("frame sizes (without the FCS) missing in the calibration: 10, 9; help: "), "{why}");
-        assert!(why.contains("--stream 'size = 10' --stream 'size = 60' --stream 'size = 9'"), "{why}");
+        assert!(why.contains("frame sizes (without the FCS) missing in the calibration: 9, 10; help: "), "{why}");
+        assert!(why.contains("--stream 'size = 9' --stream 'size = 10' --stream 'size = 60'"), "{why}");
         let why = check(&[]).unwrap_err();
         assert!(why.contains("frame sizes (without the FCS) only in the calibration: 60; help: "), "{why}");
         assert!(why.contains("the same ports and the same streams"), "{why}");
