@@ -46,6 +46,25 @@ fn cable() -> Folder {
     folder
 }
 
+#[test]
+fn files_that_are_not_regular_are_refused() {
+    let folder = cable();
+    assert!(Command::new("mkfifo").arg(folder.file("fifo")).status().unwrap().success());
+    let traffic = "--rate 1kpps --for 10ms";
+    for (file, kind) in [("fifo", "a pipe"), ("/dev/zero", "a device")] {
+        for line in [
+            format!("html {file}"),
+            format!("compare {file} {file}"),
+            format!("rate {file} {traffic}"),
+            format!("rate lab.toml {traffic} --calibration {file}"),
+            format!("rate lab.toml {traffic} --stream capture=\"{file}\""),
+        ] {
+            let (status, _, err) = run(&mut bench(&folder, &line));
+            assert!(status != 0 && err.contains(&format!("{kind}, not a regular file")), "{line}: {status} {err}");
+        }
+    }
+}
+
 /// Options with which a busy host neither skips packets nor receives packets late.
 const PATIENT: &str = "--catch-up 60s --late 60s --settle 50ms";
 

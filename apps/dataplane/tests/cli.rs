@@ -782,6 +782,22 @@ fn config_must_be_a_regular_file_or_standard_input() {
     assert!(out.starts_with("workers "), "{out}");
 }
 
+#[test]
+fn explained_capture_is_a_regular_file_or_standard_input() {
+    let folder = folder_with_config();
+    assert!(Command::new("mkfifo").arg(folder.file("fifo")).status().unwrap().success());
+    for (file, kind) in [(folder.file("fifo"), "a pipe"), ("/dev/zero".into(), "a device")] {
+        let mut explain = command(&["explain".into(), folder.file("x.toml"), file]);
+        let (status, _, err) = RunningProgram::start(explain.stdout(Stdio::piped()).stderr(Stdio::piped())).end();
+        assert!(status == 1 && err.contains(&format!("{kind}, not a regular file")), "{status}: {err}");
+    }
+    let input = fs::File::open(capture("mixed.pcap")).unwrap();
+    let mut explain = command(&["explain".into(), folder.file("x.toml"), "-".into()]);
+    explain.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let (status, out, err) = RunningProgram::start(&mut explain).end();
+    assert!(status == 0 && out.starts_with("#1  "), "{out}{err}");
+}
+
 /// Two ports of a bridge are the ends of one cable, so each flooded frame would circulate indefinitely.
 #[test]
 fn looped_port_of_a_bridge_is_shut() {

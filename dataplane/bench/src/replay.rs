@@ -4,12 +4,12 @@
 //! and frames of other protocols are sent without a signature. The tester cannot judge frames without a signature.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::net::IpAddr;
 use std::path::Path;
 
 use dataplane::header::MacAddr;
 use dataplane::soft::Capture;
+use dataplane_core::file;
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use ipnet::IpNet;
 
@@ -79,7 +79,7 @@ impl Replay {
     ) -> Result<Self, String> {
         check(rewrite)?;
         let shown = path.display();
-        let capture = File::open(path).map_err(|error| error.to_string()).and_then(|file| Capture::load(&file));
+        let capture = file::open(path).map_err(|error| error.to_string()).and_then(|file| Capture::load(&file));
         let capture = capture.map_err(|why| format!("`capture` {shown}: {why}"))?;
         if let Some(damage) = &capture.damage {
             return Err(format!(

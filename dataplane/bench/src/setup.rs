@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dataplane::config::{Diagnostics, Source};
+use dataplane::config::{Diagnostics, MAX_SIZE, Source};
 use dataplane::header::MacAddr;
 use dataplane::runtime::{Assembly, assemble, digest_of};
 use dataplane::topology::Topology;
@@ -14,6 +14,7 @@ use toml::Spanned;
 
 use crate::rate::{LINE_OVERHEAD, Rate};
 use crate::signature::MAX_STREAMS;
+use crate::stored::read_text;
 use crate::stream::{Sizes, Stream, StreamConfig, StreamPort};
 
 /// The ports and streams of the command line.
@@ -140,7 +141,7 @@ fn checked(streams: &[Placed], ports: &[StreamPort]) -> Result<Vec<Stream>> {
 
 /// Reads a config. Returns its path, its text, its text without the streams, and the streams.
 fn read(path: &Path) -> Result<(PathBuf, String, String, Vec<Placed>)> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
+    let text = read_text(path, MAX_SIZE)?;
     let shown = path.display();
     let file: StreamsFile =
         toml::from_str(&text).map_err(|error| Error::Config(format!("{shown}: {}", error.to_string().trim_end())))?;

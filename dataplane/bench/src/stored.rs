@@ -1,8 +1,10 @@
 //! Results that are stored in files.
 
+use std::io;
 use std::path::Path;
 
 use dataplane::{Error, Result};
+use dataplane_core::file;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -10,6 +12,16 @@ use crate::report::{
     CalibrationReport, CounterReport, Environment, LatencyStep, LatencyStepsReport, RateReport, Rfc2544Report,
     SearchReport, SoakReport,
 };
+
+/// The maximum size of a file with a result, in bytes.
+const MAX_RESULT: u64 = 1 << 30;
+
+/// Reads a regular text file of at most `most` bytes.
+pub(crate) fn read_text(path: &Path, most: u64) -> Result<String> {
+    let bytes = file::read_text(path, most);
+    let text = bytes.and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
+    text.map_err(|source| Error::File { path: path.to_owned(), source })
+}
 
 /// A result in the form in which files store it.
 #[derive(Clone, Debug)]
@@ -42,7 +54,7 @@ impl Stored {
     /// # Errors
     /// Returns an error if the file cannot be read, or is not a result.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
+        let text = read_text(path, MAX_RESULT)?;
         Self::parse(&text).map_err(|why| {
             let path = path.display();
             Error::Config(match why {

@@ -5,12 +5,16 @@ use std::path::Path;
 use dataplane::{Error, Result};
 
 use crate::report::{CalibrationReport, Environment};
+use crate::stored::read_text;
 use crate::stream::Stream;
+
+/// The maximum size of the file, in bytes.
+const MAX_SIZE: u64 = 64 << 20;
 
 /// Reads the result of `bench calibrate`.
 pub(super) fn read(path: &Path) -> Result<CalibrationReport> {
-    let text = std::fs::read(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
-    serde_json::from_slice(&text).map_err(|error| {
+    let text = read_text(path, MAX_SIZE)?;
+    serde_json::from_str(&text).map_err(|error| {
         let path = path.display();
         Error::Config(format!(
             "{path} is not a calibration: {error}; help: create it with dataplane bench calibrate --json > {path}"

@@ -589,7 +589,7 @@ pub(super) enum GraphFormat {
 pub(super) struct Explain {
     #[command(flatten)]
     pub(super) config: Config,
-    /// The packets, a pcap or pcapng file
+    /// The packets, a pcap or pcapng file, or `-` for standard input
     #[arg(value_name = "PCAP", required_unless_present = "black_box")]
     pub(super) capture: Option<PathBuf>,
     /// Replay the file of a black box, which also names the port of each packet

@@ -1,12 +1,15 @@
 //! `explain CONFIG PCAP`: shows the path of every packet of a capture.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use super::packet::{Explained, explained_path, has_panicked, text};
 use crate::app::args;
 use crate::app::console::{self, CommandError};
 use crate::runtime::Tracer;
+use dataplane_core::file;
 use dataplane_core::pipeline::Registry;
 use dataplane_soft::Capture;
 
@@ -17,9 +20,12 @@ pub(super) fn explain(registry: &Registry, args: &args::Explain, path: &Path) ->
     let mut tracer = Tracer::new(assembly)?;
     let port = port(&tracer, &inputs, args.port.as_deref())?;
     let named = |reason: &dyn std::fmt::Display| CommandError::Failed(format!("{}: {reason}", path.display()));
-    // The capture may be a pipe, so reading may block. SIGINT still ends the program.
-    let file = File::open(path).map_err(|error| named(&error))?;
-    let capture = Capture::load(&file).map_err(|reason| named(&reason))?;
+    let file = match path.as_os_str() == "-" {
+        // Standard input may be a pipe, so reading may block. SIGINT still ends the program.
+        true => io::stdin().as_fd().try_clone_to_owned().map(File::from),
+        false => file::open(path),
+    };
+    let capture = Capture::load(&file.map_err(|error| named(&error))?).map_err(|reason| named(&reason))?;
     let count = capture.len().min(args.packets.unwrap_or(usize::MAX));
     for index in 0..count {
         let (frame, time) = (capture.frame(index), capture.time(index));
