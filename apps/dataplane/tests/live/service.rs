@@ -197,3 +197,23 @@ fn run_continues_if_the_service_manager_cannot_be_notified() {
     assert_eq!(err.matches(problem).count(), 1, "{err}");
     assert!(err.contains("/missing` (NOTIFY_SOCKET): No such file or directory"), "{err}");
 }
+
+#[test]
+fn full_socket_of_the_service_manager_delays_only_the_notifications() {
+    let folder = RuntimeFolder::new();
+    let manager = UnixDatagram::bind(folder.path("notify")).unwrap();
+    let sender = UnixDatagram::unbound().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while sender.send_to(b"", folder.path("notify")).is_ok() {}
+    let mut command = folder.command("run @/x.toml --json");
+    command.env("NOTIFY_SOCKET", folder.path("notify")).env("WATCHDOG_USEC", "400000");
+    let running = folder.start(command.stdout(Stdio::piped()).stderr(Stdio::piped()), None);
+    manager.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let (expected, mut bytes) = (b"READY=1\nSTATUS=running\n", [0; 100]);
+    while manager.recv(&mut bytes).unwrap() != expected.len() || !bytes.starts_with(expected) {}
+    // The service manager reads no further notifications.
+    while sender.send_to(b"", folder.path("notify")).is_ok() {}
+    running.program.signal("-TERM");
+    let (status, _, err) = running.program.end();
+    assert_eq!((status, err.matches("(NOTIFY_SOCKET): the socket is full").count()), (0, 1), "{err}");
+}

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock};
 use std::thread;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
@@ -25,6 +26,8 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use dataplane_control::is_terminal_control;
+
 use super::args::LogFormat;
 use super::console::{CLEAR_LINE, is_coloured, is_watched, write_stderr};
 use super::log_level::{self, Filter};
@@ -34,6 +37,9 @@ const MESSAGES: usize = 1024;
 
 /// The socket of the journal of systemd for entries with fields.
 const JOURNAL: &str = "/run/systemd/journal/socket";
+
+/// The maximum time that an entry waits for a place in the socket of the journal. Then the message goes to standard error.
+const JOURNAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Values that the text of the message names too. Formats without fields leave these values out.
 const NAMED: [&str; 3] = ["worker", "port", "stage"];
@@ -129,7 +135,7 @@ fn write_lines(out: &mut dyn fmt::Write, priority: &str, message: &str) -> fmt::
 /// Escapes control characters, because a terminal would interpret the characters, and a message may contain text from a
 /// file or from a peer. Line breaks and tabs stay.
 fn plain(text: &str) -> Cow<'_, str> {
-    let is_bad = |char: char| char.is_control() && !matches!(char, '\n' | '\t');
+    let is_bad = |char: char| is_terminal_control(char) && !matches!(char, '\n' | '\t');
     if !text.contains(is_bad) {
         return text.into();
     }
@@ -301,7 +307,9 @@ struct Journal {
 
 impl Journal {
     fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self { socket: UnixDatagram::unbound()?, path: path.to_owned() })
+        let socket = UnixDatagram::unbound()?;
+        socket.set_write_timeout(Some(JOURNAL_TIMEOUT))?;
+        Ok(Self { socket, path: path.to_owned() })
     }
 
     /// Sends an entry. The socket is not connected, because the journal may restart.
@@ -579,12 +587,12 @@ mod tests {
 
     #[test]
     fn control_characters_do_not_reach_the_terminal() {
-        let mut record = Record::new(Level::INFO, "a\x1b[2J\u{9b}b\tc\nd".to_owned());
+        let mut record = Record::new(Level::INFO, "a\x1b[2J\u{9b}b\tc\nd\u{202e}".to_owned());
         record.fields.insert("peer".to_owned(), "\x1b]0;x\x07".into());
         for style in [Style::Text { has_time: false, is_coloured: false }, Style::Lines, Style::Journal, Style::Json] {
             let mut text = String::new();
             style.write(&mut text, &record).unwrap();
-            assert!(!text.contains(|char: char| char.is_control() && !matches!(char, '\n' | '\t')), "{text:?}");
+            assert!(!text.contains(|char| is_terminal_control(char) && !matches!(char, '\n' | '\t')), "{text:?}");
             assert!(text.contains("[2J") && text.contains("u{9b}b"), "{text:?}");
         }
     }

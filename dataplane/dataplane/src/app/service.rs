@@ -2,6 +2,9 @@
 //! (sd_notify(3)). Without the environment variable `NOTIFY_SOCKET`, the program sends no notifications.
 
 use std::env;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,17 +16,50 @@ use dataplane_core::telemetry::{PacketsPerSecond, Progress};
 /// The interval between two updates of the status line.
 const STATUS_INTERVAL: Duration = Duration::from_secs(5);
 
+/// The maximum time that a notification waits for a place in the socket of the service manager, unless the previous
+/// notification found no place.
+const SEND_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The maximum time that the last notification waits after an upgrade. Another program then forwards the packets.
+const LAST_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Whether a notification has failed, and the log has a message about the failure.
 static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
-/// Sends a notification. Logs only the first failure, because the service manager may be gone for a long time.
-fn notify(states: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(states)
+/// Whether the last notification has failed. The next notification then does not wait.
+static IS_STUCK: AtomicBool = AtomicBool::new(false);
+
+/// Sends a notification. Returns whether the service manager gets the notification. Logs only the first failure, because
+/// the service manager may be gone for a long time.
+fn notify(states: &[NotifyState<'_>]) -> bool {
+    notify_within(states, (!IS_STUCK.load(Ordering::Relaxed)).then_some(SEND_TIMEOUT))
+}
+
+/// Sends a notification like [`notify`]. Waits up to `limit`, or not at all, if the socket of the service manager is
+/// full.
+fn notify_within(states: &[NotifyState<'_>], limit: Option<Duration>) -> bool {
+    let Some(path) = env::var_os("NOTIFY_SOCKET") else { return true };
+    let sent = send(states, &path, limit);
+    IS_STUCK.store(sent.is_err(), Ordering::Relaxed);
+    if let Err(error) = &sent
         && !HAS_FAILED.swap(true, Ordering::Relaxed)
     {
-        let socket = env::var_os("NOTIFY_SOCKET").unwrap_or_default();
-        tracing::warn!("cannot notify the service manager at `{}` (NOTIFY_SOCKET): {error}", socket.display());
+        let problem = match error.kind() {
+            io::ErrorKind::WouldBlock => "the socket is full".to_owned(),
+            _ => error.to_string(),
+        };
+        tracing::warn!("cannot notify the service manager at `{}` (NOTIFY_SOCKET): {problem}", path.display());
     }
+    sent.is_ok()
+}
+
+/// Sends a notification as one datagram. `sd_notify::notify` would wait for ever if the socket is full.
+fn send(states: &[NotifyState<'_>], path: &OsStr, limit: Option<Duration>) -> io::Result<()> {
+    let text: String = states.iter().map(|state| format!("{state}\n")).collect();
+    let socket = UnixDatagram::unbound()?;
+    socket.set_write_timeout(limit)?;
+    socket.set_nonblocking(limit.is_none())?;
+    socket.send_to(text.as_bytes(), path).map(drop)
 }
 
 /// Reports that the run starts.
@@ -31,9 +67,16 @@ pub(super) fn starting() {
     notify(&[NotifyState::Status("starting")]);
 }
 
+/// Reports that the run is ready. Returns whether the service manager gets the notification.
+fn running() -> bool {
+    notify(&[NotifyState::Ready, NotifyState::Status("running")])
+}
+
 /// The connection of a run to the service manager.
 pub(super) struct Service {
     is_stopping: bool,
+    /// Whether the service manager did not get the notification that the run is ready.
+    owes_ready: bool,
     watchdog: Option<Watchdog>,
     /// The counters and the time of the last status line. `None` without a service manager.
     last: Option<(Progress, Instant)>,
@@ -45,9 +88,9 @@ impl Service {
         let now = Instant::now();
         let watchdog = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero());
         let watchdog = watchdog.map(|limit| Watchdog::new(limit, now, &run.loops()));
-        notify(&[NotifyState::Ready, NotifyState::Status("running")]);
+        let owes_ready = !running();
         let last = env::var_os("NOTIFY_SOCKET").map(|_| (run.progress(), now));
-        Self { is_stopping: false, watchdog, last }
+        Self { is_stopping: false, owes_ready, watchdog, last }
     }
 
     /// Reports the start of a reload, unless the run is stopping.
@@ -60,6 +103,7 @@ impl Service {
         // monotonic clock, which does not occur.
         states.extend(NotifyState::monotonic_usec_now());
         notify(&states);
+        self.owes_ready = false;
     }
 
     /// Reports the end of a reload, unless the run is stopping.
@@ -67,7 +111,7 @@ impl Service {
         if self.is_stopping {
             return;
         }
-        notify(&[NotifyState::Ready, NotifyState::Status("running")]);
+        self.owes_ready = !running();
     }
 
     /// Reports that the run stops, unless an earlier call has reported the stop.
@@ -80,7 +124,8 @@ impl Service {
     /// Reports that another process has taken over the run. Afterwards, this process sends no notifications.
     pub(super) fn replaced_by(&mut self, process: u32) {
         self.is_stopping = true;
-        notify(&[NotifyState::MainPid(process), NotifyState::Ready, NotifyState::Status("running")]);
+        let states = [NotifyState::MainPid(process), NotifyState::Ready, NotifyState::Status("running")];
+        notify_within(&states, Some(LAST_TIMEOUT));
     }
 
     /// Feeds the watchdog, updates the status line, and reports that the run stops. The caller calls this function
@@ -90,10 +135,13 @@ impl Service {
         if run.is_stopped() {
             self.stopping();
         }
+        if self.owes_ready && !self.is_stopping {
+            self.owes_ready = !running();
+        }
         // systemd disarms the watchdog of a service that stops. `WATCHDOG=1` would arm the watchdog again.
         let watchdog = self.watchdog.as_mut().filter(|_| !self.is_stopping);
         match watchdog.map(|watchdog| watchdog.check(now, || run.loops())) {
-            Some(WatchdogCheck::Fed) => notify(&[NotifyState::Watchdog]),
+            Some(WatchdogCheck::Fed) => _ = notify(&[NotifyState::Watchdog]),
             Some(WatchdogCheck::Stuck(workers)) => {
                 let list = workers.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
                 let problem =

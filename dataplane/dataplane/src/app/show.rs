@@ -137,7 +137,7 @@ impl<'de> Deserialize<'de> for Fields {
 
 /// Replaces control characters, because a terminal would interpret these characters.
 fn plain(text: &str) -> String {
-    text.replace(char::is_control, "\u{fffd}")
+    text.replace(is_terminal_control, "\u{fffd}")
 }
 
 /// The units at the ends of the names of fields.
@@ -229,11 +229,11 @@ mod tests {
     fn columns_are_aligned_and_have_fitting_units() {
         let rows = rows(
             r#"[{"name": "a", "rx": 5, "size_bytes": 1536, "cost_ns": 12.34, "via": null},
-                {"name": "long", "rx": 12345, "size_bytes": 0, "cost_ns": null, "via": "::1\u001b"}]"#,
+                {"name": "long", "rx": 12345, "size_bytes": 0, "cost_ns": null, "via": "::1\u001b\u202e"}]"#,
         );
         let expected = "name     rx      size     cost  via\n\
                         a         5  1.50 KiB  12.3 ns  –\n\
-                        long  12345       0 B        –  ::1\u{fffd}\n";
+                        long  12345       0 B        –  ::1\u{fffd}\u{fffd}\n";
         assert_eq!(table(&rows), expected);
     }
 
