@@ -217,6 +217,8 @@ enum Activity {
     Generation,
     /// The stage hands its state over to another stage, or takes over state.
     TakeOver,
+    /// The stage saves its state for another program.
+    Save,
 }
 
 impl Graph {
@@ -321,7 +323,10 @@ impl Graph {
     /// Continues after a panic of a stage with [`OnPanic::Drop`] or [`OnPanic::Bypass`]: replaces the stage, and drops
     /// the packets that the stage was processing. Returns `None` if the worker must end, for one of three reasons: the
     /// code that panicked is not part of a stage, the stage has [`OnPanic::Stop`], or the stage was handing over its
-    /// state.
+    /// state to another stage.
+    ///
+    /// A panic in [`Graph::save_states`] only makes an upgrade fail. A stage with [`OnPanic::Stop`] then stays in the
+    /// graph, because the run must continue.
     ///
     /// The graph may still contain packets of other stages. [`Graph::walk`] moves them on.
     ///
@@ -332,7 +337,8 @@ impl Graph {
         self.check_pool(pool);
         let (place, observes) = self.marker.panicked()?;
         let activity = self.activity;
-        if activity == Activity::TakeOver || self.nodes.get(place)?.on_panic == OnPanic::Stop {
+        let stops = self.nodes.get(place)?.on_panic == OnPanic::Stop;
+        if activity == Activity::TakeOver || stops && activity != Activity::Save {
             return None;
         }
         self.marker.clear();
@@ -357,7 +363,7 @@ impl Graph {
                         .move_one_by_one(&mut NoObserver);
                 }
             }
-        } else if activity != Activity::Housekeeping {
+        } else if !matches!(activity, Activity::Housekeeping | Activity::Save) {
             let node = &mut nodes[place];
             if node.max_split > 0 || activity == Activity::Generation {
                 node.inbox.return_spares(pool);
@@ -373,6 +379,9 @@ impl Graph {
         }
         let node = &mut nodes[place];
         node.counters.panics += 1;
+        if stops {
+            return Some(quarantined);
+        }
         node.counters.is_quarantined = true;
         (node.generator, node.generation_due) = (None, false);
         let substitute = Substitute::new(&*node.stage, node.on_panic == OnPanic::Drop);
@@ -401,7 +410,7 @@ impl Graph {
     /// ([`StateTransfer`](super::StateTransfer)).
     pub fn save_states(&mut self) -> Vec<(String, Vec<u8>)> {
         let mut states = Vec::new();
-        self.activity = Activity::TakeOver;
+        self.activity = Activity::Save;
         for (place, node) in self.nodes.iter_mut().enumerate() {
             let Some((save, _)) = node.stage.contract().state_transfer else { continue };
             let state = self.marker.run(place, || save(&mut *node.stage));

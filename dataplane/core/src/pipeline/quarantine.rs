@@ -107,12 +107,12 @@ impl StageMarker {
     }
 }
 
-/// A stage that panicked and was quarantined.
+/// A stage that panicked, and that does not end the worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quarantined {
     /// Name of the stage in the config.
     pub stage: String,
-    /// What the stage does with further packets.
+    /// What the stage does with further packets. [`OnPanic::Stop`]: the stage continues.
     pub on_panic: OnPanic,
     /// The number of packets that the stage was processing when it panicked. These packets were dropped as `panicked`.
     pub packets: usize,

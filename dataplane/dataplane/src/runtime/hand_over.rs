@@ -173,6 +173,7 @@ mod tests {
         let mut registry = dataplane_stages::registry();
         registry.add::<Unsaved>("unsaved");
         registry.add::<Gate>("gate");
+        registry.add::<Uncounted>("uncounted");
         let assembly = assemble(&source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap();
         Run::start(assembly.unwrap(), options).unwrap()
     }
@@ -204,6 +205,20 @@ mod tests {
         }
     }
 
+    /// A stage that panics when it reports its counters, if [`MAY_REPORT`] is `false`.
+    #[derive(serde::Deserialize)]
+    struct Uncounted {}
+
+    static MAY_REPORT: AtomicBool = AtomicBool::new(true);
+
+    impl Stage for Uncounted {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+        fn counters(&self, _: &mut dyn CounterReport) {
+            assert!(MAY_REPORT.load(Ordering::Acquire), "a test");
+        }
+    }
+
     /// A stage that stops its worker while the gate is closed.
     #[derive(serde::Deserialize)]
     struct Gate {}
@@ -230,6 +245,8 @@ mod tests {
         let link = format!("device = 'host'\nlink = {{ {link} }}");
         start(config.replace("device = 'soft'\nlink = { kind = 'generator' }", &link), Options::default())
     }
+
+    const UNSAVED: &str = "a stage of worker 0 panicked while it saved its state";
 
     fn veth() {
         ip("link add name va type veth peer name vb\nlink set va up\nlink set vb up");
@@ -261,17 +278,45 @@ mod tests {
     #[test]
     fn worker_whose_stage_panics_is_not_handed_over() {
         in_namespace(|| {
-            let stages = [("unsaved", "on_panic = 'bypass'"), ("drop", "")];
-            let run = run_on_host("kind = 'tap', name = 'dp0'", &stages);
             // A backtrace may take longer than the hand-over waits. This process runs only this test.
             std::panic::set_hook(Box::new(|_| {}));
-            let error = run.detach().err().unwrap();
-            assert_eq!(error, "a stage of worker 0 panicked while it saved its state");
-            // The stage is bypassed now, so the worker pauses.
+            for (keys, later) in [("", Some(UNSAVED)), ("on_panic = 'bypass'", None)] {
+                let run = run_on_host("kind = 'tap', name = 'dp0'", &[("unsaved", keys), ("drop", "")]);
+                assert_eq!(run.detach().err().unwrap(), UNSAVED);
+                let before = run.loops();
+                wait_until("the worker continues", || {
+                    assert!(!run.is_stopped());
+                    run.loops()[0] > before[0]
+                });
+                // A bypassed stage saves no state, so the worker pauses.
+                assert_eq!(run.detach().err().as_deref(), later);
+                run.resume(false);
+                run.stop();
+                run.join().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn worker_stays_paused_after_a_panic_in_the_pause() {
+        in_namespace(|| {
+            IS_GATE_CLOSED.store(false, Ordering::Release);
+            let stages = [("uncounted", "on_panic = 'bypass'"), ("gate", ""), ("drop", "")];
+            let run = run_on_host("kind = 'tap', name = 'dp0'", &stages);
+            std::panic::set_hook(Box::new(|_| {}));
             assert!(run.detach().is_ok());
+            let ticks = REACHED.load(Ordering::Acquire);
+            MAY_REPORT.store(false, Ordering::Release);
+            wait_until("the worker answers", || lock(&run.state.sampler).poll(Scope::All).is_some());
+            // A worker that runs does its housekeeping at least once in these iterations.
+            let before = run.loops()[0].unwrap();
+            wait_until("the worker continues after the panic", || run.loops()[0].unwrap() > before + 1_000);
+            assert_eq!(REACHED.load(Ordering::Acquire), ticks, "no stage runs in the pause");
             run.resume(false);
+            wait_until("the stages run", || REACHED.load(Ordering::Acquire) > ticks);
             run.stop();
-            run.join().unwrap();
+            let errors = run.join().unwrap().errors;
+            assert!(errors[0].contains("stage `uncounted` panicked"), "{errors:?}");
         });
     }
 

@@ -206,7 +206,7 @@ impl Worker {
         }
     }
 
-    /// Quarantines a stage that panicked, if its `on_panic` allows this. Returns `false` if the worker must end.
+    /// Continues after a panic of a stage, if [`Graph::quarantine`] allows this. Returns `false` if the worker must end.
     fn quarantine(&mut self, panic: &(dyn Any + Send), ctx: &Ctx, clock: &HostClock) -> bool {
         let Some(quarantined) = self.graph.quarantine(ctx, &mut self.pool) else { return false };
         // The panic has dropped the stopwatch of a measured iteration.
@@ -218,7 +218,8 @@ impl Worker {
         let first = first.map_or(String::new(), |packet| shown(&packet));
         let effect = match on_panic {
             OnPanic::Bypass => "the stage is now bypassed",
-            OnPanic::Drop | OnPanic::Stop => "the stage now drops all its packets",
+            OnPanic::Drop => "the stage now drops all its packets",
+            OnPanic::Stop => "the stage continues, because only the upgrade has failed",
         };
         let message = format!(
             "worker {}: stage `{stage}` panicked (packets in the batch: {packets}): {}{first}; {effect} (on_panic)",
