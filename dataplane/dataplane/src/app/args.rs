@@ -39,7 +39,7 @@ pub(super) enum LogFormat {
 }
 
 const UPGRADE_HELP: &str =
-    "Exit status: 0 the new program forwards the packets, 1 the running program continues, 2 a wrong command line.";
+    "Exit status: 0 the new program forwards the packets, 1 the upgrade failed, 2 a wrong command line.";
 
 const STATUS: &str = "Exit status: 0 success and a balanced ledger, 1 a failed run, 2 a wrong command line or config.";
 

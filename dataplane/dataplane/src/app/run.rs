@@ -358,7 +358,9 @@ fn watch(
     }
     // A run also ends without a stop, for example when its inputs have ended.
     service.stopping();
-    drop(server);
+    if let Some(server) = server {
+        server.end(run);
+    }
     log_events(run);
     if meter.is_some() {
         console::write_stderr(CLEAR_LINE);

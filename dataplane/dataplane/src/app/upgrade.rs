@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,8 @@ use dataplane_control::{Call, Client};
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 /// The additional time after the timeout of the command if a hand-over has begun.
 const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The interval between two checks whether the new program has ended, although its pipes are open.
+const PIPE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The interval between two checks of the new program while the old program ends.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The command line in messages about several running programs.
@@ -58,10 +61,16 @@ pub(super) fn upgrade(args: &args::Upgrade) -> Result<(), CommandError> {
     let path = client.path().to_owned();
     let stream = client.into_stream();
     check_program(&stream)?;
+    let connection = Connection(stream);
     let begin = Instant::now();
-    let mut child = start_program(&args.to, &start, stream.into())?;
+    let mut child = start_program(&args.to, &start, &connection)?;
     let is_old_waiting = || answers(&path, start.pid);
-    let pid = await_program(&mut child, &args.to, args.timeout, is_old_waiting)?;
+    let pid = await_program(&mut child, args.timeout, is_old_waiting)?.map_err(|NotTaken { why, help }| {
+        // The old program may wait for the new program, and then does not answer.
+        drop(connection);
+        let old = state_of_old(&old, is_old_waiting);
+        CommandError::Failed(format!("{} did not take over{why}; {old}; help: {help}", args.to.display()))
+    })?;
     let prepared_s = begin.elapsed().as_secs_f64();
     let has_ended = await_end(&mut child, &old, &path, END_TIMEOUT).map_err(|why| {
         CommandError::Failed(format!("{}: {why}; help: the messages of the new program are above", args.to.display()))
@@ -84,6 +93,17 @@ pub(super) fn upgrade(args: &args::Upgrade) -> Result<(), CommandError> {
         )),
         error => error,
     })
+}
+
+/// The connection to the old program, which the new program inherits. The old program refuses changes and other upgrades
+/// until the connection ends. The new program may leave processes that have inherited the connection too, so the drop
+/// of this value ends the connection for all processes.
+struct Connection(UnixStream);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
 }
 
 /// Waits for the end of the old program, which listens on the control socket `path`. Returns `false` if the old program
@@ -152,7 +172,8 @@ fn check_program(stream: &UnixStream) -> Result<(), CommandError> {
 }
 
 /// Starts the new program, with the connection to the old program as its standard input.
-fn start_program(file: &Path, start: &UpgradeStart, connection: OwnedFd) -> Result<Child, CommandError> {
+fn start_program(file: &Path, start: &UpgradeStart, connection: &Connection) -> Result<Child, CommandError> {
+    let input = connection.0.as_fd().try_clone_to_owned().map_err(|error| cannot_start(file, &error))?;
     // The new program starts in the directory of the old program.
     let path = match file.components().count() {
         // A name without a slash is searched in PATH.
@@ -166,7 +187,7 @@ fn start_program(file: &Path, start: &UpgradeStart, connection: OwnedFd) -> Resu
     command.env_remove("WATCHDOG_PID");
     let known = start.environment.iter().filter(|(name, _)| ENVIRONMENT.contains(&name.as_str()));
     command.envs(known.map(|(name, value)| (name, value)));
-    command.stdin(Stdio::from(connection)).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(Stdio::from(input)).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().map_err(|error| cannot_start(file, &error))
 }
 
@@ -182,25 +203,46 @@ fn cannot_start(file: &Path, error: &std::io::Error) -> CommandError {
 fn read_all(
     mut pipe: impl Read + Send + 'static,
     is_stdout: bool,
-    sender: Sender<(bool, Vec<u8>)>,
+    sender: SyncSender<(bool, Vec<u8>)>,
 ) -> std::io::Result<()> {
     let read = move || {
-        let mut bytes = Vec::new();
-        let _ = pipe.read_to_end(&mut bytes);
-        let _ = sender.send((is_stdout, bytes));
+        let mut bytes = [0; 4096];
+        while let Ok(read @ 1..) = pipe.read(&mut bytes)
+            && sender.send((is_stdout, bytes[..read].to_vec())).is_ok()
+        {}
     };
     thread::Builder::new().spawn(read).map(drop)
 }
 
-/// Waits until the new program forwards packets. Returns the process id of the new program. `is_old_waiting` returns
-/// whether the old program answers its clients. During and after a hand-over, the old program answers no clients.
+/// Describes the old program after a failed upgrade.
+fn state_of_old(old: &Process, is_old_waiting: impl Fn() -> bool) -> String {
+    let pid = old.pid;
+    if old.has_ended(Duration::ZERO) {
+        format!("the running program (process {pid}) has ended too, so no program forwards packets")
+    } else if is_old_waiting() {
+        "the running program continues".to_owned()
+    } else {
+        format!("the running program (process {pid}) does not answer, and may be ending")
+    }
+}
+
+/// The reason why the new program did not take over.
+#[derive(Debug)]
+struct NotTaken {
+    why: String,
+    help: &'static str,
+}
+
+/// Waits until the new program forwards packets. Returns the process id of the new program. If the new program did not
+/// take over, the new program has ended. `is_old_waiting` returns whether the old program answers its clients. During and
+/// after a hand-over, the old program answers no clients.
 fn await_program(
     child: &mut Child,
-    file: &Path,
     timeout: Duration,
     is_old_waiting: impl Fn() -> bool,
-) -> Result<u32, CommandError> {
-    let (sender, events) = mpsc::channel();
+) -> Result<Result<u32, NotTaken>, CommandError> {
+    // The readers wait if the new program prints faster than this thread takes the output.
+    let (sender, events) = mpsc::sync_channel(1);
     // The new program closes both pipes when it has taken over, and when it ends.
     let reading = child.stdout.take().map_or(Ok(()), |pipe| read_all(pipe, true, sender.clone()));
     let reading = reading.and_then(|()| child.stderr.take().map_or(Ok(()), |pipe| read_all(pipe, false, sender)));
@@ -211,43 +253,37 @@ fn await_program(
     }
     let mut deadline = Instant::now() + timeout;
     let mut is_late = false;
-    let (mut line, mut text) = (None, None);
-    while line.is_none() || text.is_none() {
-        match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok((true, bytes)) => line = Some(bytes),
-            Ok((false, bytes)) => text = Some(bytes),
+    let (mut output, mut text) = (Vec::new(), Vec::new());
+    loop {
+        match events.recv_timeout(PIPE_CHECK_INTERVAL) {
+            Ok((true, bytes)) => output.extend(bytes),
+            Ok((false, bytes)) => text.extend(bytes),
             Err(RecvTimeoutError::Disconnected) => break,
-            // After the hand-over, only the new program forwards packets, so it must not be killed.
-            Err(RecvTimeoutError::Timeout) if !is_late && !is_old_waiting() => {
-                is_late = true;
-                deadline = Instant::now() + HAND_OVER_TIMEOUT;
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(CommandError::Failed(format!(
-                    "{} did not take over within {:.0} s, so it was killed; the running program continues; help: set a \
-                     longer time with --timeout",
-                    file.display(),
-                    timeout.as_secs_f64()
-                )));
-            }
+            // A process that the new program has started may keep the pipes open.
+            Err(RecvTimeoutError::Timeout) if child.try_wait().is_ok_and(|status| status.is_some()) => break,
+            Err(RecvTimeoutError::Timeout) => {}
         }
+        if Instant::now() < deadline {
+            continue;
+        }
+        // After the hand-over, only the new program forwards packets, so it must not be killed.
+        if !std::mem::replace(&mut is_late, true) && !is_old_waiting() {
+            deadline = Instant::now() + HAND_OVER_TIMEOUT;
+            continue;
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+        let why = format!(" within {:.0} s, so it was killed", timeout.as_secs_f64());
+        return Ok(Err(NotTaken { why, help: "set a longer time with --timeout" }));
     }
-    let text = text.unwrap_or_default();
     console::write_stderr(&String::from_utf8_lossy(&text));
-    let output = line.unwrap_or_default();
     // A stage of the new program may also print to standard output.
     match String::from_utf8_lossy(&output).lines().last().and_then(|line| line.trim().parse().ok()) {
-        Some(pid) if pid == child.id() => Ok(pid),
+        Some(pid) if pid == child.id() => Ok(Ok(pid)),
         _ => {
             let _ = child.kill();
             let status = child.wait().map_or("an unknown status".to_owned(), |status| status.to_string());
-            Err(CommandError::Failed(format!(
-                "{} did not take over ({status}); the running program continues; help: the messages of the new program \
-                 are above",
-                file.display()
-            )))
+            Ok(Err(NotTaken { why: format!(" ({status})"), help: "the messages of the new program are above" }))
         }
     }
 }
@@ -257,13 +293,21 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
 
     use super::*;
     use dataplane_control::{Hello, Response};
-    use dataplane_testing::Folder;
+    use dataplane_testing::{Folder, PATIENCE};
 
     fn sleeper() -> Child {
         Command::new("sleep").arg("600").spawn().unwrap()
+    }
+
+    fn script(folder: &Folder, text: &str) -> PathBuf {
+        folder.write("new", format!("#!/bin/sh\n{text}\n"));
+        let file = folder.path().join("new");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o700)).unwrap();
+        file
     }
 
     fn end(mut child: Child) {
@@ -315,14 +359,51 @@ mod tests {
             let mut command = Command::new("sh");
             command.args(["-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         };
-        let file = Path::new("new");
         let mut child = start("echo $$; exec >/dev/null 2>&1; exec sleep 600");
-        assert_eq!(await_program(&mut child, file, Duration::ZERO, || false).ok(), Some(child.id()));
+        assert_eq!(await_program(&mut child, Duration::ZERO, || false).unwrap().unwrap(), child.id());
         end(child);
         let mut child = start("exec sleep 600");
-        let error = await_program(&mut child, file, Duration::ZERO, || true).unwrap_err();
-        assert!(matches!(error, CommandError::Failed(why) if why.starts_with("new did not take over within 0 s")));
+        let NotTaken { why, .. } = await_program(&mut child, Duration::ZERO, || true).unwrap().unwrap_err();
+        assert_eq!(why, " within 0 s, so it was killed");
         assert!(child.try_wait().unwrap().is_some());
+    }
+
+    #[test]
+    fn end_of_the_new_program_is_noticed_although_its_child_keeps_the_pipes_and_the_connection_open() {
+        let folder = Folder::new();
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let start = UpgradeStart {
+            pid: 1,
+            version: String::new(),
+            arguments: Vec::new(),
+            directory: folder.path().display().to_string(),
+            environment: Vec::new(),
+        };
+        // `cat` ends with the connection. The shell gives `cat` another standard input, unless the shell copies its own.
+        let file = script(&folder, "exec 3<&0\ncat <&3 &\nexit 3");
+        let connection = Connection(ours);
+        let mut child = start_program(&file, &start, &connection).unwrap();
+        let NotTaken { why, .. } = await_program(&mut child, PATIENCE, || true).unwrap().unwrap_err();
+        assert_eq!(why, " (exit status: 3)");
+        drop(connection);
+        theirs.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(theirs.read(&mut [0]).unwrap(), 0, "the connection has ended");
+    }
+
+    #[test]
+    fn failed_upgrade_reports_whether_the_running_program_continues() {
+        let mut child = sleeper();
+        let old = Process::open(child.id());
+        assert_eq!(state_of_old(&old, || true), "the running program continues");
+        assert!(state_of_old(&old, || false).contains("does not answer"));
+        child.kill().unwrap();
+        assert!(old.has_ended(PATIENCE));
+        let state = state_of_old(&old, || false);
+        assert_eq!(
+            state,
+            format!("the running program (process {}) has ended too, so no program forwards packets", child.id())
+        );
+        child.wait().unwrap();
     }
 
     #[test]
@@ -340,9 +421,7 @@ mod tests {
     #[test]
     fn new_program_gets_only_the_known_variables() {
         let folder = Folder::new();
-        folder.write("new", "#!/bin/sh\necho \"[$DATAPLANE_OTHER][$NO_COLOR]\"\n");
-        let file = folder.path().join("new");
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o700)).unwrap();
+        let file = script(&folder, "echo \"[$DATAPLANE_OTHER][$NO_COLOR]\"");
         let variable = |name: &str| (name.to_owned(), "value".to_owned());
         let start = UpgradeStart {
             pid: 1,
@@ -353,7 +432,7 @@ mod tests {
         };
         let (connection, _other) = UnixStream::pair().unwrap();
         check_program(&connection).unwrap();
-        let child = start_program(&file, &start, connection.into()).unwrap();
+        let child = start_program(&file, &start, &Connection(connection)).unwrap();
         let output = child.wait_with_output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "[][value]\n");
     }

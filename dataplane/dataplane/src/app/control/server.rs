@@ -234,9 +234,18 @@ impl ControlServer {
             }
             Err(SwitchError::Lost(why)) => upgrade::log_failure(&why),
             Err(SwitchError::Withdrawn(why)) => {
-                upgrade::log_failure(&why);
+                upgrade::log_withdrawal(&why, process);
                 self.withdrawal = client.upgrade.take().and_then(Upgrade::withdraw);
             }
+        }
+    }
+
+    /// Ends the server after the workers have ended.
+    pub(in crate::app) fn end(mut self, run: &Run) {
+        // The drop kills the new program. Its packets are lost, and the ports count these packets when they take back
+        // their queues.
+        if self.withdrawal.take().is_some() {
+            run.resume(true);
         }
     }
 
@@ -254,6 +263,7 @@ impl ControlServer {
         if self.withdrawal.as_mut().is_some_and(Withdrawal::is_over) {
             run.resume(true);
             self.withdrawal = None;
+            tracing::info!("this program receives packets again after a failed upgrade");
         }
         let mut large = self.clients.iter().filter(|client| client.is_large()).count();
         self.clients.retain_mut(|client| {
@@ -794,7 +804,7 @@ mod tests {
     use std::fs::{self, File};
     use std::io::{BufRead, BufReader};
     use std::os::fd::BorrowedFd;
-    use std::process::{Command, Stdio};
+    use std::process::{Child, Command, Stdio};
 
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -806,7 +816,7 @@ mod tests {
     use dataplane_control::upgrade::{DONE, HAND_OVER_VERSION, READY, send_with_descriptors};
     use dataplane_core::topology::Topology;
     use dataplane_testing::config::Config;
-    use dataplane_testing::namespace::in_namespace;
+    use dataplane_testing::namespace::{in_namespace, ip};
     use dataplane_testing::{Folder, wait_until};
 
     /// The number of counters of the stage `many`. The answer to `stats` then has about 400 kB.
@@ -942,44 +952,82 @@ mod tests {
         send_with_descriptors(client.get_ref(), request.as_bytes(), descriptors).unwrap();
     }
 
+    /// Hands a run over to a new program that fails and does not end. Returns the process of the new program.
+    fn fail_hand_over(path: &Path, run: &Run, server: &mut ControlServer) -> Child {
+        // After `take_over`, the new program gets another user, so that the running program cannot kill it.
+        let script = "read line && exec setpriv --reuid 65534 --clear-groups sleep 600";
+        let mut child = Command::new("sh");
+        child.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = child.spawn().unwrap();
+        let (id, descriptor) = (child.id(), pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap());
+        let mut input = child.stdin.take().unwrap();
+        let mut new_program = client(path, "upgrade");
+        new_program.get_ref().set_nonblocking(false).unwrap();
+        let new_program = thread::spawn(move || {
+            let mut answer = String::new();
+            new_program.read_line(&mut answer).unwrap();
+            answer.clear();
+            take_over(&new_program, &[descriptor.as_fd()]);
+            new_program.read_line(&mut answer).unwrap();
+            let memories = answer.matches("\"pages\"").count();
+            writeln!(input).unwrap();
+            let status = format!("/proc/{id}/status");
+            wait_until("another user", || fs::read_to_string(&status).unwrap().contains("Uid:\t65534"));
+            new_program.get_mut().write_all(&[READY]).unwrap();
+            // One byte carries the descriptor of the packet memory of the worker.
+            new_program.read_exact(&mut vec![0; memories]).unwrap();
+            let request = b"{\"version\":1,\"id\":3,\"request\":\"hand_over\"}\n";
+            new_program.get_mut().write_all(request).unwrap();
+            new_program.read_line(&mut answer).unwrap();
+            // The new program receives the descriptors, and then fails.
+            new_program.get_mut().write_all(&[READY]).unwrap();
+            new_program.read_exact(&mut [0]).unwrap();
+            new_program.get_mut().write_all(&[DONE]).unwrap();
+            new_program.read_to_end(&mut Vec::new()).unwrap();
+        });
+        wait_until("the new program has failed", || {
+            server.turn(run);
+            new_program.is_finished()
+        });
+        new_program.join().unwrap();
+        child
+    }
+
+    #[test]
+    fn packets_of_a_failed_new_program_are_counted_if_the_run_stops() {
+        in_namespace(|| {
+            let folder = Folder::new();
+            let path = folder.file("control.sock");
+            ip("link add va type veth peer name vb
+                link set va up
+                link set vb up
+                addr add 10.0.0.1/24 dev vb
+                neigh add 10.0.0.2 lladdr 02:00:00:00:00:09 dev vb nud permanent");
+            let (run, mut server) = run_on_host(&path, "kind = 'xdp', interface = 'va'");
+            let mut child = fail_hand_over(&path, &run, &mut server);
+            let socket = std::net::UdpSocket::bind("10.0.0.1:7").unwrap();
+            for _ in 0..3 {
+                socket.send_to(b"lost", "10.0.0.2:7").unwrap();
+            }
+            run.stop();
+            wait_until("the worker ends", || run.loops() == [None]);
+            server.end(&run);
+            let report = run.join().unwrap();
+            let counters = &report.ports[0].device_counters;
+            // The kernel may have sent packets too.
+            assert!(counters.get("rx_missed").is_some_and(|missed| *missed >= 3), "{counters:?}");
+            child.kill().unwrap();
+            child.wait().unwrap();
+        });
+    }
+
     #[test]
     fn server_answers_while_a_failed_new_program_has_not_ended() {
         in_namespace(|| {
             let folder = Folder::new();
             let path = folder.file("control.sock");
             let (run, mut server) = run_of_a_tap(&path);
-            // After `take_over`, the new program gets another user, so that the running program cannot kill it.
-            let script = "read line && exec setpriv --reuid 65534 --clear-groups sleep 600";
-            let mut child = Command::new("sh");
-            child.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-            let mut child = child.spawn().unwrap();
-            let (id, descriptor) = (child.id(), pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap());
-            let mut input = child.stdin.take().unwrap();
-            let mut new_program = client(&path, "upgrade");
-            new_program.get_ref().set_nonblocking(false).unwrap();
-            let new_program = thread::spawn(move || {
-                let mut answer = String::new();
-                new_program.read_line(&mut answer).unwrap();
-                take_over(&new_program, &[descriptor.as_fd()]);
-                new_program.read_line(&mut answer).unwrap();
-                writeln!(input).unwrap();
-                let status = format!("/proc/{id}/status");
-                wait_until("another user", || fs::read_to_string(&status).unwrap().contains("Uid:\t65534"));
-                new_program.get_mut().write_all(&[READY]).unwrap();
-                let request = b"{\"version\":1,\"id\":3,\"request\":\"hand_over\"}\n";
-                new_program.get_mut().write_all(request).unwrap();
-                new_program.read_line(&mut answer).unwrap();
-                // The new program receives the descriptors, and then fails.
-                new_program.get_mut().write_all(&[READY]).unwrap();
-                new_program.read_exact(&mut [0]).unwrap();
-                new_program.get_mut().write_all(&[DONE]).unwrap();
-                new_program.read_to_end(&mut Vec::new()).unwrap();
-            });
-            wait_until("the new program has failed", || {
-                server.turn(&run);
-                new_program.is_finished()
-            });
-            new_program.join().unwrap();
+            let mut child = fail_hand_over(&path, &run, &mut server);
             let mut other = client(&path, "hello");
             let mut answer = String::new();
             wait_until("an answer", || {
@@ -1001,14 +1049,61 @@ mod tests {
         });
     }
 
+    #[test]
+    fn stopping_program_refuses_the_hand_over() {
+        in_namespace(|| {
+            let folder = Folder::new();
+            let path = folder.file("control.sock");
+            let (run, mut server) = run_of_a_tap(&path);
+            let mut child =
+                Command::new("sleep").arg("600").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            let descriptor = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+            let mut new_program = client(&path, "upgrade");
+            new_program.get_ref().set_nonblocking(false).unwrap();
+            let new_program = thread::spawn(move || {
+                let mut answer = String::new();
+                new_program.read_line(&mut answer).unwrap();
+                take_over(&new_program, &[descriptor.as_fd()]);
+                new_program.read_line(&mut answer).unwrap();
+                new_program.get_mut().write_all(&[READY]).unwrap();
+                let request = b"{\"version\":1,\"id\":3,\"request\":\"hand_over\"}\n";
+                new_program.get_mut().write_all(request).unwrap();
+                answer.clear();
+                new_program.read_line(&mut answer).unwrap();
+                answer
+            });
+            // The upgrade begins before the stop.
+            wait_until("the upgrade", || {
+                server.turn(&run);
+                server.clients.iter().any(|client| client.upgrade.is_some())
+            });
+            run.stop();
+            wait_until("an answer", || {
+                server.turn(&run);
+                new_program.is_finished()
+            });
+            let answer = new_program.join().unwrap();
+            assert!(answer.contains("the running program is stopping"), "{answer}");
+            child.kill().unwrap();
+            child.wait().unwrap();
+            run.join().unwrap();
+        });
+    }
+
     /// Starts a run with a `tap` port, and a server with a control socket at `path`.
     fn run_of_a_tap(path: &Path) -> (Run, ControlServer) {
+        run_on_host(path, "kind = 'tap', name = 'dp0'")
+    }
+
+    /// Starts a run with a port on the host, and a server with a control socket at `path`. `link` has the keys of the
+    /// link.
+    fn run_on_host(path: &Path, link: &str) -> (Run, ControlServer) {
         let config = Config::new()
             .runtime(&format!("control = '{}'\nidle = 'sleep'\nsandbox = false", path.display()))
-            .port("tap", "kind = 'generator'")
+            .port("in", "kind = 'generator'")
             .stage("drop", "");
-        let link = "device = 'host'\nlink = { kind = 'tap', name = 'dp0' }";
-        let text = config.to_string().replace("device = 'soft'\nlink = { kind = 'generator' }", link);
+        let link = format!("device = 'host'\nlink = {{ {link} }}");
+        let text = config.to_string().replace("device = 'soft'\nlink = { kind = 'generator' }", &link);
         start(text, Arc::new(dataplane_stages::registry()))
     }
 

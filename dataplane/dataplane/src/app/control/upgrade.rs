@@ -299,6 +299,13 @@ pub(super) fn log_failure(why: &str) {
     tracing::error!("upgrade failed: {why}; this program continues");
 }
 
+/// Logs that the run is paused until the new program with this process id has ended.
+pub(super) fn log_withdrawal(why: &str, process: u32) {
+    tracing::error!(
+        "upgrade failed: {why}; this program waits for the end of process {process}, and then receives packets again"
+    );
+}
+
 /// Returns the refusal of `take_over` without an upgrade.
 pub(super) fn not_started() -> Refusal {
     Refusal::new(ErrorCode::Failed, "no upgrade was started on this connection", "send `upgrade` first")
@@ -323,7 +330,15 @@ pub(super) fn switch(
 ) -> Result<Duration, SwitchError> {
     let begin = Instant::now();
     let refused = |why: String| SwitchError::Refused(Refusal::new(ErrorCode::Failed, why, TRY_AGAIN));
-    let handed = run.detach().map_err(refused)?;
+    let handed = run.detach();
+    if run.is_stopped() {
+        if handed.is_ok() {
+            run.resume(false);
+        }
+        let message = "the running program is stopping";
+        return Err(SwitchError::Refused(Refusal::new(ErrorCode::Failed, message, "start the program again")));
+    }
+    let handed = handed.map_err(refused)?;
     let mut is_touched = false;
     let timed = TimedStream { stream, deadline: begin + SWITCH_TIMEOUT };
     let switched = send(&timed, id, handed, listeners, &mut is_touched).and_then(|()| await_running(&timed));
