@@ -34,9 +34,9 @@ pub use xdp::{
     BusyPoll, Copying, Filter, HEADROOM as XDP_HEADROOM, Mode, Selector, XdpFacts, XdpProgram, XdpSpec, XdpSupport,
 };
 
-#[cfg(test)]
-pub(super) use interface::Interface;
 pub(super) use interface::Watcher;
+#[cfg(test)]
+pub(super) use interface::{Interface, set_option};
 pub(super) use open_link::Link;
 pub(super) use packet::BURST;
 pub(super) use wire::{Sent, Wire};

@@ -10,7 +10,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use super::links::datagram;
 use super::xdp::{ETHER_TYPE, replace_by_move, veth};
 use super::*;
-use crate::link::Interface;
+use crate::link::{Interface, set_option};
+
 use crate::upgrade::HandedQueue;
 use dataplane_core::error::Error;
 use dataplane_testing::namespace::{in_namespace, ip};
@@ -553,6 +554,37 @@ fn queue_of_a_packet_link_continues_in_another_program() {
         veth(1, 1500);
         let old = packet("vb");
         hand_over(&mut packet("va"), old, LinkSpec::Packet(PacketSpec::new("vb")));
+    });
+}
+
+/// The kernel passes a frame that it has merged from several datagrams (GSO), and the port splits the frame again.
+#[test]
+fn queue_of_a_packet_link_is_handed_over_after_all_segments_of_a_frame() {
+    in_namespace(|| {
+        veth(1, 1500);
+        ip("addr add 10.0.0.1/24 dev va
+            neigh add 10.0.0.2 lladdr 02:00:00:00:00:09 dev va nud permanent");
+        let link = LinkSpec::Packet(PacketSpec::new("vb"));
+        let mut old = Rig::on(device(link, 1500).unwrap(), HostClock::manual(), Plan::default()).ready();
+        let socket = std::net::UdpSocket::bind("10.0.0.1:7").unwrap();
+        let descriptor = socket.try_clone().unwrap().into();
+        set_option(&descriptor, libc::SOL_UDP, libc::UDP_SEGMENT, &100).unwrap();
+        socket.send_to(&[7; 500], "10.0.0.2:7").unwrap();
+        let receive_one = |old: &mut Rig| {
+            old.post_recv_run(&[0]).unwrap();
+            wait_until("a segment", || old.received().iter().any(|(_, status, _)| *status == Success));
+        };
+        receive_one(&mut old);
+        old.device.hand_over().unwrap().detach(1, true).unwrap();
+        for segment in 2..=5 {
+            receive_one(&mut old);
+            let is_detached = old.device.hand_over().unwrap().detached().unwrap().is_some();
+            assert!(!is_detached, "segment {segment}");
+        }
+        old.post_recv_run(&[0]).unwrap();
+        assert_eq!(old.received(), []);
+        assert!(old.device.hand_over().unwrap().detached().unwrap().is_some());
+        assert_eq!((old.device.counters().rx_split, old.device.counters().rx_missed), (1, 0));
     });
 }
 

@@ -466,13 +466,14 @@ impl Wire for PacketPort {
 
     #[inline]
     fn take(&mut self, counts: &Counting, deliver: impl FnOnce(&[u8], Option<Nanos>)) -> bool {
-        self.take_new_sockets();
-        let Some(end) = &mut self.end else { return false };
         loop {
             if let Some(part) = self.splitter.next() {
                 deliver(part, self.received_at);
                 return true;
             }
+            // Deliver all segments of a frame first. After a hand-over, the worker may pause before the next call.
+            self.take_new_sockets();
+            let Some(end) = &mut self.end else { return false };
             let Some(mut frame) = end.socket.next_frame() else { return false };
             self.received_at = frame.received_at;
             if frame.is_whole() && !frame.pending.needs_segmentation() {
@@ -535,7 +536,9 @@ impl Wire for PacketPort {
 
     fn flush(&mut self, counts: &Counting, each: impl FnMut(Result<usize, WcStatus>)) {
         // `Wire::take` also takes new sockets. But no worker calls `Wire::take` if the workers only send on this port.
-        self.take_new_sockets();
+        if self.splitter.left() == 0 {
+            self.take_new_sockets();
+        }
         let socket = self.end.as_ref().map(|end| &end.socket.sender);
         self.outbox.flush(socket, counts, each);
     }
