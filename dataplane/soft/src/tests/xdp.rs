@@ -612,6 +612,27 @@ fn sends_are_flushed_if_the_socket_of_another_program_cannot_be_mapped() {
     });
 }
 
+/// The old program has posted no receives, so no call of the queue pair except the poll finds the failure.
+#[test]
+fn receiving_queue_restarts_if_the_socket_of_another_program_cannot_be_mapped() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let of = |name| device(link(name), 1500).unwrap();
+        let (mut a, mut old) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+        a.start(0);
+        old.open_without_receives();
+        let (mut new, _) = take_over(&mut old, |queue| queue.position[2] = 1 << 20);
+        assert_eq!(new.received(), []);
+        assert_eq!(new.received(), []);
+        assert_eq!(new.qp.state(), QpState::Err);
+        new.go(QpState::Reset).unwrap();
+        new.start(0);
+        // The socket waits until the old program has released the queue.
+        drop(old);
+        reach(&mut a, &mut new);
+    });
+}
+
 #[test]
 fn arriving_frame_wakes_a_sleeping_thread() {
     in_namespace(|| {

@@ -155,6 +155,9 @@ pub(crate) struct Queue {
     bind_wait: Option<(Instant, Instant)>,
     /// Whether the wait for the queue has timed out.
     bind_timed_out: bool,
+    /// Whether the queue pair must restart, because the wait for the queue has timed out, or because the socket of another
+    /// program cannot be used.
+    has_failed: bool,
     /// Whether the queue waits for its interface, which was deleted or is down. Sends fail in the meantime.
     is_absent: bool,
     /// Whether this queue pair has tried to let the XDP program redirect the queue's frames to the socket. If the kernel
@@ -199,6 +202,7 @@ impl Queue {
             rebinding: false,
             bind_wait: None,
             bind_timed_out: false,
+            has_failed: false,
             is_absent: false,
             redirected: false,
             flushed: 0,
@@ -301,7 +305,7 @@ impl Queue {
             Err(errno) if self.waits_for_interface(errno) => self.bind_wait = Some((now, now + ABSENT_INTERVAL)),
             Err(libc::EBUSY) if now < since + REBIND_TIMEOUT => {}
             // Stop waiting. The queue pair then fails (see `is_stale`), and the next `open` does not wait.
-            Err(_) => (self.bind_wait, self.bind_timed_out) = (None, true),
+            Err(_) => (self.bind_wait, self.bind_timed_out, self.has_failed) = (None, true, true),
         }
     }
 
@@ -412,6 +416,7 @@ impl Queue {
     /// Discards all posted requests. The socket must be closed, and the slots must be released.
     pub(crate) fn clear(&mut self) {
         self.states.fill(OWNED);
+        self.has_failed = false;
         (self.posted, self.flushed, self.head, self.sending, self.completed) = (0, 0, 0, 0, 0);
     }
 
@@ -462,8 +467,10 @@ impl Queue {
                     awaited.adopted = Some(AdoptedSocket { socket, redirected, counted, missing });
                 }
                 Err(refused) => {
-                    // Without a socket, the queue flushes all sends.
+                    // Without a socket, the queue flushes all sends. A queue that only receives finds the failure in its
+                    // next poll. The kernel has not released the queue yet, so the next `open` must not wait.
                     (self.geometry, self.awaited) = (Some(awaited.geometry), None);
+                    (self.has_failed, self.rebinding) = (true, true);
                     self.xdp.refused(self.index, &refused);
                     self.xdp.waits();
                     return 0;
@@ -656,10 +663,11 @@ impl Queue {
         None
     }
 
-    /// Returns whether the socket cannot be used: its interface was deleted, or the wait for the queue has timed out.
+    /// Returns whether the socket cannot be used: its interface was deleted, the wait for the queue has timed out, or this
+    /// program cannot use the socket of another program.
     #[inline]
     pub(crate) fn is_stale(&self) -> bool {
-        self.bound && self.epoch != self.xdp.epoch() || self.bind_timed_out
+        self.bound && self.epoch != self.xdp.epoch() || self.has_failed
     }
 
     /// Hands packets to the kernel to be sent. The packets must be inside their slots, and the queue must have space
