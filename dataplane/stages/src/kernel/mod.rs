@@ -82,22 +82,44 @@ impl KernelMirror {
 struct NeighborSockets {
     events: Events,
     requests: Requests,
+    /// The time at which to read all neighbours: after an error, or because the tables have room again. Changes are not
+    /// read before this time.
+    read_at: Option<Instant>,
+    /// The last time at which the workers were allowed to request all unresolved neighbours again.
+    last_retry: Instant,
 }
 
 impl NeighborSockets {
-    /// Applies queued changes of neighbours, and sends the requests of the workers to the kernel. Returns whether the
-    /// changes could be read.
+    fn open(backlog: usize) -> std::io::Result<Self> {
+        let (events, requests) = (Events::open(&socket::NEIGHBOR_GROUPS, backlog)?, Requests::open()?);
+        Ok(Self { events, requests, read_at: None, last_retry: Instant::now() })
+    }
+
+    /// Applies queued changes of neighbours, and sends the requests of the workers to the kernel. Returns `false` if an
+    /// error delays the changes.
     fn serve(&mut self, state: &mut MirrorState) -> bool {
-        let result = match self.events.read(|message| state.apply(message)) {
-            Ok(ReadResult::Lost) => state.read_neighbors(&mut self.requests),
-            Ok(_) => Ok(()),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = &result {
-            state.neighbors_failed(error);
+        let now = Instant::now();
+        if now.saturating_duration_since(self.last_retry) >= RETRY_INTERVAL {
+            self.last_retry = now;
+            state.retry_unresolved();
+            if state.take_neighbors_to_retry() {
+                self.read_at.get_or_insert(now);
+            }
+        }
+        if self.read_at.is_none_or(|at| at <= now) {
+            let reads_all = self.read_at.take().is_some();
+            let read = self.events.read(|message| state.apply(message));
+            let read = read.and_then(|result| match reads_all || result == ReadResult::Lost {
+                true => state.read_neighbors(&mut self.requests),
+                false => Ok(()),
+            });
+            if let Err(error) = read {
+                state.warn_about_neighbors(&error);
+                self.read_at = Some(now + FAILURE_DELAY);
+            }
         }
         state.request_neighbors(&mut self.requests);
-        result.is_ok()
+        self.read_at.is_none()
     }
 }
 
@@ -107,12 +129,11 @@ impl Task for KernelMirror {
         let failed = |what: &str, error: std::io::Error| Error::Kernel(format!("{what}: {error}"));
         let writer = self.writer.take().ok_or_else(|| Error::Kernel("the mirror was already started".to_owned()))?;
         // Subscribe first: changes during the dump are then in the queue of events.
-        let subscribe = |groups: &[u32]| {
-            Events::open(groups, self.backlog).map_err(|error| failed("cannot subscribe to changes", error))
-        };
-        let connect = || Requests::open().map_err(|error| failed("cannot open a netlink socket", error));
-        let (events, mut requests) = (subscribe(&socket::ROUTE_GROUPS)?, connect()?);
-        let mut neighbors = NeighborSockets { events: subscribe(&socket::NEIGHBOR_GROUPS)?, requests: connect()? };
+        let events = Events::open(&socket::ROUTE_GROUPS, self.backlog)
+            .map_err(|error| failed("cannot subscribe to changes", error))?;
+        let cannot_open = |error| failed("cannot open a netlink socket", error);
+        let mut requests = Requests::open().map_err(cannot_open)?;
+        let mut neighbors = NeighborSockets::open(self.backlog).map_err(cannot_open)?;
         let mut state = MirrorState::new(self.tables.clone(), writer, &self.ports)
             .map_err(|error| Error::Memory(format!("{error}; help: {MEMORY_HELP}")))?;
         state
@@ -140,7 +161,7 @@ fn follow(
     resync_interval: Duration,
     stop: &StopSignal,
 ) {
-    let (mut resync_at, mut last_retry, mut last_resync) = (None::<Instant>, Instant::now(), Instant::now());
+    let (mut resync_at, mut last_resync) = (None::<Instant>, Instant::now());
     let (mut overflow, mut last_check) = (Overflow::default(), None::<Instant>);
     while !stop.is_set() {
         let waited = Events::wait([events, &neighbors.events], POLL_INTERVAL);
@@ -177,16 +198,6 @@ fn follow(
             if let Err(error) = state.resync(requests, &mut |state| _ = neighbors.serve(state)) {
                 tracing::warn!("kernel: cannot read the whole state again: {error}");
                 resync_at = Some(Instant::now() + FAILURE_DELAY);
-            }
-        }
-        if last_retry.elapsed() >= RETRY_INTERVAL {
-            last_retry = Instant::now();
-            state.retry_unresolved();
-            if state.take_neighbors_to_retry()
-                && let Err(error) = state.read_neighbors(requests)
-            {
-                tracing::warn!("kernel: cannot read the neighbours again: {error}");
-                resync_at = resync_at.or(Some(Instant::now() + FAILURE_DELAY));
             }
         }
         if last_check.is_none_or(|last| last.elapsed() >= OVERFLOW_INTERVAL) {

@@ -180,6 +180,14 @@ impl Requests {
         Ok(Self { socket, sequence: 0 })
     }
 
+    /// Opens a socket whose requests fail, because no socket has the address 1 << 31.
+    #[cfg(test)]
+    pub(super) fn without_receiver() -> io::Result<Self> {
+        let requests = Self::open()?;
+        requests.socket.connect(&SocketAddr::new(1 << 31, 0))?;
+        Ok(requests)
+    }
+
     fn send(&mut self, flags: u16, inner: RouteNetlinkMessage) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();

@@ -97,10 +97,9 @@ impl MirrorState {
         std::mem::take(&mut self.resync_needed)
     }
 
-    /// Requests a resync after the events of the neighbours failed.
-    pub(super) fn neighbors_failed(&mut self, error: &io::Error) {
-        self.resync_needed = true;
-        self.warn("neighbor-events", format!("cannot receive changes of neighbours: {error}"));
+    /// Logs the first error of the sockets for neighbours.
+    pub(super) fn warn_about_neighbors(&mut self, error: &io::Error) {
+        self.warn("neighbor-events", format!("cannot read neighbours: {error}; the program tries again every second"));
     }
 
     /// Returns `true` once if neighbours were refused and the tables may have room now. The caller must then read the

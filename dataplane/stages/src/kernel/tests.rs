@@ -442,10 +442,7 @@ fn resync_reads_neighbours_first_and_serves_them_between_parts_of_the_routes() {
             (0..ROUTES).filter(is_found).count() as u32
         };
         let mut requests = Requests::open().unwrap();
-        let mut neighbors = NeighborSockets {
-            events: Events::open(&socket::NEIGHBOR_GROUPS, socket::BACKLOG).unwrap(),
-            requests: Requests::open().unwrap(),
-        };
+        let mut neighbors = NeighborSockets::open(socket::BACKLOG).unwrap();
         let mut state = MirrorState::new(tables.clone(), writer, &ports).unwrap();
         // For each call: the number of routes in the tables.
         let mut calls = Vec::new();
@@ -465,6 +462,55 @@ fn resync_reads_neighbours_first_and_serves_them_between_parts_of_the_routes() {
         let mut calls = 0;
         state.resync(&mut requests, &mut |_| calls += 1).unwrap();
         assert!(calls > ROUTES / 256, "{calls}");
+    });
+}
+
+#[test]
+fn neighbours_are_read_again_without_a_resync_after_an_error() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        let reader = tables.register_reader();
+        let mut state = MirrorState::new(tables.clone(), writer, &ports).unwrap();
+        state.resync(&mut Requests::open().unwrap(), &mut |_| ()).unwrap();
+        let add = |host: u8| ip(&format!("neigh add 10.1.0.{host} lladdr 02:00:00:00:01:01 nud permanent dev a0\n"));
+        let known = || [9, 10].map(|host| reader.neighbor(NextHop { address: [10, 1, 0, host].into(), port: 0 }));
+        // The socket does not report this neighbour.
+        add(9);
+        let mut neighbors = NeighborSockets::open(socket::BACKLOG).unwrap();
+        neighbors.requests = Requests::without_receiver().unwrap();
+        neighbors.read_at = Some(Instant::now());
+        assert!(!neighbors.serve(&mut state), "the kernel does not receive the request");
+        assert!(neighbors.read_at.is_some_and(|at| at > Instant::now()));
+        // Until the next attempt, no change is read.
+        add(10);
+        neighbors.requests = Requests::open().unwrap();
+        assert!(!neighbors.serve(&mut state));
+        assert_eq!(known(), [None, None]);
+        neighbors.read_at = Some(Instant::now());
+        assert!(neighbors.serve(&mut state));
+        assert!(known().iter().all(Option::is_some));
+        assert!(!state.take_resync_needed());
+    });
+}
+
+/// A resync calls only `serve`.
+#[test]
+fn workers_may_request_an_unresolved_neighbour_again_during_a_resync() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        let reader = tables.register_reader();
+        let mut state = MirrorState::new(tables.clone(), writer, &ports).unwrap();
+        state.resync(&mut Requests::open().unwrap(), &mut |_| ()).unwrap();
+        let mut neighbors = NeighborSockets::open(socket::BACKLOG).unwrap();
+        let hop = NextHop { address: [10, 1, 0, 66].into(), port: 0 };
+        reader.request_resolution(hop);
+        neighbors.serve(&mut state);
+        assert_eq!(tables.count(TableCount::Asked), 1);
+        neighbors.last_retry = Instant::now().checked_sub(RETRY_INTERVAL).unwrap();
+        neighbors.serve(&mut state);
+        assert!(reader.neighbor(hop).is_some());
+        neighbors.serve(&mut state);
+        assert_eq!(tables.count(TableCount::Asked), 2);
     });
 }
 
