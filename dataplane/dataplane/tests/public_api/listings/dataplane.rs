@@ -8,6 +8,9 @@ pub mod app {
     mod logs {
         impl Visit for Record {}
     }
+    mod upgrade {
+        impl Drop for Connection {}
+    }
     pub struct App {
         private: _,
     }

@@ -14,7 +14,8 @@ use std::sync::atomic::Ordering;
 
 use super::handed::{DetachedSocket, Detaching, HandedSocket};
 use super::socket::XdpSocket;
-use super::{Attachment, InterfaceEpoch, Reading, Xdp, bpf, lock};
+use super::statistics::Reading;
+use super::{Attachment, InterfaceEpoch, Xdp, bpf, lock};
 use crate::SoftCounters;
 use crate::hand_over::{HandOver, HandedQueue, deleted, misfit, recreated, wrong_count};
 use crate::link::interface::{PromiscuousMode, number_option};

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::socket::{Refused, XdpSocket};
-use super::{Reading, increase, read_counters};
+use super::statistics::{Reading, increase, read_counters};
 use crate::SoftCounters;
 use dataplane_core::mem::Region;
 

@@ -23,6 +23,7 @@ mod queue;
 mod ring;
 mod socket;
 mod spec;
+mod statistics;
 #[cfg(test)]
 mod tests;
 
@@ -38,6 +39,7 @@ use program::StampSource;
 pub(crate) use queue::{CompletedSend, Queue, Received};
 use socket::XdpSocket;
 pub use spec::{BusyPoll, Copying, Filter, Mode, Selector, XdpSpec};
+use statistics::{Reading, increase, read_counters};
 
 use crate::SoftCounters;
 use crate::link::interface::ethtool::receive_queues;
@@ -129,10 +131,6 @@ struct OpenSocket {
     /// The last reading of the other program, if this program has taken over the socket. Otherwise 0.
     before: Reading,
 }
-
-/// The kernel's counters of a socket since the socket was opened: `rx_dropped`, `rx_ring_full`,
-/// `rx_fill_ring_empty_descs`, `rx_invalid_descs` and `tx_invalid_descs` of `struct xdp_statistics`.
-type Reading = [u64; 5];
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -425,27 +423,6 @@ impl OpenSocket {
     fn counters(&self) -> SoftCounters {
         // The descriptor is open as long as it is in the list.
         increase(read_counters(self.fd, self.before), self.before)
-    }
-}
-
-/// Reads the kernel's counters of a socket. Returns `before` if the kernel refuses.
-fn read_counters(fd: RawFd, before: Reading) -> Reading {
-    socket::statistics(fd).map_or(before, |now| {
-        [now.rx_dropped, now.rx_ring_full, now.rx_fill_ring_empty_descs, now.rx_invalid_descs, now.tx_invalid_descs]
-    })
-}
-
-/// Returns the counters since an earlier reading.
-fn increase(now: Reading, before: Reading) -> SoftCounters {
-    let [dropped, ring_full, no_buffer, rx_invalid, tx_invalid] =
-        std::array::from_fn(|at| now[at].saturating_sub(before[at]));
-    SoftCounters {
-        kernel_rx_dropped: dropped,
-        kernel_rx_ring_full: ring_full,
-        kernel_rx_no_buffer: no_buffer,
-        kernel_rx_invalid: rx_invalid,
-        kernel_tx_invalid: tx_invalid,
-        ..SoftCounters::default()
     }
 }
 
