@@ -12,7 +12,7 @@ pub const LINE_OVERHEAD: f64 = 24.0;
 /// The length of a frame check sequence in bytes.
 pub const FCS: f64 = 4.0;
 
-/// The highest rate in frames per second. The tester divides the time between frames in steps of 1/65536 ns, so it cannot
+/// The highest rate in frames per second. The unit of the time between frames is 1/65536 ns, so the tester cannot
 /// distinguish much higher rates.
 const MAX_PACKETS: f64 = 1e12;
 /// The highest rate in bits per second.

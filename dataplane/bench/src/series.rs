@@ -60,8 +60,8 @@ impl Cursor {
     }
 }
 
-/// Divides a number of packets among groups in proportion to their weights. Each share is at most the weight of its
-/// group, and the shares add up to the number of packets.
+/// A division of packets among groups, in proportion to the weights of the groups. Each share is at most the weight of
+/// the group, and the shares add up to the number of packets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shares {
     left: u64,
@@ -70,12 +70,13 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Divides `packets`, but at most `weights`, the sum of the weights of all groups.
+    /// Creates a division of `packets`. `weights` is the sum of the weights of all groups, and the maximum number of
+    /// packets.
     pub(crate) fn new(packets: u64, weights: u64) -> Self {
         Self { left: packets.min(weights), weights }
     }
 
-    /// Returns the share of the next group.
+    /// Returns the share of the next group, which has the weight `weight`.
     pub(crate) fn next(&mut self, weight: u64) -> u64 {
         let share = u128::from(self.left) * u128::from(weight) / u128::from(self.weights.max(1));
         self.weights = self.weights.saturating_sub(weight);
@@ -89,9 +90,9 @@ impl Shares {
 /// The packets that were sent in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Point {
-    /// Packets that were sent.
+    /// Packets that the tester passed to the port.
     pub sent: u64,
-    /// Packets of `sent` that the port of the tester did not send.
+    /// Packets of `sent` that the port did not send.
     pub tx_failed: u64,
     /// Packets that arrived in time with the right content.
     pub received: u64,
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_have_the_sum_and_never_exceed_a_weight() {
+    fn shares_add_up_and_never_exceed_a_weight() {
         let divide = |packets: u64, weights: &[u64]| {
             let mut shares = Shares::new(packets, weights.iter().sum());
             weights.iter().map(|weight| shares.next(*weight)).collect::<Vec<_>>()

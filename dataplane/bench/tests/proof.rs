@@ -212,7 +212,7 @@ fn losses_of_a_port_are_divided_among_its_streams() {
 }
 
 #[test]
-fn trial_whose_own_link_went_down_is_marked() {
+fn trial_is_marked_if_a_link_of_the_tester_was_down() {
     let mut tester = open("");
     let mut outcome = tester.trial(&[Some(1_000.0)], Duration::from_millis(20)).unwrap();
     for (port, downs, is_up, expected) in

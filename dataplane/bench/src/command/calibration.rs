@@ -8,7 +8,7 @@ use crate::report::{CalibrationReport, Environment};
 use crate::stored::read_text;
 use crate::stream::Stream;
 
-/// The maximum size of the file, in bytes.
+/// The maximum size of a calibration file, in bytes.
 const MAX_SIZE: u64 = 64 << 20;
 
 /// Reads the result of `bench calibrate`.
@@ -39,7 +39,7 @@ fn sizes_of(own: &CalibrationReport) -> Vec<String> {
 
 fn unique(texts: impl Iterator<Item = String>) -> Vec<String> {
     let mut texts: Vec<String> = texts.collect();
-    // Numbers first, in numeric order. Other sizes are lists or the name of a mix.
+    // Numbers come first, in numeric order. Other texts are lists of sizes, or the name of a mix.
     texts.sort_by_cached_key(|text| (text.parse::<u64>().map_or((1, 0), |number| (0, number)), text.clone()));
     texts.dedup();
     texts

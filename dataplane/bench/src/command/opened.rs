@@ -192,7 +192,7 @@ pub(super) fn check_links(report: &RateReport) -> Result<()> {
     match ports.is_empty() {
         true => Ok(()),
         false => Err(Error::Topology(format!(
-            "the link of the port {} was down during the trial, so the losses are not losses of the device alone; help: \
+            "the link of the port {} was down during the trial, so the device may not have caused the losses; help: \
              check the link and measure again",
             ports.iter().map(|port| format!("`{port}`")).collect::<Vec<_>>().join(", ")
         ))),

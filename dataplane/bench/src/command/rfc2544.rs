@@ -386,7 +386,7 @@ impl Run<'_> {
             attempt += 1;
             let (_, total) = self.trial(rates, Duration::from_secs_f64(seconds))?;
             let (sent, lost) = (total.sent, total.lost_by_device());
-            // With these packets, the burst would have been longer, or the tester does not know whether they arrived.
+            // The tester did not send these packets, or does not know whether the device forwarded these packets.
             let by_tester = total.missed + total.lost_by_tester();
             self.progress.show(&format!("burst of {sent} packets, {lost} lost"));
             if by_tester == 0 || attempt > BURST_REPEATS {

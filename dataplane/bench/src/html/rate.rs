@@ -89,7 +89,7 @@ fn packets_over_time(streams: &[StreamReport], duration: f64, ranges: Vec<(f64, 
             (length > lists.interval_s * 0.1).then(|| packets as f64 / length)
         };
         let received = |number: usize, lost: u64| {
-            // Results of old versions do not have the packets that were not sent.
+            // Results of earlier versions have no `tx_failed`.
             let not_sent = lists.tx_failed.get(number).copied().unwrap_or(0);
             rate(number, lists.sent.get(number)?.saturating_sub(lost + not_sent))
         };

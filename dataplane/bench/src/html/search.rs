@@ -13,7 +13,7 @@ pub(super) fn add(page: &mut Page, report: &SearchReport) {
     page.chart("Loss ratio and rate of each trial", &loss_over_rate(&report.trials, bounds));
     page.chart("Rates in the order of the trials", &order(&report.trials));
     let ignored = report.trials.iter().filter(|trial| trial.ignored).count();
-    // The sum of no numbers is -0.
+    // `sum` of an empty iterator is -0, and the page would have `-0 s`.
     let seconds = report.trials.iter().fold(0.0, |sum, trial| sum + trial.duration_s);
     page.text(&format!(
         "{} trials in {seconds:.0} s of traffic. The search ignored {ignored} trials because the tester was the limit or was \

@@ -36,8 +36,8 @@ pub struct RateReport {
 }
 
 impl RateReport {
-    /// Returns the names of the ports of the streams whose link was down in the trial. The losses of the trial are then
-    /// not losses of the device alone.
+    /// Returns the names of the ports that a stream uses, and whose link was down during the trial. A link that is down
+    /// can cause losses that the device did not cause.
     pub fn ports_with_link_down(&self) -> Vec<&str> {
         let is_used =
             |port: &&PortReport| self.streams.iter().any(|stream| [&stream.from, &stream.to].contains(&&port.name));
@@ -75,7 +75,7 @@ pub struct Traffic {
     pub received_bps: f64,
     /// The bits per second of the packets of `received_pps`, with preambles and gaps.
     pub received_line_bps: f64,
-    /// Packets that were sent.
+    /// Packets that the tester passed to its ports. The packets of `tx_failed` are part of `sent`.
     pub sent: u64,
     /// Packets of a capture that were sent without a signature, because the packets have no room for a signature. The
     /// tester cannot judge these packets. The packets are part of `sent_pps`, but not of `sent` or of the other rates.
@@ -369,7 +369,7 @@ impl GoalReport {
     }
 }
 
-/// The text for a bound about which the trials did not decide.
+/// The text for a bound that the search did not find, because the search ended too early.
 const NOT_MEASURED: &str = "not measured";
 
 /// A bound of a search result.

@@ -55,7 +55,7 @@ impl fmt::Display for RateReport {
             let (held, share) = (total.held, Percent(ratio(total.held, total.sent)));
             writeln!(f, "queue     the device still held {held} packets ({share}) after the last transmission")?;
         }
-        // The packets of a stream that the tester lost itself. Most results have no such packets, and no such column.
+        // Returns a cell of the column `by tester`. A result without packets that the tester lost has no such column.
         let by_tester = |total: &Traffic, cell: String| match total.lost_by_tester() {
             0 => String::new(),
             _ => format!(" {cell:>10}"),
@@ -211,7 +211,7 @@ impl fmt::Display for SearchReport {
                 "NO SIGNATURES: the device changes the payload, so the losses are from the counters of the ports"
             )?;
         }
-        // The sum of no numbers is -0.
+        // `sum` of an empty iterator is -0, and the text would have `-0 s`.
         let seconds = self.trials.iter().fold(0.0, |sum, trial| sum + trial.duration_s);
         let ignored = self.trials.iter().filter(|trial| trial.ignored).count();
         writeln!(

@@ -117,8 +117,8 @@ pub(super) fn account(lane: &dyn Lane, before: &LaneCounters, waiting: u64, port
     // The send queue is in order, so the packets of earlier trials leave the queue first.
     let earlier = waiting.min(tx);
     port.tx = tx - earlier;
-    // The port did not send the packets that are still in the send queue, for example because an AF_XDP socket stops
-    // while the link is down.
+    // Packets that are still in the send queue count as failed. For example, an AF_XDP socket sends nothing while the
+    // link is down.
     port.tx_failed = (failed + lane.sending() as u64).saturating_sub(waiting - earlier);
     port.rx = now.rx - before.rx;
 }

@@ -332,7 +332,8 @@ impl Tester {
         let mut last_arrival = start.0;
         loop {
             // Step 1: return the buffers of sent packets.
-            // The packets that now turn out to have failed were sent in the last iteration, or in the last interval.
+            // Count new failures at the time of the previous iteration. After the last transmission, count new failures
+            // in the last interval.
             let sent_at = if sending { last } else { ended.saturating_sub(1) }.saturating_sub(start.0);
             for ((port, lane), failures) in lanes.iter_mut().enumerate().zip(&mut failures) {
                 lane.reap(pool, &mut NoSink).map_err(|error| failed(port, error))?;
@@ -439,7 +440,7 @@ impl Tester {
         let (streams, judged_streams) = (receiver.streams, receiver.judges);
         for (port, (lane, failures)) in lanes.iter().zip(&mut failures).enumerate() {
             failures.count(&**lane, duration.saturating_sub(1));
-            // The packets that are still in the send queue are the packets that were sent last.
+            // The send queue is in order, so the packets that are still in the queue are the last packets of the trial.
             let mut waiting = lane.sending() as u64;
             for index in (0..intervals.count).rev() {
                 if waiting == 0 {
@@ -511,7 +512,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Fills in the packets of each stream in an interval.
+/// Sets the counts of each stream in an interval.
 fn fill_points(
     points: &mut [Point],
     index: usize,

@@ -38,7 +38,8 @@ const MESSAGES: usize = 1024;
 /// The socket of the journal of systemd for entries with fields.
 const JOURNAL: &str = "/run/systemd/journal/socket";
 
-/// The maximum time that an entry waits for a place in the socket of the journal. Then the message goes to standard error.
+/// The maximum time that an entry waits while the socket of the journal is full. After this time, the program writes
+/// the message to standard error.
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Values that the text of the message names too. Formats without fields leave these values out.
@@ -132,8 +133,8 @@ fn write_lines(out: &mut dyn fmt::Write, priority: &str, message: &str) -> fmt::
     message.lines().try_for_each(|line| writeln!(out, "<{priority}>{line}"))
 }
 
-/// Escapes control characters, because a terminal would interpret the characters, and a message may contain text from a
-/// file or from a peer. Line breaks and tabs stay.
+/// Escapes control characters and bidirectional control characters, because a terminal would interpret the characters.
+/// A message may contain text from a file or from a peer. Line breaks and tabs stay.
 fn plain(text: &str) -> Cow<'_, str> {
     let is_bad = |char: char| is_terminal_control(char) && !matches!(char, '\n' | '\t');
     if !text.contains(is_bad) {
@@ -425,7 +426,8 @@ impl Write for Output {
             return Stderr.write_all(message).map(|()| message.len());
         };
         if journal.send(&entry).is_err() {
-            // The journal is gone, or the entry is too long. The stream of standard error may still work.
+            // The journal is gone, the socket is full, or the entry is too long. The stream of standard error may still
+            // work.
             let [priority, text] =
                 ["PRIORITY", "MESSAGE"].map(|name| entry.get(name).map(value_text).unwrap_or_default());
             let mut lines = String::new();

@@ -16,31 +16,32 @@ use dataplane_core::telemetry::{PacketsPerSecond, Progress};
 /// The interval between two updates of the status line.
 const STATUS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The maximum time that a notification waits for a place in the socket of the service manager, unless the previous
-/// notification found no place.
+/// The maximum time that a notification waits while the socket of the service manager is full. If the previous
+/// notification failed, a notification does not wait.
 const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The maximum time that the last notification waits after an upgrade. Another program then forwards the packets.
+/// The maximum time that the last notification waits after an upgrade. This wait delays no packet, because the other
+/// program already forwards the packets.
 const LAST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether a notification has failed, and the log has a message about the failure.
 static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
-/// Whether the last notification has failed. The next notification then does not wait.
-static IS_STUCK: AtomicBool = AtomicBool::new(false);
+/// Whether the most recent notification has failed. If so, the next notification does not wait.
+static LAST_HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
-/// Sends a notification. Returns whether the service manager gets the notification. Logs only the first failure, because
-/// the service manager may be gone for a long time.
+/// Sends a notification. Returns `false` if the notification failed. Logs only the first failure, because the service
+/// manager may be gone for a long time.
 fn notify(states: &[NotifyState<'_>]) -> bool {
-    notify_within(states, (!IS_STUCK.load(Ordering::Relaxed)).then_some(SEND_TIMEOUT))
+    notify_within(states, (!LAST_HAS_FAILED.load(Ordering::Relaxed)).then_some(SEND_TIMEOUT))
 }
 
-/// Sends a notification like [`notify`]. Waits up to `limit`, or not at all, if the socket of the service manager is
-/// full.
+/// Sends a notification like [`notify`]. If the socket of the service manager is full, waits up to `limit`. Without a
+/// limit, does not wait.
 fn notify_within(states: &[NotifyState<'_>], limit: Option<Duration>) -> bool {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else { return true };
     let sent = send(states, &path, limit);
-    IS_STUCK.store(sent.is_err(), Ordering::Relaxed);
+    LAST_HAS_FAILED.store(sent.is_err(), Ordering::Relaxed);
     if let Err(error) = &sent
         && !HAS_FAILED.swap(true, Ordering::Relaxed)
     {
@@ -53,7 +54,7 @@ fn notify_within(states: &[NotifyState<'_>], limit: Option<Duration>) -> bool {
     sent.is_ok()
 }
 
-/// Sends a notification as one datagram. `sd_notify::notify` would wait for ever if the socket is full.
+/// Sends a notification as one datagram. `sd_notify::notify` would block indefinitely if the socket is full.
 fn send(states: &[NotifyState<'_>], path: &OsStr, limit: Option<Duration>) -> io::Result<()> {
     let text: String = states.iter().map(|state| format!("{state}\n")).collect();
     let socket = UnixDatagram::unbound()?;
@@ -67,7 +68,7 @@ pub(super) fn starting() {
     notify(&[NotifyState::Status("starting")]);
 }
 
-/// Reports that the run is ready. Returns whether the service manager gets the notification.
+/// Reports that the run is ready. Returns `false` if the notification failed.
 fn running() -> bool {
     notify(&[NotifyState::Ready, NotifyState::Status("running")])
 }
@@ -75,8 +76,8 @@ fn running() -> bool {
 /// The connection of a run to the service manager.
 pub(super) struct Service {
     is_stopping: bool,
-    /// Whether the service manager did not get the notification that the run is ready.
-    owes_ready: bool,
+    /// `true` if the notification that the run is ready failed, and must be sent again.
+    is_ready_pending: bool,
     watchdog: Option<Watchdog>,
     /// The counters and the time of the last status line. `None` without a service manager.
     last: Option<(Progress, Instant)>,
@@ -88,9 +89,9 @@ impl Service {
         let now = Instant::now();
         let watchdog = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero());
         let watchdog = watchdog.map(|limit| Watchdog::new(limit, now, &run.loops()));
-        let owes_ready = !running();
+        let is_ready_pending = !running();
         let last = env::var_os("NOTIFY_SOCKET").map(|_| (run.progress(), now));
-        Self { is_stopping: false, owes_ready, watchdog, last }
+        Self { is_stopping: false, is_ready_pending, watchdog, last }
     }
 
     /// Reports the start of a reload, unless the run is stopping.
@@ -103,7 +104,7 @@ impl Service {
         // monotonic clock, which does not occur.
         states.extend(NotifyState::monotonic_usec_now());
         notify(&states);
-        self.owes_ready = false;
+        self.is_ready_pending = false;
     }
 
     /// Reports the end of a reload, unless the run is stopping.
@@ -111,7 +112,7 @@ impl Service {
         if self.is_stopping {
             return;
         }
-        self.owes_ready = !running();
+        self.is_ready_pending = !running();
     }
 
     /// Reports that the run stops, unless an earlier call has reported the stop.
@@ -135,8 +136,8 @@ impl Service {
         if run.is_stopped() {
             self.stopping();
         }
-        if self.owes_ready && !self.is_stopping {
-            self.owes_ready = !running();
+        if self.is_ready_pending && !self.is_stopping {
+            self.is_ready_pending = !running();
         }
         // systemd disarms the watchdog of a service that stops. `WATCHDOG=1` would arm the watchdog again.
         let watchdog = self.watchdog.as_mut().filter(|_| !self.is_stopping);

@@ -135,7 +135,8 @@ impl<'de> Deserialize<'de> for Fields {
     }
 }
 
-/// Replaces control characters, because a terminal would interpret these characters.
+/// Replaces control characters and bidirectional control characters, because a terminal would interpret these
+/// characters.
 fn plain(text: &str) -> String {
     text.replace(is_terminal_control, "\u{fffd}")
 }

@@ -473,7 +473,7 @@ fn take_over(old: &mut End, change: impl FnOnce(&mut HandedQueue)) -> (End, Vec<
     (new, posted)
 }
 
-/// Returns how many frames the kernel has dropped because a ring of the socket had no place.
+/// Returns the number of frames that the kernel has dropped because a ring of the socket was full.
 fn dropped(end: &End) -> u64 {
     let counters = end.device.counters();
     counters.kernel_rx_dropped + counters.kernel_rx_ring_full
@@ -489,7 +489,7 @@ fn overflow(sender: &mut End) {
 }
 
 #[test]
-fn frames_that_find_a_full_ring_in_a_hand_over_are_counted_once() {
+fn frames_dropped_by_full_rings_in_a_hand_over_are_counted_once() {
     in_namespace(|| {
         veth(1, 1500);
         let of = |name| device(link(name), 1500).unwrap();

@@ -1,7 +1,8 @@
 //! The hand-over of the queues to another program. The sockets, their rings and their binding to the queues stay the same.
 //! The other program takes over the packet memory too. Frames that arrive during the hand-over wait in the RX rings. If a
-//! ring has no place, the kernel drops the frame. The counters of the kernel continue, so the other program gets the
-//! last reading of this program, and counts the frames that the kernel has dropped since then.
+//! ring is full, the kernel drops the frame. The kernel's counters of a socket do not restart at a hand-over. The
+//! hand-over therefore contains the last reading of this program, and the other program counts only the drops after
+//! this reading.
 //!
 //! The other program has its own XDP program and its own map of sockets. The watcher thread replaces the XDP program after
 //! the hand-over, because the replacement takes the kernel several milliseconds. Until then, the earlier XDP program

@@ -419,7 +419,7 @@ impl Xdp {
 }
 
 impl OpenSocket {
-    /// Returns the counters since this program has the socket.
+    /// Returns the counters since this program opened or took over the socket.
     fn counters(&self) -> SoftCounters {
         // The descriptor is open as long as it is in the list.
         increase(read_counters(self.fd, self.before), self.before)

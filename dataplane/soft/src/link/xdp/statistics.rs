@@ -9,7 +9,7 @@ use crate::SoftCounters;
 /// `rx_fill_ring_empty_descs`, `rx_invalid_descs` and `tx_invalid_descs` of `struct xdp_statistics`.
 pub(super) type Reading = [u64; 5];
 
-/// Reads the kernel's counters of a socket. Returns `before` if the kernel refuses.
+/// Reads the kernel's counters of a socket. Returns `before` if the kernel returns an error.
 pub(super) fn read_counters(fd: RawFd, before: Reading) -> Reading {
     statistics(fd).map_or(before, |now| {
         [now.rx_dropped, now.rx_ring_full, now.rx_fill_ring_empty_descs, now.rx_invalid_descs, now.tx_invalid_descs]
