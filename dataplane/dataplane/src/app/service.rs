@@ -60,7 +60,12 @@ fn send(states: &[NotifyState<'_>], path: &OsStr, limit: Option<Duration>) -> io
     let socket = UnixDatagram::unbound()?;
     socket.set_write_timeout(limit)?;
     socket.set_nonblocking(limit.is_none())?;
-    socket.send_to(text.as_bytes(), path).map(drop)
+    loop {
+        match socket.send_to(text.as_bytes(), path) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            sent => return sent.map(drop),
+        }
+    }
 }
 
 /// Reports that the run starts.

@@ -26,8 +26,10 @@ use dataplane_control::{Call, Client};
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 /// The additional time after the timeout of the command if a hand-over has begun.
 const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(10);
-/// The interval between two checks whether the new program has ended, although its pipes are open.
+/// The interval between two checks whether the new program has taken over or has ended, although its pipes are open.
 const PIPE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// The maximum time for reading the last messages of the new program.
+const REST_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval between two checks of the new program while the old program ends.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The command line in messages about several running programs.
@@ -259,9 +261,12 @@ fn await_program(
             Ok((true, bytes)) => output.extend(bytes),
             Ok((false, bytes)) => text.extend(bytes),
             Err(RecvTimeoutError::Disconnected) => break,
-            // A process that the new program has started may keep the pipes open.
-            Err(RecvTimeoutError::Timeout) if child.try_wait().is_ok_and(|status| status.is_some()) => break,
             Err(RecvTimeoutError::Timeout) => {}
+        }
+        // Another process may keep the pipes open, if the new program or a script has started the process.
+        let has_ended = child.try_wait().is_ok_and(|status| status.is_some());
+        if has_ended || last_number(&output) == Some(child.id()) && !is_old_waiting() {
+            break;
         }
         if Instant::now() < deadline {
             continue;
@@ -276,16 +281,27 @@ fn await_program(
         let why = format!(" within {:.0} s, so it was killed", timeout.as_secs_f64());
         return Ok(Err(NotTaken { why, help: "set a longer time with --timeout" }));
     }
-    console::write_stderr(&String::from_utf8_lossy(&text));
-    // A stage of the new program may also print to standard output.
-    match String::from_utf8_lossy(&output).lines().last().and_then(|line| line.trim().parse().ok()) {
-        Some(pid) if pid == child.id() => Ok(Ok(pid)),
-        _ => {
-            let _ = child.kill();
-            let status = child.wait().map_or("an unknown status".to_owned(), |status| status.to_string());
-            Ok(Err(NotTaken { why: format!(" ({status})"), help: "the messages of the new program are above" }))
-        }
+    let has_taken_over = last_number(&output) == Some(child.id());
+    // Read the rest of the messages.
+    let end = Instant::now() + REST_TIMEOUT;
+    while Instant::now() < end
+        && let Ok((is_stdout, bytes)) = events.recv_timeout(PIPE_CHECK_INTERVAL)
+    {
+        if is_stdout { &mut output } else { &mut text }.extend(bytes);
     }
+    console::write_stderr(&String::from_utf8_lossy(&text));
+    if has_taken_over || last_number(&output) == Some(child.id()) {
+        return Ok(Ok(child.id()));
+    }
+    let _ = child.kill();
+    let status = child.wait().map_or("an unknown status".to_owned(), |status| status.to_string());
+    Ok(Err(NotTaken { why: format!(" ({status})"), help: "the messages of the new program are above" }))
+}
+
+/// Returns the number in the last line. The new program prints its process id as soon as it forwards packets. A stage of the
+/// new program may print other lines.
+fn last_number(output: &[u8]) -> Option<u32> {
+    String::from_utf8_lossy(output).lines().last()?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -388,6 +404,16 @@ mod tests {
         drop(connection);
         theirs.set_read_timeout(Some(PATIENCE)).unwrap();
         assert_eq!(theirs.read(&mut [0]).unwrap(), 0, "the connection has ended");
+    }
+
+    #[test]
+    fn new_program_that_has_taken_over_is_not_killed_although_another_process_keeps_its_pipes_open() {
+        let folder = Folder::new();
+        let file = script(&folder, "echo message >&2\nsleep 600 &\necho $!\necho $$\nexec sleep 600 >&- 2>&-");
+        let mut child = Command::new(file).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        assert_eq!(await_program(&mut child, Duration::ZERO, || false).unwrap().unwrap(), child.id());
+        assert!(child.try_wait().unwrap().is_none());
+        end(child);
     }
 
     #[test]
