@@ -4,15 +4,13 @@ use dataplane::clock::Stamp;
 use dataplane::mem::{Batch, Pool};
 use multiversion::multiversion;
 
-use crate::signature::{Key, Signature, TimeHash, Words, fold};
+use crate::signature::{BurstHash, Key, Signature, Words, fold};
 use crate::template::{Template, put};
 
 /// The maximum number of packets that one call adds.
 pub(crate) const MOST: usize = 64;
 /// With fewer packets, writing the packets one by one is faster.
 pub(crate) const LEAST: usize = 4;
-/// The offset of the low 32 bits of the sequence number in a signature.
-const LOW_SEQUENCE: usize = 8;
 
 /// The packets of a burst. The packets differ only in the check of the signature, the low bits of the sequence number,
 /// and the layer-4 checksum.
@@ -23,8 +21,7 @@ struct Burst<'a> {
     signature: usize,
     /// The offset of the layer-4 checksum. `usize::MAX` if the frame has no such checksum.
     checksum: usize,
-    /// The hash of the transmit time.
-    hash: TimeHash,
+    hash: BurstHash,
     /// Bytes 4 to 11 of the first signature.
     middle: u64,
     /// The sum of the parts of the checksum that are equal in all packets. If `odd` is set, the bytes of each 16-bit word
@@ -56,7 +53,7 @@ pub(crate) fn add(
         frame: &template.frame,
         signature,
         checksum: template.checksums.l4.unwrap_or(usize::MAX),
-        hash: TimeHash::new(key, words.sent),
+        hash: BurstHash::new(key, words.sent, words.middle),
         middle: words.middle,
         sum: fold(u64::from(own) + Words { check: 0, middle: words.middle - low, ..words }.sum()).into(),
         odd: template.odd,
@@ -71,10 +68,12 @@ pub(crate) fn add(
 /// Adds up to `count` packets, which must be at most [`MOST`], to the batch.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn add_packets(burst: &Burst<'_>, count: usize, batch: &mut Batch, pool: &mut Pool) -> usize {
+    // The caller has limited `count`, so the upper half is equal in all packets.
+    let (high, first) = ((burst.middle >> 32) as u32, burst.middle as u32);
     let (mut checks, mut sums) = ([0u32; MOST], [0u16; MOST]);
     for (index, (check, sum)) in checks[..count].iter_mut().zip(&mut sums[..count]).enumerate() {
-        let middle = burst.middle + index as u64;
-        let (hash, low) = (burst.hash.check(middle), middle as u32);
+        let low = first.wrapping_add(index as u32);
+        let hash = burst.hash.check(low);
         // Sums of 16-bit words fit into 32 bits. Vectors have twice as many lanes of 32 bits as of 64 bits.
         let words = (hash & 0xffff) + (hash >> 16) + (low & 0xffff) + (low >> 16) + burst.sum;
         let folded = (words & 0xffff) + (words >> 16);
@@ -83,11 +82,13 @@ fn add_packets(burst: &Burst<'_>, count: usize, batch: &mut Batch, pool: &mut Po
         *check = hash.to_be();
         *sum = (if checksum == 0 { burst.instead_of_zero } else { checksum }).to_be();
     }
-    let (signature, sequence) = (burst.signature, burst.middle as u32);
     batch.push_copies(burst.frame, count, Stamp::NONE, pool, |index, data| {
-        let number = sequence.wrapping_add(index as u32);
-        put(data, signature, checks[index % MOST].to_ne_bytes());
-        put(data, signature + LOW_SEQUENCE, number.to_be_bytes());
+        let low = first.wrapping_add(index as u32);
+        let mut start = [0; 12];
+        start[..4].copy_from_slice(&checks[index % MOST].to_ne_bytes());
+        start[4..8].copy_from_slice(&high.to_be_bytes());
+        start[8..].copy_from_slice(&low.to_be_bytes());
+        put(data, burst.signature, start);
         put(data, burst.checksum, sums[index % MOST].to_ne_bytes());
     })
 }

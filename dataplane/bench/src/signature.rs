@@ -74,22 +74,32 @@ pub struct Found {
     pub repaired: bool,
 }
 
-/// The part of the check that is equal for all signatures with the same transmit time. The packets of a burst have the
-/// same transmit time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TimeHash(u64);
+/// Mixes the bits of a number with the finalizer of the 32-bit MurmurHash3. The finalizer is a bijection. A vector unit
+/// multiplies more numbers of 32 bits than of 64 bits at a time.
+#[inline]
+const fn mix32(mut hash: u32) -> u32 {
+    hash = (hash ^ (hash >> 16)).wrapping_mul(0x85eb_ca6b);
+    hash = (hash ^ (hash >> 13)).wrapping_mul(0xc2b2_ae35);
+    hash ^ (hash >> 16)
+}
 
-impl TimeHash {
-    /// Returns the hash of the transmit time `sent`, modulo 2^48.
+/// The part of the check that is equal for all signatures that differ only in the low 32 bits of the sequence number,
+/// such as the signatures of a burst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BurstHash(u32);
+
+impl BurstHash {
+    /// Returns the hash of the transmit time `sent`, modulo 2^48, and of the upper half of `middle`, the bytes 4 to 11 of
+    /// the signature.
     #[inline]
-    pub(crate) fn new(key: Key, sent: u64) -> Self {
-        Self(mix(sent ^ key.0))
+    pub(crate) fn new(key: Key, sent: u64, middle: u64) -> Self {
+        Self(mix(mix(sent ^ key.0) ^ (middle >> 32)) as u32)
     }
 
-    /// Returns the check of a signature. `middle` are the bytes 4 to 11 of the signature.
+    /// Returns the check of a signature. `low` are the low 32 bits of the sequence number.
     #[inline]
-    pub(crate) fn check(self, middle: u64) -> u32 {
-        mix(self.0 ^ middle) as u32
+    pub(crate) fn check(self, low: u32) -> u32 {
+        mix32(self.0 ^ low)
     }
 }
 
@@ -140,7 +150,7 @@ impl Signature {
         let number = (u64::from(self.size & 0xf) << 36) | (self.sequence & (SEQUENCES - 1));
         let middle = (u64::from(self.filler) << 48) | (u64::from(self.stream) << 40) | number;
         let sent = self.sent & MAX_TIME;
-        Words { check: TimeHash::new(key, sent).check(middle), middle, sent }
+        Words { check: BurstHash::new(key, sent, middle).check(middle as u32), middle, sent }
     }
 
     /// Returns the bytes of the signature. `key` is the key of the trial.
@@ -153,7 +163,7 @@ impl Signature {
     #[inline]
     pub fn decode(bytes: &[u8; LENGTH], key: Key) -> Option<Self> {
         let Words { check, middle, sent } = Words::new(bytes);
-        (TimeHash::new(key, sent).check(middle) == check).then_some(Self {
+        (BurstHash::new(key, sent, middle).check(middle as u32) == check).then_some(Self {
             stream: (middle >> 40) as u8,
             size: (middle >> 36) as u8 & 0xf,
             sequence: middle & (SEQUENCES - 1),

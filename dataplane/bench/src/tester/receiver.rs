@@ -6,7 +6,7 @@ use dataplane::units::Nanos;
 
 use crate::judge::{Arrival, Judge};
 use crate::sender::Sender;
-use crate::signature::{Found, Key, LENGTH, SEQUENCES, Signature, TimeHash, Words, ones_sum};
+use crate::signature::{BurstHash, Found, Key, LENGTH, Signature, Words, ones_sum};
 use crate::stream::Stream;
 
 /// The state of the receive side of a trial.
@@ -28,13 +28,14 @@ struct Run {
     first: Arrival,
     /// The number of packets.
     count: u64,
-    /// The maximum number of packets. The next packet was not sent yet, or its sequence number wraps around.
+    /// The maximum number of packets. The next packet was not sent yet, or the low 32 bits of its sequence number wrap
+    /// around.
     most: u64,
     /// The receive timestamp of the packets.
     stamp: Stamp,
     /// The signature of the first packet.
     signature: Words,
-    hash: TimeHash,
+    hash: BurstHash,
     /// The length of the filler, and its Internet checksum.
     filler: (usize, u16),
 }
@@ -47,7 +48,7 @@ impl Run {
         let mut middle = signature.middle;
         let mut continues = |(data, arrived): (&[u8], Stamp)| {
             middle = middle.wrapping_add(1);
-            let next = Words { check: hash.check(middle), middle, ..signature };
+            let next = Words { check: hash.check(middle as u32), middle, ..signature };
             let Some((before, bytes)) = data.split_last_chunk::<LENGTH>() else { return false };
             // Equal signatures contain equal checksums of the filler. A filler that is not empty must be summed too.
             Words::new(bytes) == next && arrived == stamp && (filler.0 == 0 || is_filler(before, filler))
@@ -105,15 +106,16 @@ impl Receiver<'_> {
         // A run of several packets has only intact packets without padding. The frames of a capture differ in the
         // length of the filler, so each of these frames has a run of its own.
         let is_single = !is_intact || stream.is_capture() || offset + LENGTH != data.len();
-        let left = sent.saturating_sub(sequence).min(SEQUENCES - signature.sequence);
+        let words = signature.words(self.key);
+        let left = sent.saturating_sub(sequence).min(u64::from(!(words.middle as u32)) + 1);
         Some(Run {
             stream: number,
             first,
             count: 1,
             most: if is_single { 1 } else { left.max(1) },
             stamp,
-            signature: signature.words(self.key),
-            hash: TimeHash::new(self.key, signature.sent),
+            signature: words,
+            hash: BurstHash::new(self.key, words.sent, words.middle),
             filler,
         })
     }
