@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_EXCL, NLM_F_REPLACE};
 
-use super::messages::{KernelRoute, KernelTarget};
+use super::messages::{KernelHop, KernelRoute, KernelTarget};
 use crate::forwarding::MAX_ROUTES;
 
 /// The kernel's table of the host's own addresses. The kernel looks up this table first.
@@ -19,6 +19,27 @@ pub(super) const MAIN: u32 = 254;
 pub(super) struct RankedRoute {
     metric: u32,
     pub(super) target: KernelTarget,
+}
+
+impl RankedRoute {
+    fn hops(&self) -> impl Iterator<Item = &KernelHop> {
+        let hops = match &self.target {
+            KernelTarget::Hops(hops) => &hops[..],
+            KernelTarget::Special(_) => &[],
+        };
+        hops.iter()
+    }
+
+    /// Returns whether the route has next hops, and `other` has all these next hops.
+    fn is_part_of(&self, other: &Self) -> bool {
+        let KernelTarget::Hops(all) = &other.target else { return false };
+        self.hops().next().is_some() && self.hops().all(|hop| is_any(hop, all))
+    }
+}
+
+/// Returns whether a next hop is one of `hops`. The weight may differ.
+fn is_any(hop: &KernelHop, hops: &[KernelHop]) -> bool {
+    hops.iter().any(|other| (other.index, other.via) == (hop.index, hop.via))
 }
 
 /// What is known about the events of one prefix and metric during a replay ([`Rib::start_replay`]).
@@ -92,13 +113,15 @@ impl Rib {
     pub(super) fn add(&mut self, route: KernelRoute, flags: u16) {
         let key = (route.table, route.prefix);
         let ranked = RankedRoute { metric: route.metric, target: route.target };
-        // An IPv6 message lists all paths of its prefix and metric. An IPv4 message with the exclusive flag reports the
-        // only route of its prefix and metric.
-        let complete = flags & NLM_F_EXCL != 0 || matches!(key.1, IpNet::V6(_));
+        // A message with the exclusive flag reports the only route of its prefix and metric.
+        let complete = flags & NLM_F_EXCL != 0;
+        let is_v6 = matches!(key.1, IpNet::V6(_));
         // An IPv4 message replaces the first known route of equal metric only if it has the replace flag. With the
         // append flag, the new route follows the known routes of equal metric. Without these flags, the new route
         // precedes them (`ip route prepend`).
         let replaces = flags & NLM_F_REPLACE != 0;
+        // A new IPv6 route always follows the known routes of equal metric.
+        let appended = flags & NLM_F_APPEND != 0 || is_v6;
         self.record(
             key,
             ranked.metric,
@@ -112,16 +135,22 @@ impl Rib {
             Entry::Occupied(choices) => choices.into_mut(),
             Entry::Vacant(none) => none.insert(Vec::new()),
         };
+        let before = choices.len();
         if complete {
-            let before = choices.len();
             choices.retain(|known| known.metric != ranked.metric || *known == ranked);
-            self.count -= before - choices.len();
+        } else if is_v6 && !replaces {
+            // An IPv6 message lists all paths of a multipath route. Each path was a route, or a path of a smaller
+            // multipath route. Any other route of this metric stays, such as the route of a router advertisement.
+            choices.retain(|known| known.metric != ranked.metric || *known == ranked || !known.is_part_of(&ranked));
         }
+        self.count -= before - choices.len();
         if choices.contains(&ranked) {
             return;
         }
         let same = choices.iter().position(|known| known.metric == ranked.metric);
-        let appended = flags & NLM_F_APPEND != 0;
+        // The kernel replaces a route of the same kind: an IPv6 route with a gateway, or one without a gateway.
+        let of_metric = choices.iter().filter(|known| known.metric == ranked.metric);
+        self.in_doubt |= is_v6 && replaces && of_metric.count() > 1;
         match same {
             Some(at) if replaces => choices[at] = ranked,
             _ if self.count >= MAX_ROUTES => {
@@ -146,32 +175,30 @@ impl Rib {
     /// Removes a route.
     pub(super) fn remove(&mut self, route: &KernelRoute) {
         let key = (route.table, route.prefix);
-        if matches!(key.1, IpNet::V4(_)) {
-            self.record(key, route.metric, ReplayedEvents::One);
-        }
+        self.record(key, route.metric, ReplayedEvents::One);
         let Entry::Occupied(mut entry) = self.routes.entry(key) else { return };
         let choices = entry.get_mut();
         let of_metric = |ranked: &RankedRoute| ranked.metric == route.metric;
         let exact = choices.iter().position(|ranked| of_metric(ranked) && ranked.target == route.target);
-        let Some(at) = exact.or_else(|| choices.iter().position(of_metric)) else { return };
-        if exact.is_none() && matches!(key.1, IpNet::V4(_)) {
+        // An IPv6 message can remove single paths of a multipath route.
+        let gone = match (&route.target, key.1) {
+            (KernelTarget::Hops(gone), IpNet::V6(_)) => &gone[..],
+            _ => &[],
+        };
+        let partly =
+            || choices.iter().position(|ranked| of_metric(ranked) && ranked.hops().any(|hop| is_any(hop, gone)));
+        let Some(at) = exact.or_else(partly) else {
             // The kernel removed a route that is not known. During a replay, this is usual: if the route was removed
             // before the dump, the dump does not contain the route. Outside a replay, or if the message has no next
             // hops, a known route has lost next hops without an event, so the routes are in doubt.
             let is_dead = matches!(&route.target, KernelTarget::Hops(hops) if hops.is_empty());
-            self.in_doubt |= is_dead || self.replayed.is_none();
+            self.in_doubt |= choices.iter().any(of_metric) && (is_dead || self.replayed.is_none());
             return;
-        }
-        // An IPv6 message can remove single paths of a multipath route.
-        if let (None, KernelTarget::Hops(all), KernelTarget::Hops(gone), IpNet::V6(_)) =
-            (exact, &mut choices[at].target, &route.target, key.1)
-        {
-            let is_gone = |hop: &super::messages::KernelHop| {
-                gone.iter().any(|gone| (gone.index, gone.via) == (hop.index, hop.via))
-            };
-            let left: Vec<_> = all.iter().filter(|hop| !is_gone(hop)).copied().collect();
+        };
+        if exact.is_none() {
+            let left: Box<[KernelHop]> = choices[at].hops().filter(|hop| !is_any(hop, gone)).copied().collect();
             if !left.is_empty() {
-                *all = left.into();
+                choices[at].target = KernelTarget::Hops(left);
                 return;
             }
         }
@@ -219,7 +246,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::kernel::messages::KernelHop;
 
     const ADD: u16 = NLM_F_CREATE | NLM_F_EXCL;
     const PREPEND: u16 = NLM_F_CREATE;

@@ -313,6 +313,45 @@ fn route_behind_a_prepended_route_is_used_again() {
 
 /// While the table `local` of the kernel has a prefix, this prefix hides the longer prefixes of the table `main`.
 #[test]
+fn ipv6_routes_of_equal_metric_are_separate_unless_they_form_a_multipath_route() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        let reader = tables.register_reader();
+        let mirror = start(KernelMirror::new(tables.clone(), writer, &ports)).unwrap();
+        // A route without a gateway and a route from a router advertisement are no paths of a multipath route.
+        ip("route add 2001:db8:9::/48 via 2001:db8:1::9
+            addr add 2001:db8:50::1/64 dev a0 nodad
+            addr add 2001:db8:50::2/64 dev b0 nodad
+            route append 2001:db8:9::/48 dev b0
+            route add 2001:db8:a::/48 dev b0\n");
+        let all = [("2001:db8:50::9", "0"), ("2001:db8:9::1", "0 2001:db8:1::9")];
+        expect(&reader, 0, "2001:db8:a::1", "1");
+        assert_eq!(all.map(|(destination, _)| outcome(&reader, 0, destination)), all.map(|(_, expected)| expected));
+        // The dump of a new mirror has both routes too.
+        drop(mirror);
+        let (tables, writer) = ForwardingWriter::with_tables(vec!["a".to_owned(), "b".to_owned()], HoldTime::default());
+        let reader = tables.register_reader();
+        let _mirror = start(KernelMirror::new(tables.clone(), writer, &ports)).unwrap();
+        assert_eq!(all.map(|(destination, _)| outcome(&reader, 0, destination)), all.map(|(_, expected)| expected));
+        ip("route del 2001:db8:9::/48 dev b0
+            addr del 2001:db8:50::1/64 dev a0
+            route del 2001:db8:a::/48\n");
+        expect(&reader, 0, "2001:db8:a::1", "none");
+        expect(&reader, 0, "2001:db8:50::9", "1");
+        assert_eq!(outcome(&reader, 0, "2001:db8:9::1"), "0 2001:db8:1::9");
+        // A replaced route of one kind leaves the route of the other kind.
+        ip("route append 2001:db8:9::/48 dev b0
+            route replace 2001:db8:9::/48 via 2001:db8:1::8\n");
+        expect(&reader, 0, "2001:db8:9::1", "0 2001:db8:1::8");
+        ip("route replace 2001:db8:9::/48 nexthop via 2001:db8:1::8 nexthop via 2001:db8:1::7\n");
+        ip("route del 2001:db8:9::/48 via 2001:db8:1::8\n");
+        expect(&reader, 0, "2001:db8:9::1", "0 2001:db8:1::7");
+        ip("route del 2001:db8:9::/48 via 2001:db8:1::7\n");
+        expect(&reader, 0, "2001:db8:9::1", "1");
+    });
+}
+
+#[test]
 fn local_prefix_hides_longer_prefixes_until_it_is_removed() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
