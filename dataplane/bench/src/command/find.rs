@@ -10,7 +10,7 @@ use dataplane::{Error, Result};
 
 use super::opened::{Opened, TrafficArgs};
 use super::output::{output, write_page};
-use super::progress::time_left;
+use super::progress::{time_left, write_stderr};
 use super::ratios::{percent, width};
 use super::trials::{Ended, PortTrials};
 use crate::rate::Rate;
@@ -116,7 +116,7 @@ pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio
     let mut show = |text: &str| {
         if is_watched {
             let left = time_left(expected, begin.elapsed(), args.trial.0 + traffic.settle.0);
-            eprintln!("{text}, about {} left", humantime::format_duration(left));
+            write_stderr(format_args!("{text}, about {} left\n", humantime::format_duration(left)));
         }
     };
     let mut trials = PortTrials {

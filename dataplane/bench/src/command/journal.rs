@@ -9,6 +9,7 @@ use dataplane_core::file::LockedFile;
 use serde::Serialize;
 
 use super::output;
+use super::progress::write_stderr;
 
 /// The file and the lines that are not written yet.
 pub(super) struct Journal {
@@ -47,12 +48,13 @@ impl Journal {
         self.waiting.push(b'\n');
         match self.flush() {
             Ok(()) if self.is_failing => {
-                eprintln!("{}: writing works again", self.path.display());
+                write_stderr(format_args!("{}: writing works again\n", self.path.display()));
                 self.is_failing = false;
             }
             Err(error) if !self.is_failing => {
                 let path = self.path.display();
-                eprintln!("error: {path}: {error}; the run goes on, and writes all lines when writing works again");
+                let help = "the run goes on, and writes all lines when writing works again";
+                write_stderr(format_args!("error: {path}: {error}; {help}\n"));
                 self.is_failing = true;
             }
             _ => {}

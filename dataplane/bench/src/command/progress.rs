@@ -1,11 +1,18 @@
 //! Progress on standard error, if it is a terminal.
 
-use std::io::{self, IsTerminal};
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::threads::use_all_cores;
+
+/// Writes to standard error. Ignores errors: `eprint!` would panic if the terminal of a measurement in the background is
+/// closed.
+pub(super) fn write_stderr(text: fmt::Arguments<'_>) {
+    let _ = io::stderr().write_fmt(text);
+}
 
 /// The progress of a run with several parts.
 pub(super) struct Progress {
@@ -50,14 +57,14 @@ impl Progress {
         if self.is_watched {
             let (part, left) = (&self.part, humantime::format_duration(self.remaining()));
             let separator = if detail.is_empty() { "" } else { ": " };
-            eprint!("\r\x1b[K{part}{separator}{detail}, about {left} left");
+            write_stderr(format_args!("\r\x1b[K{part}{separator}{detail}, about {left} left"));
         }
     }
 
     /// Removes the progress line.
     pub(super) fn clear(&self) {
         if self.is_watched {
-            eprint!("\r\x1b[K");
+            write_stderr(format_args!("\r\x1b[K"));
         }
     }
 }
@@ -86,12 +93,12 @@ impl TrialProgress {
             let begin = Instant::now();
             loop {
                 let left = humantime::format_duration(time_left(expected, begin.elapsed(), Duration::ZERO));
-                eprint!("\r\x1b[K{part}, about {left} left");
+                write_stderr(format_args!("\r\x1b[K{part}, about {left} left"));
                 if ended.recv_timeout(UPDATE) != Err(RecvTimeoutError::Timeout) {
                     break;
                 }
             }
-            eprint!("\r\x1b[K");
+            write_stderr(format_args!("\r\x1b[K"));
         };
         Self(Some((end, thread::spawn(show))))
     }

@@ -77,7 +77,7 @@ pub(super) fn write_stderr_unless_full(text: &str) {
     let stderr = rustix::stdio::stderr();
     let mut ready = [PollFd::new(&stderr, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // A pipe that is ready accepts at least 4096 bytes (pipe(7)).
+    // A pipe that is ready accepts at least 4096 bytes (pipe(7)). A terminal that is stopped is not ready.
     if poll(&mut ready, Some(&now)).is_ok_and(|count| count > 0) {
         let _ = rustix::io::write(stderr, text.as_bytes());
     }

@@ -363,7 +363,7 @@ fn watch(
     }
     log_events(run);
     if meter.is_some() {
-        console::write_stderr(CLEAR_LINE);
+        console::write_stderr_unless_full(CLEAR_LINE);
     }
     if reloading.is_some_and(|mut reloading| !print_changed(&mut reloading, "reload")) {
         logs::notice(Level::WARN, "reload abandoned: the run has ended");
@@ -378,7 +378,7 @@ fn log_events(run: &Run) {
     }
 }
 
-/// The progress line.
+/// The progress line. A terminal that takes no output, for example after Ctrl-S, does not delay the thread.
 struct Meter {
     began: Instant,
     shown: Instant,
@@ -398,7 +398,7 @@ impl Meter {
         }
         let progress = run.progress();
         let line = line(self.began.elapsed(), since, self.last, progress);
-        console::write_stderr(&format!("{CLEAR_LINE}{line}"));
+        console::write_stderr_unless_full(&format!("{CLEAR_LINE}{line}"));
         self.shown = Instant::now();
         self.last = progress;
     }

@@ -144,13 +144,13 @@ impl Rib {
             choices.retain(|known| known.metric != ranked.metric || *known == ranked || !known.is_part_of(&ranked));
         }
         self.count -= before - choices.len();
+        // The kernel replaces a route of the same kind: an IPv6 route with a gateway, or one without a gateway.
+        let of_metric = choices.iter().filter(|known| known.metric == ranked.metric);
+        self.in_doubt |= is_v6 && replaces && of_metric.count() > 1;
         if choices.contains(&ranked) {
             return;
         }
         let same = choices.iter().position(|known| known.metric == ranked.metric);
-        // The kernel replaces a route of the same kind: an IPv6 route with a gateway, or one without a gateway.
-        let of_metric = choices.iter().filter(|known| known.metric == ranked.metric);
-        self.in_doubt |= is_v6 && replaces && of_metric.count() > 1;
         match same {
             Some(at) if replaces => choices[at] = ranked,
             _ if self.count >= MAX_ROUTES => {
