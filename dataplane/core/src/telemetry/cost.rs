@@ -84,6 +84,11 @@ impl Costs {
         Self { sums: vec![CostSum::default(); (class(MAX_TICKS, 1) + 1) * columns].into_boxed_slice(), columns }
     }
 
+    /// Returns the number of parts.
+    pub fn parts(&self) -> usize {
+        self.columns - 1
+    }
+
     /// Records a loop that received `received` packets. `parts` has the ticks and the packets of each part. A loop
     /// that received no packets is ignored.
     pub fn record(&mut self, received: u64, parts: &[(u64, u64)]) {

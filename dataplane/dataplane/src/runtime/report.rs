@@ -337,8 +337,14 @@ pub(crate) fn report(
     report
 }
 
-/// Returns the costs of each part of the loop.
+/// Returns the costs of each part of the loop. `stages` has the stages of a report.
 pub(crate) fn costs(costs: &Costs, stages: &[StageReport], timebase: &Timebase) -> Vec<CostReport> {
     let per_tick = timebase.nanos(Ticks(1_000_000_000)).0 as f64 / 1e9;
-    costs.report(Stopwatch::parts(stages.iter().map(|stage| stage.name.as_str())), per_tick)
+    costs.report(Stopwatch::parts(measured_stages(costs, stages)), per_tick)
+}
+
+/// Returns the names of the stages that the costs contain: the stages of the first worker. A report has these stages
+/// first. A worker that is late or has ended may have other stages, which follow in the report.
+pub(crate) fn measured_stages<'a>(costs: &Costs, stages: &'a [StageReport]) -> impl Iterator<Item = &'a str> {
+    stages.iter().map(|stage| stage.name.as_str()).take(Stopwatch::stages_of(costs))
 }

@@ -146,7 +146,7 @@ impl Snapshot {
     /// Returns the costs of each part of the loop since the start: the name of the part, whether the part is a stage,
     /// the sums, and the sum of the times in seconds.
     pub(crate) fn cost_sums(&self) -> Vec<(&str, bool, CostSum, f64)> {
-        let parts = Stopwatch::parts(self.report.stages.iter().map(|stage| stage.name.as_str()));
+        let parts = Stopwatch::parts(report::measured_stages(&self.times.costs, &self.report.stages));
         let sums = self.times.costs.sums().into_iter();
         parts
             .zip(sums)
@@ -154,15 +154,18 @@ impl Snapshot {
             .collect()
     }
 
-    fn stage_names(&self) -> Vec<String> {
-        self.report.stages.iter().map(|stage| stage.name.clone()).collect()
+    /// Returns the names of the stages to which `times` belongs.
+    fn measured_stages(&self) -> Vec<String> {
+        report::measured_stages(&self.times.costs, &self.report.stages).map(str::to_owned).collect()
     }
 
     /// Returns the changes since an earlier snapshot of the same run. With `None`, returns the changes since the start.
     pub fn since(&self, earlier: Option<&Self>) -> Recent {
         let times = match earlier {
             None => self.times.clone(),
-            Some(earlier) => self.times.since(&earlier.times.for_stages(&earlier.stage_names(), &self.stage_names())),
+            Some(earlier) => {
+                self.times.since(&earlier.times.for_stages(&earlier.measured_stages(), &self.measured_stages()))
+            }
         };
         let mut recent = Recent::between(earlier.map(Self::report), &self.report);
         recent.latency_ns = times.latency.report();
@@ -791,6 +794,36 @@ mod tests {
         drop(reply);
         let Polled { outcomes, states, errors, .. } = sampler.poll(Scope::All).unwrap();
         assert_eq!((outcomes.len(), states, errors), (1, vec![WorkerState::Ended], Vec::new()));
+    }
+
+    #[test]
+    fn costs_have_the_stages_of_the_first_worker_while_another_worker_has_more_stages() {
+        let timebase = dataplane_core::clock::HostClock::manual().timebase();
+        let snapshot = |loops: u64| {
+            let outcome = |names: &[&str]| {
+                let stage = |name: &&str| StageReport { name: (*name).to_owned(), ..StageReport::default() };
+                let info = info();
+                let outcome = Outcome::new(&info, &Sample::new(&info).counters, Scope::All);
+                Outcome { stages: names.iter().map(stage).collect(), ..outcome }
+            };
+            let mut times = Times::new(1);
+            let parts: Vec<(u64, u64)> = (1..=5).map(|part| (part * 100, 10)).collect();
+            (0..loops).for_each(|_| times.costs.record(10, &parts));
+            let (outcomes, removed) = (vec![outcome(&["acl"]), outcome(&["acl", "old"])], RemovedWorkers::default());
+            let report = report::report(outcomes, &removed, &times, Vec::new(), Vec::new(), Vec::new(), &timebase);
+            assert_eq!(report.stages.len(), 2);
+            Snapshot { times, ..Snapshot::of_report(report, Latency::new(), 0, &[]) }
+        };
+        let (earlier, later) = (snapshot(1), snapshot(3));
+        let ticks = [10.0, 20.0, 30.0, 40.0, 50.0, 150.0];
+        let names = ["reap", "receive", "acl", "transmit", "refill", "all"];
+        for (costs, loops) in [(&later.report.costs, 3), (&later.since(Some(&earlier)).costs, 2)] {
+            let shown: Vec<_> = costs.iter().map(|cost| (cost.part.as_str(), cost.ticks, cost.bursts)).collect();
+            let expected: Vec<_> = names.into_iter().zip(ticks).map(|(name, ticks)| (name, ticks, loops)).collect();
+            assert_eq!(shown, expected);
+        }
+        let sums: Vec<_> = later.cost_sums().iter().map(|(name, _, sum, _)| (*name, sum.ticks)).collect();
+        assert_eq!(sums, names.into_iter().zip([300, 600, 900, 1200, 1500, 4500]).collect::<Vec<_>>());
     }
 
     /// Returns the buffers of a closed lane: three receives, and two sends that the device did not complete.

@@ -51,6 +51,11 @@ impl Stopwatch {
         BEFORE_STAGES.into_iter().map(of_loop).chain(stages.map(|name| (name, true))).chain(after)
     }
 
+    /// Returns the number of stages of these costs.
+    pub(crate) fn stages_of(costs: &Costs) -> usize {
+        costs.parts() - BEFORE_STAGES.len() - AFTER_STAGES.len()
+    }
+
     /// Returns empty costs for this number of stages.
     pub(crate) fn empty_costs(stages: usize) -> Costs {
         Costs::new(BEFORE_STAGES.len() + stages + AFTER_STAGES.len())

@@ -3031,6 +3031,7 @@ pub mod telemetry {
         }
         impl Costs {
             pub fn new(parts: usize) -> Self {}
+            pub fn parts(&self) -> usize {}
             pub fn record(&mut self, received: u64, parts: &[(u64, u64)]) {}
             pub fn add(&mut self, other: &Self) {}
             #[must_use]
