@@ -11,15 +11,15 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::panic::{self, PanicHookInfo};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Once, OnceLock, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
-use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
@@ -29,7 +29,7 @@ use tracing_subscriber::registry::LookupSpan;
 use dataplane_control::is_terminal_control;
 
 use super::args::LogFormat;
-use super::console::{CLEAR_LINE, is_coloured, is_watched, write_stderr};
+use super::console::{self, CLEAR_LINE, CommandError, is_coloured, is_watched, write_stderr};
 use super::log_level::{self, Filter};
 
 /// The number of messages that the queue holds.
@@ -45,10 +45,11 @@ const JOURNAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Values that the text of the message names too. Formats without fields leave these values out.
 const NAMED: [&str; 3] = ["worker", "port", "stage"];
 
-/// The queue of the run.
-static QUEUE: OnceLock<NonBlocking> = OnceLock::new();
-/// Whether messages go to the queue.
-static IS_QUEUED: AtomicBool = AtomicBool::new(false);
+/// The maximum time that the end of a run waits until the messages of the queue are written.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The sending end of the queue of the run, while messages go to the queue.
+static QUEUE: RwLock<Option<QueueWriter>> = RwLock::new(None);
 
 /// The arguments `format` and `has_time` of the first call of [`start`].
 static WANTED: OnceLock<(LogFormat, bool)> = OnceLock::new();
@@ -379,8 +380,8 @@ pub(super) fn select_style() {
 }
 
 /// Returns the queue of the run, if messages go to the queue.
-fn queue() -> Option<NonBlocking> {
-    QUEUE.get().filter(|_| IS_QUEUED.load(Ordering::Acquire)).cloned()
+fn queue() -> Option<QueueWriter> {
+    QUEUE.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Returns a message in the style of the process.
@@ -394,7 +395,7 @@ fn styled(level: Level, message: &str) -> String {
 /// Logs a message regardless of the level of the log, even if the level is `off`.
 pub(super) fn notice(level: Level, message: &str) {
     let text = styled(level, message);
-    // The queue accepts the message or counts it as lost. Without the queue, ignore a failed write.
+    // A write to the queue does not fail. Without the queue, ignore a failed write.
     let _ = match queue() {
         Some(mut queue) => queue.write_all(text.as_bytes()),
         None => Output(&OPENED).write_all(text.as_bytes()),
@@ -460,44 +461,118 @@ impl Write for Stderr {
     }
 }
 
-/// The queue between the threads that log and the thread that writes. Dropping this value writes the remaining
-/// messages. If the reader of standard error is stuck, the drop waits at most about a second. Later messages go to
-/// standard error directly.
+/// The counts of a queue.
+#[derive(Debug, Default)]
+pub(super) struct LogCounts {
+    /// The messages that found the queue full.
+    lost: AtomicU64,
+    /// The messages that are in the queue, or that the thread of the queue is writing.
+    waiting: AtomicU64,
+    /// Whether the thread of the queue must write no further message.
+    is_over: AtomicBool,
+}
+
+impl LogCounts {
+    /// Returns the number of messages that were lost so far.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+/// The sending end of a queue. Each write is one message. The queue accepts every message or counts it as lost.
+#[derive(Clone)]
+struct QueueWriter {
+    messages: SyncSender<Vec<u8>>,
+    counts: Arc<LogCounts>,
+}
+
+impl Write for QueueWriter {
+    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
+        self.counts.waiting.fetch_add(1, Ordering::Relaxed);
+        if self.messages.try_send(message.to_vec()).is_err() {
+            self.counts.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.counts.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(message.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The queue between the threads that log and the thread that writes. Dropping this value ends the queue like
+/// [`LogQueue::end`].
 pub(super) struct LogQueue {
-    lost: ErrorCounter,
-    _writer: WorkerGuard,
+    counts: Arc<LogCounts>,
+    /// Whether [`QUEUE`] is the sending end of this queue.
+    is_current: bool,
+    /// Disconnected after the thread has ended.
+    ended: Receiver<()>,
 }
 
 impl LogQueue {
     /// Starts to queue the messages of all threads.
-    pub(super) fn start() -> Self {
-        let (queue, log_queue) = Self::to(Output(&OPENED));
-        // `set` fails for a second run in the same process. The second run writes its messages directly.
-        let is_first = QUEUE.set(queue).is_ok();
-        if is_first {
+    pub(super) fn start() -> Result<Self, CommandError> {
+        static HOOK: Once = Once::new();
+        let (queue, mut log_queue) = Self::to(thread::Builder::new(), Output(&OPENED)).map_err(console::no_thread)?;
+        let mut current = QUEUE.write().unwrap_or_else(PoisonError::into_inner);
+        // A second run in the same process writes its messages to the queue of the first run.
+        log_queue.is_current = current.is_none();
+        current.get_or_insert(queue);
+        drop(current);
+        HOOK.call_once(|| {
             let direct = panic::take_hook();
             panic::set_hook(Box::new(move |info| report_panic(info, &direct)));
+        });
+        Ok(log_queue)
+    }
+
+    /// Returns the sending end of a queue. The new thread writes the messages of the queue to `writer`.
+    fn to(thread: thread::Builder, mut writer: impl Write + Send + 'static) -> io::Result<(QueueWriter, Self)> {
+        let (messages, received) = sync_channel::<Vec<u8>>(MESSAGES);
+        let (end, ended) = sync_channel(0);
+        let counts = Arc::new(LogCounts::default());
+        let own = counts.clone();
+        let write = move || {
+            let _end: SyncSender<()> = end;
+            for message in received {
+                if own.is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                // There is no other place to report an error.
+                let _ = writer.write_all(&message);
+                own.waiting.fetch_sub(1, Ordering::Relaxed);
+            }
+        };
+        thread.name("logs".to_owned()).spawn(write)?;
+        Ok((QueueWriter { messages, counts: counts.clone() }, Self { counts, is_current: false, ended }))
+    }
+
+    /// Returns the counts of the queue.
+    pub(super) fn counts(&self) -> Arc<LogCounts> {
+        self.counts.clone()
+    }
+
+    /// Ends the queue after the remaining messages are written. If the reader of standard error is stuck, waits at most
+    /// a second. Later messages go to standard error directly. Returns the number of lost messages, including the
+    /// messages that remain in the queue.
+    pub(super) fn end(self) -> u64 {
+        let counts = self.counts();
+        drop(self);
+        counts.lost()
+    }
+}
+
+impl Drop for LogQueue {
+    fn drop(&mut self) {
+        if self.is_current {
+            *QUEUE.write().unwrap_or_else(PoisonError::into_inner) = None;
         }
-        IS_QUEUED.store(is_first, Ordering::Release);
-        log_queue
-    }
-
-    /// Returns the sending end of a queue. A new thread writes the messages of the queue to `writer`.
-    fn to(writer: impl Write + Send + 'static) -> (NonBlocking, Self) {
-        let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MESSAGES).thread_name("logs");
-        let (queue, writer) = builder.finish(writer);
-        let lost = queue.error_counter();
-        (queue, Self { lost, _writer: writer })
-    }
-
-    /// Returns the counter of lost messages.
-    pub(super) fn lost_counter(&self) -> ErrorCounter {
-        self.lost.clone()
-    }
-
-    /// Returns the number of messages that were lost so far.
-    pub(super) fn lost(&self) -> u64 {
-        self.lost.dropped_lines() as u64
+        if self.ended.recv_timeout(END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            self.counts.is_over.store(true, Ordering::Relaxed);
+            self.counts.lost.fetch_add(self.counts.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
 }
 
@@ -511,14 +586,8 @@ fn report_panic(info: &PanicHookInfo<'_>, direct: &dyn Fn(&PanicHookInfo<'_>)) {
     };
     let name = thread.name().unwrap_or("unnamed");
     let message = format!("thread `{name}`: {info}\n{trace}");
-    // The queue accepts every message or counts it as lost.
+    // A write to the queue does not fail.
     let _ = queue.write_all(styled(Level::ERROR, message.trim_end()).as_bytes());
-}
-
-impl Drop for LogQueue {
-    fn drop(&mut self) {
-        IS_QUEUED.store(false, Ordering::Release);
-    }
 }
 
 #[cfg(test)]
@@ -537,23 +606,26 @@ mod tests {
     #[test]
     fn panic_does_not_wait_for_the_reader_of_standard_error() {
         if std::env::var_os(PANICS).is_some() {
-            let log_queue = LogQueue::start();
+            let log_queue = LogQueue::start().unwrap();
             for _ in 0..2 * MESSAGES {
                 // A pipe holds 64 KiB, so direct writes would block.
                 assert!(thread::spawn(|| panic!("{}", "x".repeat(100))).join().is_err());
             }
-            assert!(log_queue.lost() > 0);
-            return;
+            println!("lost {}", log_queue.end());
+            std::process::exit(0);
         }
         let name = "app::logs::tests::panic_does_not_wait_for_the_reader_of_standard_error";
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args([name, "--exact", "--nocapture"]).env(PANICS, "1").env("RUST_BACKTRACE", "0");
-        let mut child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         dataplane_testing::wait_until("the child ends", || child.try_wait().unwrap().is_some());
-        let mut text = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
-        assert!(child.wait().unwrap().success(), "{text}");
-        assert!(text.contains("ERROR thread `unnamed`: panicked at"), "{text}");
+        let output = child.wait_with_output().unwrap();
+        let [out, text] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        assert!(output.status.success(), "{text}");
+        // The other line is from the test harness. A program with `--json` prints only its report to standard output.
+        assert_eq!(out.lines().filter(|line| !line.is_empty()).count(), 2, "{out}");
+        let written = text.matches("ERROR thread `unnamed`: panicked at").count();
+        assert!(written > 0 && out.ends_with(&format!("lost {}\n", 2 * MESSAGES - written)), "{written} {out}");
     }
 
     #[test]
@@ -628,7 +700,7 @@ mod tests {
         let path = folder.file("socket");
         let received = UnixDatagram::bind(&path).unwrap();
         let journal: &OnceLock<Journal> = Box::leak(Box::new(Journal::open(&path).unwrap().into()));
-        let (queue, log_queue) = LogQueue::to(Output(journal));
+        let (queue, log_queue) = LogQueue::to(thread::Builder::new(), Output(journal)).unwrap();
         let logs = tracing_subscriber::fmt().with_writer(move || queue.clone());
         let logs = logs.event_format(Formatter(|| Style::Journal)).finish();
         tracing::subscriber::with_default(logs, || {
@@ -656,23 +728,24 @@ mod tests {
     #[test]
     fn stuck_reader_loses_messages_and_never_blocks_the_sender() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let (mut queue, log_queue) = LogQueue::to(writer);
+        let (mut queue, log_queue) = LogQueue::to(thread::Builder::new(), writer).unwrap();
         // A pipe holds 64 KiB, so a direct write would block.
-        let message = [b'x'; 1023];
+        let message = [&[b'x'; 1023][..], b"\n"].concat();
         for _ in 0..10_000 {
             queue.write_all(&message).unwrap();
-            queue.write_all(b"\n").unwrap();
         }
-        let lost = log_queue.lost();
-        assert!(lost >= 2 * 10_000 - (MESSAGES as u64 + 2 * 64 + 2), "{lost}");
+        assert!(log_queue.counts().lost() >= 10_000 - (MESSAGES as u64 + 64 + 1));
         drop(queue);
-        let rest = std::thread::spawn(move || {
-            let mut text = Vec::new();
-            reader.read_to_end(&mut text).unwrap();
-            text.len()
-        });
-        drop(log_queue);
-        // Every message was written whole or lost.
-        assert!(rest.join().unwrap() > 0);
+        let lost = log_queue.end();
+        let mut text = Vec::new();
+        reader.read_to_end(&mut text).unwrap();
+        // The end counts the message that the thread was writing as lost. The thread wrote no further message.
+        assert_eq!(text.len() as u64, (10_000 - lost + 1) * message.len() as u64);
+    }
+
+    #[test]
+    fn queue_whose_thread_cannot_be_started_is_an_error() {
+        // No address space has room for this stack.
+        assert!(LogQueue::to(thread::Builder::new().stack_size(usize::MAX / 4), io::sink()).is_err());
     }
 }

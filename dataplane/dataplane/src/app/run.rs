@@ -82,7 +82,7 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
     }
     // Start the thread of the log queue after the program has given up privileges. A new thread has only the privileges
     // that the program still has.
-    let queue = LogQueue::start();
+    let queue = LogQueue::start()?;
     let facts = Facts::of(&assembly.plan, &args.config.path);
     let serve = |listener: Listener, server: &mut Option<ControlServer>| {
         server.iter_mut().for_each(|server| server.share_metrics(listener.share()));
@@ -112,7 +112,7 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
         }
     };
     if let Some(server) = &mut server {
-        server.count_lost_logs(queue.lost_counter());
+        server.set_log_counts(queue.counts());
         server.set_earlier(elapsed);
     }
     tracing::info!("running");
@@ -123,8 +123,7 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
     let ending = signals.handle();
     abort_on_signal(signals, hangup, stopping)?;
     let mut report = run.join()?;
-    report.logs_lost = queue.lost();
-    drop(queue);
+    report.logs_lost = queue.end();
     let outcome = match report.is_good() {
         true => Ok(()),
         false if report.errors.is_empty() => Err(CommandError::Failed("the ledger does not balance".to_owned())),

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::Level;
-use tracing_appender::non_blocking::ErrorCounter;
 
 use super::feed::{Feed, Phase};
 use super::jobs::{Job, Jobs};
@@ -21,7 +20,7 @@ use super::socket::Socket;
 use super::upgrade::{self, SharedListener, SwitchError, Upgrade, Withdrawal};
 use super::{black_box, lists, observe};
 use crate::app::console::CommandError;
-use crate::app::logs;
+use crate::app::logs::{self, LogCounts};
 use crate::config::Runtime;
 use crate::runtime::{Observation, Run, Scope, Snapshot};
 use dataplane_control::observe::Started;
@@ -63,8 +62,8 @@ pub(in crate::app) struct ControlServer {
     /// The wait for the end of a new program that failed. The run is paused.
     withdrawal: Option<Withdrawal>,
     feed: Option<Arc<Feed>>,
-    /// The number of log messages that were lost.
-    logs_lost: Option<ErrorCounter>,
+    /// The counts of log messages.
+    log_counts: Option<Arc<LogCounts>>,
     config: String,
     started: Instant,
     /// The running time of the programs whose run this program has taken over.
@@ -167,7 +166,7 @@ impl ControlServer {
             successor: None,
             withdrawal: None,
             feed,
-            logs_lost: None,
+            log_counts: None,
             config: config.display().to_string(),
             started: Instant::now(),
             earlier: Duration::ZERO,
@@ -249,9 +248,9 @@ impl ControlServer {
         }
     }
 
-    /// Sets the counter of lost log messages, which the statistics contain.
-    pub(in crate::app) fn count_lost_logs(&mut self, counter: ErrorCounter) {
-        self.logs_lost = Some(counter);
+    /// Sets the counts of log messages. The statistics contain the lost messages.
+    pub(in crate::app) fn set_log_counts(&mut self, counts: Arc<LogCounts>) {
+        self.log_counts = Some(counts);
     }
 
     /// Accepts clients, reads requests and sends answers, without blocking. Reads and answers at most one request of
@@ -418,7 +417,7 @@ impl ControlServer {
         {
             self.asking = None;
             self.answered = Some(Instant::now());
-            snapshot.set_logs_lost(self.logs_lost.as_ref().map_or(0, |lost| lost.dropped_lines() as u64));
+            snapshot.set_logs_lost(self.log_counts.as_ref().map_or(0, |counts| counts.lost()));
             let snapshot = Arc::new(snapshot);
             // A client keeps a snapshot for as long as it is connected, so it keeps a copy that needs little memory.
             let kept = LazyCell::new(|| Arc::new(snapshot.without_stage_counters()));
