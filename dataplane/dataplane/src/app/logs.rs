@@ -449,15 +449,20 @@ struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut stderr = io::stderr().lock();
-        if is_watched() {
-            stderr.write_all(CLEAR_LINE.as_bytes())?;
-        }
-        stderr.write_all(bytes).map(|()| bytes.len())
+        write_message(&mut io::stderr(), is_watched(), bytes).map(|()| bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
+    }
+}
+
+/// Writes a message in one call, because the thread of the progress line does not wait for the lock of standard error.
+/// The progress line could come between two calls.
+fn write_message(out: &mut impl Write, is_terminal: bool, message: &[u8]) -> io::Result<()> {
+    match is_terminal {
+        true => out.write_all(&[CLEAR_LINE.as_bytes(), message].concat()),
+        false => out.write_all(message),
     }
 }
 
@@ -741,6 +746,26 @@ mod tests {
         reader.read_to_end(&mut text).unwrap();
         // The end counts the message that the thread was writing as lost. The thread wrote no further message.
         assert_eq!(text.len() as u64, (10_000 - lost + 1) * message.len() as u64);
+    }
+
+    #[test]
+    fn progress_line_cannot_come_between_the_start_and_the_end_of_a_message() {
+        struct Calls(Vec<Vec<u8>>);
+        impl Write for Calls {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.push(bytes.to_vec());
+                Ok(bytes.len())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        for (is_terminal, expected) in [(true, &b"\r\x1b[2Kmessage\n"[..]), (false, b"message\n")] {
+            let mut calls = Calls(Vec::new());
+            write_message(&mut calls, is_terminal, b"message\n").unwrap();
+            assert_eq!(calls.0, [expected]);
+        }
     }
 
     #[test]
