@@ -5,7 +5,7 @@ use std::os::unix::fs::{lchown, symlink};
 use std::process::{Command, Stdio};
 
 use dataplane_testing::program::{RunningProgram, run};
-use dataplane_testing::{Folder, skip, wait_until};
+use dataplane_testing::{Folder, Terminal, skip, wait_until};
 use serde_json::Value;
 
 const CABLE: &str = r#"
@@ -315,6 +315,18 @@ fn killed_soak_keeps_the_intervals_that_had_ended() {
     assert!(lines(&folder).iter().all(|line| line["line"] != "end"));
     let (status, page, err) = run(&mut bench(&folder, "html soak"));
     assert!(status == 0 && page.contains("The result was stopped before its end"), "{page}{err}");
+}
+
+#[test]
+fn soak_writes_its_file_while_its_terminal_takes_no_output() {
+    let folder = cable();
+    let mut terminal = Terminal::new();
+    let line = "soak lab.toml --rate 1kpps --for 1h --interval 50ms --output soak --settle 50ms --late 1ms";
+    let _program = RunningProgram::start(bench(&folder, line).stdout(Stdio::null()).stderr(terminal.stderr()));
+    terminal.wait_for_output();
+    terminal.stop();
+    let before = lines(&folder).len();
+    wait_until("further lines are on the disk", || lines(&folder).len() >= before + 4);
 }
 
 #[test]

@@ -16,6 +16,7 @@
 //! | [`file`](mod@file) | opens and locks the files that a config names | error |
 //! | [`parse_errors`] | turns the errors of serde into messages for people | error |
 //! | [`pcapng`] | encodes the blocks of pcapng files | – |
+//! | [`stderr`] | writes to standard error, with and without waiting | – |
 //! | [`topology`] | cores, caches, NUMA nodes, device locality; thread pinning | units, error |
 //! | [`clock`] | the system clock, device clocks, and timestamps with their source | units, error, sync |
 //! | [`mem`] | huge-page regions, the buffer pool, batches and packets | units, error, topology, clock, sync |
@@ -43,6 +44,7 @@ pub mod parse_errors;
 pub mod pcapng;
 pub mod pipeline;
 pub mod prelude;
+pub mod stderr;
 pub mod sync;
 pub mod telemetry;
 pub mod topology;

@@ -1,5 +1,5 @@
 //! Support for the tests of the workspace: configs, temporary folders, skipped tests, network namespaces, programs,
-//! strategies for property tests, guards for threads, recorded captures, and the inputs of the fuzzer.
+//! terminals, strategies for property tests, guards for threads, recorded captures, and the inputs of the fuzzer.
 
 pub mod config;
 pub mod corpus;
@@ -8,10 +8,12 @@ pub mod namespace;
 pub mod program;
 mod skip;
 pub mod strategies;
+mod terminal;
 mod wait;
 
 pub use folder::Folder;
 pub use skip::{SKIPS, report_skip, skip};
+pub use terminal::Terminal;
 pub use wait::{PATIENCE, wait_until};
 
 /// Returns the path of a recorded capture file.

@@ -1,7 +1,7 @@
 //! End-to-end tests of the command `stats`, and of the control socket that `stats` connects to.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt, lchown, symlink};
@@ -13,9 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dataplane_testing::program::{RunningProgram, run};
-use dataplane_testing::{skip, wait_until};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Action, tcflow};
+use dataplane_testing::{Terminal, skip, wait_until};
 use serde_json::Value;
 
 use crate::common::{LINK, RuntimeFolder, STEADY, TIMEOUT, config, json, line, number};
@@ -449,20 +447,14 @@ fn answer_of_a_foreign_program_is_reported() {
 
 #[test]
 fn terminal_that_takes_no_output_does_not_stop_the_control() {
-    const O_NOCTTY: i32 = 0o400;
     let folder = RuntimeFolder::new();
     folder.0.write("x.toml", config(LINK));
-    let mut terminal = File::from(openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap());
-    grantpt(&terminal).unwrap();
-    unlockpt(&terminal).unwrap();
-    let name = ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
-    let end = File::options().read(true).write(true).custom_flags(O_NOCTTY).open(name).unwrap();
+    let mut terminal = Terminal::new();
     let mut command = folder.command("run @/x.toml --json");
-    let running = folder.start(command.stdout(Stdio::piped()).stderr(end.try_clone().unwrap()), None);
+    let running = folder.start(command.stdout(Stdio::piped()).stderr(terminal.stderr()), None);
     // The progress line comes twice per second.
-    assert!(terminal.read(&mut [0; 1000]).unwrap() > 0);
-    // As Ctrl-S does.
-    tcflow(&end, Action::OOff).unwrap();
+    terminal.wait_for_output();
+    terminal.stop();
     let begin = Instant::now();
     wait_until("the next progress lines are due", || {
         running.ask().unwrap();

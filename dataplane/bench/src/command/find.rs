@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use dataplane::units::Period;
 use dataplane::{Error, Result};
+use dataplane_core::stderr;
 
 use super::opened::{Opened, TrafficArgs};
 use super::output::{output, write_page};
-use super::progress::{time_left, write_stderr};
+use super::progress::time_left;
 use super::ratios::{percent, width};
 use super::trials::{Ended, PortTrials};
 use crate::rate::Rate;
@@ -116,7 +117,7 @@ pub(super) fn find(method: &str, args: &SearchArgs, losses: &[f64], exceed_ratio
     let mut show = |text: &str| {
         if is_watched {
             let left = time_left(expected, begin.elapsed(), args.trial.0 + traffic.settle.0);
-            write_stderr(format_args!("{text}, about {} left\n", humantime::format_duration(left)));
+            stderr::write_unless_full(&format!("{text}, about {} left\n", humantime::format_duration(left)));
         }
     };
     let mut trials = PortTrials {

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use dataplane::{Error, Result};
 use dataplane_core::file::LockedFile;
+use dataplane_core::stderr;
 use serde::Serialize;
 
 use super::output;
-use super::progress::write_stderr;
 
 /// The file and the lines that are not written yet.
 pub(super) struct Journal {
@@ -40,7 +40,8 @@ impl Journal {
         Ok(Self { path: path.to_owned(), file, length: 0, waiting: Vec::new(), is_failing: false })
     }
 
-    /// Writes a line to the disk. If several writes in a row fail, prints only the first error to standard error.
+    /// Writes a line to the disk. If several writes in a row fail, prints only the first error to standard error. A
+    /// terminal that takes no output does not delay the next line.
     pub(super) fn write(&mut self, line: &impl Serialize) {
         // The conversion of these lines to JSON cannot fail.
         let Ok(text) = serde_json::to_vec(line) else { return };
@@ -48,13 +49,13 @@ impl Journal {
         self.waiting.push(b'\n');
         match self.flush() {
             Ok(()) if self.is_failing => {
-                write_stderr(format_args!("{}: writing works again\n", self.path.display()));
+                stderr::write_unless_full(&format!("{}: writing works again\n", self.path.display()));
                 self.is_failing = false;
             }
             Err(error) if !self.is_failing => {
                 let path = self.path.display();
                 let help = "the run goes on, and writes all lines when writing works again";
-                write_stderr(format_args!("error: {path}: {error}; {help}\n"));
+                stderr::write_unless_full(&format!("error: {path}: {error}; {help}\n"));
                 self.is_failing = true;
             }
             _ => {}

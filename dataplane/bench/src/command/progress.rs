@@ -1,18 +1,14 @@
-//! Progress on standard error, if it is a terminal.
+//! Progress on standard error, if it is a terminal. A terminal that takes no output, for example after Ctrl-S, does not
+//! delay the measurement: the progress is left out.
 
-use std::fmt;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::threads::use_all_cores;
+use dataplane_core::stderr;
 
-/// Writes to standard error. Ignores errors: `eprint!` would panic if the terminal of a measurement in the background is
-/// closed.
-pub(super) fn write_stderr(text: fmt::Arguments<'_>) {
-    let _ = io::stderr().write_fmt(text);
-}
+use super::threads::use_all_cores;
 
 /// The progress of a run with several parts.
 pub(super) struct Progress {
@@ -57,14 +53,14 @@ impl Progress {
         if self.is_watched {
             let (part, left) = (&self.part, humantime::format_duration(self.remaining()));
             let separator = if detail.is_empty() { "" } else { ": " };
-            write_stderr(format_args!("\r\x1b[K{part}{separator}{detail}, about {left} left"));
+            stderr::write_unless_full(&format!("\r\x1b[K{part}{separator}{detail}, about {left} left"));
         }
     }
 
     /// Removes the progress line.
     pub(super) fn clear(&self) {
         if self.is_watched {
-            write_stderr(format_args!("\r\x1b[K"));
+            stderr::write_unless_full("\r\x1b[K");
         }
     }
 }
@@ -93,12 +89,12 @@ impl TrialProgress {
             let begin = Instant::now();
             loop {
                 let left = humantime::format_duration(time_left(expected, begin.elapsed(), Duration::ZERO));
-                write_stderr(format_args!("\r\x1b[K{part}, about {left} left"));
+                stderr::write_unless_full(&format!("\r\x1b[K{part}, about {left} left"));
                 if ended.recv_timeout(UPDATE) != Err(RecvTimeoutError::Timeout) {
                     break;
                 }
             }
-            write_stderr(format_args!("\r\x1b[K"));
+            stderr::write_unless_full("\r\x1b[K");
         };
         Self(Some((end, thread::spawn(show))))
     }

@@ -5,10 +5,10 @@ use std::thread;
 
 use dataplane::soft::{LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
 use dataplane::{Error, Result};
+use dataplane_core::stderr;
 
 use super::opened::stop_flag;
 use super::output::{print, print_json};
-use super::progress::write_stderr;
 use crate::report;
 use crate::verbs::{
     CLOSED, Exchange, Listener, Output, Plan, SOFT, Session, SideReport, VerbsArgs, VerbsReport, VerbsRow, ending,
@@ -95,7 +95,7 @@ fn one_side(args: &VerbsArgs, plan: &Plan, stop: &AtomicBool, printer: &mut Prin
         Some(host) => Exchange::connect(host, args.port, plan.timeout, stop)?,
         None => {
             let listener = Listener::bind(args.port)?;
-            write_stderr(format_args!("waiting for a client on TCP port {}\n", args.port));
+            stderr::write(&format!("waiting for a client on TCP port {}\n", args.port));
             listener.accept(plan.timeout, stop)?
         }
     };

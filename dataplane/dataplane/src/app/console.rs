@@ -4,7 +4,6 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use annotate_snippets::normalize_untrusted_str;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
 use super::{args, control, metrics};
@@ -12,6 +11,7 @@ use crate::config::{self, Diagnostics, Level, Loaded, Mistake, Source};
 use crate::runtime::{Assembly, assemble, assemble_offline};
 use dataplane_core::error::{Error, THREAD_REMEDY};
 use dataplane_core::pipeline::Registry;
+use dataplane_core::stderr;
 use dataplane_core::topology::Topology;
 
 /// The reason why a command ended early.
@@ -66,26 +66,9 @@ pub(super) fn print_json(value: &impl Serialize) -> Result<(), CommandError> {
     print(&(text + "\n"))
 }
 
-/// Writes to standard error. Ignores errors, because there is no other place to report an error.
-pub(super) fn write_stderr(text: &str) {
-    let _ = io::stderr().write_all(text.as_bytes());
-}
-
-/// Writes text to standard error, unless writing would block. Does not wait for a thread that is writing to standard
-/// error.
-pub(super) fn write_stderr_unless_full(text: &str) {
-    let stderr = rustix::stdio::stderr();
-    let mut ready = [PollFd::new(&stderr, PollFlags::OUT)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // A pipe that is ready accepts at least 4096 bytes (pipe(7)). A terminal that is stopped is not ready.
-    if poll(&mut ready, Some(&now)).is_ok_and(|count| count > 0) {
-        let _ = rustix::io::write(stderr, text.as_bytes());
-    }
-}
-
 /// Writes a line to standard error.
 pub(super) fn write_line(line: &str) {
-    write_stderr(&format!("{line}\n"));
+    stderr::write(&format!("{line}\n"));
 }
 
 /// Returns `true` if standard error is a terminal.
@@ -108,7 +91,7 @@ pub(super) const CLEAR_LINE: &str = "\r\x1b[2K";
 
 /// Prints the mistakes of a config.
 pub(super) fn show(diagnostics: &Diagnostics) {
-    write_stderr(&diagnostics.render(is_coloured()));
+    stderr::write(&diagnostics.render(is_coloured()));
 }
 
 /// Returns the path of the config without control characters, which a terminal could execute.

@@ -27,9 +27,10 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use dataplane_control::is_terminal_control;
+use dataplane_core::stderr;
 
 use super::args::LogFormat;
-use super::console::{self, CLEAR_LINE, CommandError, is_coloured, is_watched, write_stderr};
+use super::console::{self, CLEAR_LINE, CommandError, is_coloured, is_watched};
 use super::log_level::{self, Filter};
 
 /// The number of messages that the queue holds.
@@ -407,7 +408,7 @@ pub(super) fn fail(message: &str, status: i32) -> i32 {
     if !message.is_empty() {
         let message = message.trim_end();
         match Style::current() {
-            Style::Text { .. } => write_stderr(&format!("error: {message}\n")),
+            Style::Text { .. } => stderr::write(&format!("error: {message}\n")),
             // Ignore a failed write.
             _ => drop(Output(&OPENED).write_all(styled(Level::ERROR, message).as_bytes())),
         }

@@ -25,6 +25,7 @@ use crate::runtime::{Assembly, Gate, Options, Predecessor, Run, RunEvent};
 use dataplane_control::Call;
 use dataplane_control::change::Applied;
 use dataplane_core::pipeline::Registry;
+use dataplane_core::stderr;
 use dataplane_core::telemetry::{PacketsPerSecond, Progress};
 use dataplane_core::topology::Topology;
 
@@ -259,7 +260,7 @@ fn print_changed(job: &mut Job, what: &str) -> bool {
 
 /// Ends the program at once, without a report. The message is lost if standard error is a full pipe.
 fn abort(signal: i32) -> ! {
-    console::write_stderr_unless_full("\naborted: packets in processing are lost, and there is no report\n");
+    stderr::write_unless_full("\naborted: packets in processing are lost, and there is no report\n");
     exit(128 + signal)
 }
 
@@ -362,7 +363,7 @@ fn watch(
     }
     log_events(run);
     if meter.is_some() {
-        console::write_stderr_unless_full(CLEAR_LINE);
+        stderr::write_unless_full(CLEAR_LINE);
     }
     if reloading.is_some_and(|mut reloading| !print_changed(&mut reloading, "reload")) {
         logs::notice(Level::WARN, "reload abandoned: the run has ended");
@@ -397,7 +398,7 @@ impl Meter {
         }
         let progress = run.progress();
         let line = line(self.began.elapsed(), since, self.last, progress);
-        console::write_stderr_unless_full(&format!("{CLEAR_LINE}{line}"));
+        stderr::write_unless_full(&format!("{CLEAR_LINE}{line}"));
         self.shown = Instant::now();
         self.last = progress;
     }

@@ -21,6 +21,7 @@ use super::process::{self, Process};
 use super::{args, stats};
 use dataplane_control::upgrade::UpgradeStart;
 use dataplane_control::{Call, Client};
+use dataplane_core::stderr;
 
 /// The maximum time that the command waits for the end of the old program after the hand-over.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
@@ -289,7 +290,7 @@ fn await_program(
     {
         if is_stdout { &mut output } else { &mut text }.extend(bytes);
     }
-    console::write_stderr(&String::from_utf8_lossy(&text));
+    stderr::write(&String::from_utf8_lossy(&text));
     if has_taken_over || last_number(&output) == Some(child.id()) {
         return Ok(Ok(child.id()));
     }

@@ -2978,6 +2978,10 @@ pub mod prelude {
     };
     pub use crate::pipeline::{Table, TableInfo, TablePage, TableQuery};
 }
+pub mod stderr {
+    pub fn write(text: &str) {}
+    pub fn write_unless_full(text: &str) {}
+}
 pub mod sync {
     #[cfg(not(loom))]
     pub use std::sync::atomic::{
