@@ -462,3 +462,49 @@ fn terminal_that_takes_no_output_does_not_stop_the_control() {
     });
     running.end("-TERM");
 }
+
+/// Sends SIGTERM until the program ends. Returns its exit status.
+fn end_by_signals(program: &mut RunningProgram) -> Option<i32> {
+    let mut status = None;
+    wait_until("the program ends", || {
+        program.signal("-TERM");
+        status = program.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap().code()
+}
+
+#[test]
+fn stop_signal_ends_a_run_whose_terminal_takes_no_error() {
+    let folder = RuntimeFolder::new();
+    let mut terminal = Terminal::new();
+    let mut command = folder.command("run @/x.toml --json");
+    let mut running = folder.start(command.stdout(Stdio::piped()).stderr(terminal.stderr()), None);
+    terminal.wait_for_output();
+    terminal.stop();
+    // A report that cannot be printed is an error.
+    drop(running.program.stdout.take());
+    running.program.signal("-TERM");
+    let threads = format!("/proc/{}/task", running.pid());
+    let names = || {
+        fs::read_dir(&threads).unwrap().filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("comm")).ok())
+    };
+    wait_until("the run is over", || !running.socket.exists() && names().all(|name| name.trim() != "signals"));
+    assert_eq!(end_by_signals(&mut running.program), Some(1));
+}
+
+#[test]
+fn stop_signal_ends_a_start_whose_terminal_takes_no_mistakes() {
+    let folder = RuntimeFolder::new();
+    let terminal = Terminal::new();
+    terminal.stop();
+    let mut command = folder.command("run @/x.toml --set runtime.wrong=1");
+    let mut program = RunningProgram::start(command.stderr(terminal.stderr()));
+    let status = format!("/proc/{}/status", program.id());
+    wait_until("the program handles SIGTERM", || {
+        let text = fs::read_to_string(&status).unwrap();
+        let mask = text.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
+        u64::from_str_radix(mask, 16).unwrap() & 1 << 14 != 0
+    });
+    assert_eq!(end_by_signals(&mut program), Some(1));
+}

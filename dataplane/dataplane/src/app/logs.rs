@@ -406,14 +406,33 @@ pub(super) fn notice(level: Level, message: &str) {
 /// Prints the error that ends a command, unless the message is empty. Returns the exit status.
 pub(super) fn fail(message: &str, status: i32) -> i32 {
     if !message.is_empty() {
-        let message = message.trim_end();
         match Style::current() {
-            Style::Text { .. } => stderr::write(&format!("error: {message}\n")),
+            Style::Text { .. } => stderr::write(&failure(message)),
             // Ignore a failed write.
-            _ => drop(Output(&OPENED).write_all(styled(Level::ERROR, message).as_bytes())),
+            _ => drop(Output(&OPENED).write_all(styled(Level::ERROR, message.trim_end()).as_bytes())),
         }
     }
     status
+}
+
+/// Prints the error that ends a command, unless writing would block.
+pub(super) fn fail_unless_full(message: &str) {
+    stderr::write_unless_full(&failure(message));
+}
+
+/// Returns the error that ends a command, as text for standard error.
+fn failure(message: &str) -> String {
+    let message = message.trim_end();
+    match Style::current() {
+        Style::Text { .. } => format!("error: {message}\n"),
+        Style::Json => styled(Level::ERROR, message),
+        Style::Lines | Style::Journal => {
+            let mut lines = String::new();
+            // Writing to a string does not fail.
+            let _ = write_lines(&mut lines, &priority(Level::ERROR).to_string(), &plain(message));
+            lines
+        }
+    }
 }
 
 /// The destination of messages in the style of the process: the journal, or standard error without a journal. Each

@@ -1,14 +1,17 @@
 //! `run`: runs a pipeline from its config to the final report.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use signal_hook::SigId;
 use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 // Ends the process without the exit handlers of C libraries, because other threads may still use these libraries.
-use signal_hook::low_level::exit;
+use signal_hook::low_level::{exit, unregister};
 use tracing::Level;
 
 use super::args::{self, ReportFormat};
@@ -36,7 +39,32 @@ const SAME_REQUEST: Duration = Duration::from_millis(200);
 /// The minimum interval between two updates of the progress line.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
+/// Runs a pipeline, and prints the error if the run fails.
 pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), CommandError> {
+    run_to_end(registry, args).map_err(|error| {
+        let (message, status) = match error {
+            CommandError::Failed(message) => (message, 1),
+            CommandError::Usage(message) => (message, 2),
+            CommandError::Pipe => return error,
+        };
+        // No thread reads the signals of the run any more. Standard error may be a terminal that takes no output, so
+        // SIGINT and SIGTERM must end the program while the program prints the error.
+        let is_over = Arc::new(AtomicBool::new(true));
+        let register = |signal| flag::register_conditional_shutdown(signal, status, is_over.clone());
+        let registered: Vec<SigId> = [SIGINT, SIGTERM].into_iter().filter_map(|signal| register(signal).ok()).collect();
+        logs::fail(&message, status);
+        for id in registered {
+            unregister(id);
+        }
+        // The error is printed.
+        match status {
+            1 => CommandError::Failed(String::new()),
+            _ => CommandError::Usage(String::new()),
+        }
+    })
+}
+
+fn run_to_end(registry: &Arc<Registry>, args: &args::Run) -> Result<(), CommandError> {
     // Without a handler for SIGXFSZ, the kernel ends a process that exceeds a file size limit. With a handler, the
     // write fails with an error instead.
     // SIGUSR1, SIGUSR2 and SIGALRM stop the run like SIGTERM, because their default action ends a process without a
@@ -46,11 +74,6 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
     let mut take_over = if args.take_over { Some(TakeOver::begin()?) } else { None };
     let source = take_over.as_ref().map(|take_over| take_over.source(&args.config));
     let (assembly, mut asked) = assembled(registry, (args, source), &mut signals)?;
-    if take_over.is_none() {
-        // Log only the findings about lost packets here. The run itself reports problems that prevent a start. After a
-        // take-over, the log already has the findings of the previous program.
-        doctor::warn(&assembly.plan);
-    }
     let elapsed = take_over.as_ref().map_or(Duration::ZERO, TakeOver::running_time);
     let duration = args.duration.map(|duration| duration.saturating_sub(elapsed));
     let options = Options { duration, packets: args.packets };
@@ -165,7 +188,11 @@ fn assembled(
                     match signal {
                         SIGHUP => hung_up = true,
                         SIGXFSZ => {}
-                        _ => exit(logs::fail(STOPPED_EARLY, 1)),
+                        // The other thread may be writing to a terminal that takes no output.
+                        _ => {
+                            logs::fail_unless_full(STOPPED_EARLY);
+                            exit(1)
+                        }
                     }
                 }
                 if is_done.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Disconnected) {
@@ -175,10 +202,16 @@ fn assembled(
         };
         let watcher = thread::Builder::new().name("signals".to_owned()).spawn_scoped(scope, watch);
         let watcher = watcher.map_err(console::no_thread)?;
+        let is_first = source.is_none();
         let topology = Topology::discover();
         let assembly = topology
             .map_err(CommandError::from)
             .and_then(|known| console::assembly(&args.config, source, registry, known));
+        if is_first && let Ok(assembly) = &assembly {
+            // Log only the findings about lost packets here. The run itself reports problems that prevent a start. After
+            // a take-over, the log already has the findings of the previous program.
+            doctor::warn(&assembly.plan);
+        }
         drop(done);
         // The thread does not panic.
         let hung_up = watcher.join().unwrap_or_default();
