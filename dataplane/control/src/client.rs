@@ -11,6 +11,7 @@ use rustix::net::{SocketFlags, connect};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::printable::printable;
 use crate::socket;
 use crate::upgrade::send_with_descriptors;
 use crate::{Call, Error, Get, GetResult, Hello, Page, Refusal, Request, Response, Show, TIMEOUT, VERSION};
@@ -52,7 +53,7 @@ impl Answer {
             clean(&mut value);
             T::deserialize(value)
         });
-        parsed.map_err(|error| Error::Answer(self.path.clone(), plain(&error.to_string())))
+        parsed.map_err(|error| Error::Answer(self.path.clone(), printable(&error.to_string())))
     }
 
     /// Parses the result, and keeps all control characters, and the text of values of the type
@@ -61,28 +62,18 @@ impl Answer {
     /// # Errors
     /// Fails if the result has another type.
     pub fn parse_exactly<T: DeserializeOwned>(&self) -> Result<T, Error> {
-        serde_json::from_str(&self.json).map_err(|error| Error::Answer(self.path.clone(), plain(&error.to_string())))
+        serde_json::from_str(&self.json)
+            .map_err(|error| Error::Answer(self.path.clone(), printable(&error.to_string())))
     }
-}
-
-/// Returns whether the character is a control character or a bidirectional control character (Unicode `Bidi_Control`).
-/// Replace such characters before you print text of another program.
-pub fn is_terminal_control(char: char) -> bool {
-    char.is_control()
-        || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-fn plain(text: &str) -> String {
-    text.replace(is_terminal_control, "\u{fffd}")
 }
 
 fn clean(value: &mut Value) {
     match value {
-        Value::String(text) => *text = plain(text),
+        Value::String(text) => *text = printable(text),
         Value::Array(values) => values.iter_mut().for_each(clean),
         Value::Object(fields) => {
             fields.values_mut().for_each(clean);
-            *fields = std::mem::take(fields).into_iter().map(|(name, value)| (plain(&name), value)).collect();
+            *fields = std::mem::take(fields).into_iter().map(|(name, value)| (printable(&name), value)).collect();
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
@@ -203,7 +194,7 @@ impl Client {
         match response {
             // Without a number, the error concerns the connection.
             Response { error: Some(error), id, .. } if id.is_none_or(|id| id == self.last) => {
-                let error = Refusal { message: plain(&error.message), help: plain(&error.help), ..error };
+                let error = Refusal { message: printable(&error.message), help: printable(&error.help), ..error };
                 Err(Error::Refused(self.path.clone(), error))
             }
             Response { result: Some(result), id: Some(id), .. } if id == self.last => {
@@ -268,7 +259,7 @@ impl Client {
     }
 
     fn failed(&self, why: &str) -> Error {
-        Error::Answer(self.path.clone(), plain(why))
+        Error::Answer(self.path.clone(), printable(why))
     }
 
     fn lost(&self, error: io::Error) -> Error {

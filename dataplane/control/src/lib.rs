@@ -19,13 +19,15 @@ pub mod change;
 mod client;
 mod error;
 pub mod observe;
+mod printable;
 mod protocol;
 pub mod rows;
 pub mod socket;
 pub mod upgrade;
 
-pub use client::{Answer, Client, Pages, is_terminal_control};
+pub use client::{Answer, Client, Pages};
 pub use error::Error;
+pub use printable::{is_terminal_control, printable, printable_lines};
 pub use protocol::{
     Apply, Call, DEFAULT_LIMIT, ErrorCode, Get, GetResult, Hello, LISTS, Log, LogLevel, MAX_LIMIT, MAX_PATH,
     MAX_REQUEST, MalformedRequest, NewConfig, Page, Refusal, Request, Response, Show, TIMEOUT, VERSION,

@@ -12,7 +12,7 @@ use crate::runtime::{digest_of, operations};
 use dataplane_control::change::{Applied, ChangePlan, ChangeState, History, Operation};
 use dataplane_control::rows::ConfigRow;
 use dataplane_control::{
-    Answer, Apply, Call, Client, Error, ErrorCode, MAX_REQUEST, NewConfig, Refusal, Show, is_terminal_control,
+    Answer, Apply, Call, Client, Error, ErrorCode, MAX_REQUEST, NewConfig, Refusal, Show, printable,
 };
 use dataplane_core::file;
 use dataplane_core::pipeline::Registry;
@@ -106,7 +106,7 @@ pub(super) fn history(args: &args::Change) -> Result<(), CommandError> {
             ChangeState::Replaced => "replaced",
             ChangeState::Reverted => "reverted",
         };
-        let (time, digest, cause) = (utc(row.time_s), plain(&row.digest), plain(&row.cause));
+        let (time, digest, cause) = (utc(row.time_s), printable(&row.digest), printable(&row.cause));
         text += &format!("{:>6}  {time:<20}  {digest:<16}  {cause:<8}  {:>10}  {state}\n", row.number, row.operations);
     }
     console::print(&text)
@@ -136,11 +136,11 @@ pub(super) fn save(args: &args::Save) -> Result<(), CommandError> {
         ));
     }
     for setting in &row.settings {
-        console::write_line(&format!("not in the file: --set {}", plain(setting)));
+        console::write_line(&format!("not in the file: --set {}", printable(setting)));
     }
     match args.target.json {
         true => console::print_json(&serde_json::json!({ "file": file.display().to_string() })),
-        false => console::print(&format!("saved {}\n", plain(&file.display().to_string()))),
+        false => console::print(&format!("saved {}\n", printable(&file.display().to_string()))),
     }
 }
 
@@ -178,7 +178,10 @@ fn check_save(client: &mut Client, row: &ConfigRow, file: &Path, force: bool) ->
         true => Ok(()),
         false => {
             let help = "help: apply the file with `dataplane reload`, save to another file, or save with --force";
-            Err(format!("{} has changed since the program read the file; {help}", plain(&file.display().to_string())))
+            Err(format!(
+                "{} has changed since the program read the file; {help}",
+                printable(&file.display().to_string())
+            ))
         }
     }
 }
@@ -220,9 +223,9 @@ pub(super) fn refused(refusal: &Refusal, json: bool) -> CommandError {
             (Ok(()), _) => CommandError::Failed(String::new()),
         };
     }
-    refusal.mistakes.iter().for_each(|mistake| console::write_line(&plain(&mistake.to_string())));
-    refusal.operations.iter().for_each(|operation| console::write_line(&plain(&operation.to_string())));
-    let message = format!("{}; help: {}", plain(&refusal.message), plain(&refusal.help));
+    refusal.mistakes.iter().for_each(|mistake| console::write_line(&printable(&mistake.to_string())));
+    refusal.operations.iter().for_each(|operation| console::write_line(&printable(&operation.to_string())));
+    let message = format!("{}; help: {}", printable(&refusal.message), printable(&refusal.help));
     match refusal.code {
         ErrorCode::WrongConfig => CommandError::Usage(message),
         _ => CommandError::Failed(message),
@@ -254,11 +257,6 @@ pub(super) fn print_applied(answer: &Answer, done: &str, json: bool) -> Result<(
 
 fn list(operations: &[Operation]) -> String {
     operations.iter().map(|operation| format!("{operation}\n")).collect()
-}
-
-/// Replaces control characters, because a terminal would interpret them.
-fn plain(text: &str) -> String {
-    text.replace(is_terminal_control, "\u{fffd}")
 }
 
 /// Returns a time as text, such as `2026-01-31T23:59:59Z`.

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::console::{self, CommandError};
 use super::{args, stats};
 use dataplane_control::rows::ConfigRow;
-use dataplane_control::{Client, Get, MAX_LIMIT, Page, Show, is_terminal_control};
+use dataplane_control::{Client, Get, MAX_LIMIT, Page, Show, printable, printable_lines};
 use dataplane_core::telemetry::{BitsPerSecond, Duration, PacketsPerSecond, Size};
 
 pub(super) fn show(args: &args::Show) -> Result<(), CommandError> {
@@ -79,7 +79,7 @@ fn list(client: &mut Client, what: &str, args: &args::Show) -> Result<(), Comman
     }
     let has_headings = rows.len() > 1;
     let tables = rows.iter().map(|(stage, rows)| match stage {
-        Some(stage) if has_headings => format!("{what} of stage {}\n{}", plain(stage), table(rows)),
+        Some(stage) if has_headings => format!("{what} of stage {}\n{}", printable(stage), table(rows)),
         _ => table(rows),
     });
     console::print(&tables.collect::<Vec<_>>().join("\n"))
@@ -88,11 +88,9 @@ fn list(client: &mut Client, what: &str, args: &args::Show) -> Result<(), Comman
 /// Prints the text of the config and the values that override it.
 fn print_config(row: &RawValue) -> Result<(), CommandError> {
     let ConfigRow { path, settings, text, .. } = serde_json::from_str(row.get()).map_err(foreign)?;
-    // A config contains line ends and tabs. The terminal would interpret other control characters and bidirectional
-    // control characters.
-    let text = text.replace(|char: char| is_terminal_control(char) && !matches!(char, '\n' | '\t'), "\u{fffd}");
-    let settings: String = settings.iter().map(|setting| format!("# --set {}\n", plain(setting))).collect();
-    console::print(&format!("# {}\n{settings}{text}", plain(&path)))
+    let text = printable_lines(&text);
+    let settings: String = settings.iter().map(|setting| format!("# --set {}\n", printable(setting))).collect();
+    console::print(&format!("# {}\n{settings}{text}", printable(&path)))
 }
 
 fn foreign(error: serde_json::Error) -> CommandError {
@@ -135,19 +133,13 @@ impl<'de> Deserialize<'de> for Fields {
     }
 }
 
-/// Replaces control characters and bidirectional control characters, because a terminal would interpret these
-/// characters.
-fn plain(text: &str) -> String {
-    text.replace(is_terminal_control, "\u{fffd}")
-}
-
 /// The units at the ends of the names of fields.
 const UNITS: [&str; 7] = ["_bytes", "_ns", "_percent", "_pps", "_bps", "_per_s", "_s"];
 
 /// Returns the heading of a column: its name without the unit, unless another column has this heading.
 fn heading(field: &str, columns: &[&str]) -> String {
     let name = UNITS.iter().find_map(|unit| field.strip_suffix(unit)).filter(|name| !columns.contains(name));
-    plain(name.unwrap_or(field)).replace('_', " ")
+    printable(name.unwrap_or(field)).replace('_', " ")
 }
 
 /// Returns the text of a value, with a unit that fits.
@@ -156,7 +148,7 @@ fn cell(field: &str, value: &Value) -> String {
     match value {
         Value::Null => "–".to_owned(),
         Value::Bool(is_true) => if *is_true { "yes" } else { "no" }.to_owned(),
-        Value::String(text) => plain(text),
+        Value::String(text) => printable(text),
         Value::Number(number) => {
             let float = number.as_f64().unwrap_or_default();
             match unit {
@@ -175,7 +167,10 @@ fn cell(field: &str, value: &Value) -> String {
         Value::Array(values) => values.iter().map(|value| cell("", value)).collect::<Vec<_>>().join(", "),
         Value::Object(fields) => {
             let words = fields.iter().filter(|(_, value)| !value.is_null());
-            words.map(|(name, value)| format!("{} {}", plain(name), cell(name, value))).collect::<Vec<_>>().join(" ")
+            words
+                .map(|(name, value)| format!("{} {}", printable(name), cell(name, value)))
+                .collect::<Vec<_>>()
+                .join(" ")
         }
     }
 }
@@ -212,7 +207,7 @@ fn table(rows: &[Fields]) -> String {
         text.push('\n');
         let Some(Fields(fields)) = number.checked_sub(1).and_then(|at| rows.get(at)) else { continue };
         for (name, value) in fields.iter().filter_map(|(_, value)| value.as_object()).flatten() {
-            text.push_str(&format!("    {} {}\n", plain(name), cell(name, value)));
+            text.push_str(&format!("    {} {}\n", printable(name), cell(name, value)));
         }
     }
     text

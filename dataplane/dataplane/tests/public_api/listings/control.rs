@@ -91,7 +91,6 @@ mod client {
         pub fn parse<T: DeserializeOwned>(&self) -> Result<T, Error> {}
         pub fn parse_exactly<T: DeserializeOwned>(&self) -> Result<T, Error> {}
     }
-    pub fn is_terminal_control(char: char) -> bool {}
     impl Client {
         pub fn connect(path: &Path) -> Result<Self, Error> {}
         pub fn of_process(process: u32) -> Result<Self, Error> {}
@@ -251,6 +250,11 @@ pub mod observe {
         pub size: u64,
         pub bytes: String,
     }
+}
+mod printable {
+    pub fn is_terminal_control(char: char) -> bool {}
+    pub fn printable(text: &str) -> String {}
+    pub fn printable_lines(text: &str) -> String {}
 }
 mod protocol {
     pub const VERSION: u32 = _;
@@ -556,8 +560,9 @@ pub mod upgrade {
     pub fn send_byte(mut stream: &UnixStream, byte: u8) -> io::Result<()> {}
     pub fn receive_byte(mut stream: &UnixStream) -> io::Result<u8> {}
 }
-pub use client::{Answer, Client, Pages, is_terminal_control};
+pub use client::{Answer, Client, Pages};
 pub use error::Error;
+pub use printable::{is_terminal_control, printable, printable_lines};
 pub use protocol::{
     Apply, Call, DEFAULT_LIMIT, ErrorCode, Get, GetResult, Hello, LISTS, Log, LogLevel,
     MAX_LIMIT, MAX_PATH, MAX_REQUEST, MalformedRequest, NewConfig, Page, Refusal,
