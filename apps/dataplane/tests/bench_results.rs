@@ -203,3 +203,23 @@ fn calibration_must_be_from_the_same_ports_host_and_sizes() {
     let (status, _, err) = bench(&folder, "rfc2544 lab.toml --sizes 204,64 --max 1kpps --calibration own.json");
     assert!(status == 2 && err.contains("frame sizes (without the FCS) missing in the calibration: 60"), "{err}");
 }
+
+#[test]
+fn control_characters_of_a_result_do_not_reach_the_terminal() {
+    let folder = cable();
+    let result = rate(&folder, "");
+    let compare = |key: &str, value: Value| {
+        let mut changed = result.clone();
+        *changed.pointer_mut(key).unwrap() = value;
+        folder.write("a.json", result.to_string());
+        folder.write("b.json", changed.to_string());
+        let (_, out, err) = bench(&folder, "compare a.json b.json");
+        let text = out + &err;
+        assert!(!text.contains(|char: char| char.is_control() && char != '\n'), "{text:?}");
+        text
+    };
+    let text = compare("/environment/kernel", "\u{1b}[2J\u{9b}".into());
+    assert!(text.contains("and `\u{fffd}[2J\u{fffd}`"), "{text}");
+    let text = compare("/method", "\u{1b}[2J\u{9b}".into());
+    assert!(text.contains("[2J") && text.contains("is unknown"), "{text}");
+}

@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
+use dataplane::control::printable_lines;
 use dataplane::{Error, Result};
 use dataplane_core::file::{LockedFile, Readers};
 use serde::Serialize;
@@ -26,9 +27,9 @@ pub(super) fn create(path: &Path) -> io::Result<LockedFile> {
     Ok(file)
 }
 
-/// Prints a result to standard output.
+/// Prints a result to standard output. The text may contain control characters from the file of an earlier result.
 pub(super) fn output(report: &(impl Serialize + ToString), json: bool) -> Result<()> {
-    if json { print_json(report) } else { print(&report.to_string()) }
+    if json { print_json(report) } else { print(&printable_lines(&report.to_string())) }
 }
 
 pub(super) fn print_json(value: &impl Serialize) -> Result<()> {

@@ -424,7 +424,7 @@ pub(super) fn fail_unless_full(message: &str) {
 fn failure(message: &str) -> String {
     let message = message.trim_end();
     match Style::current() {
-        Style::Text { .. } => format!("error: {message}\n"),
+        Style::Text { .. } => format!("error: {}\n", plain(message)),
         Style::Json => styled(Level::ERROR, message),
         Style::Lines | Style::Journal => {
             let mut lines = String::new();
