@@ -14,7 +14,7 @@ pub fn printable(text: &str) -> String {
     text.replace(is_terminal_control, "\u{fffd}")
 }
 
-/// Returns the text like [`printable`], but keeps line breaks and tabs.
+/// Replaces the same characters as [`printable`], except line breaks and tabs.
 pub fn printable_lines(text: &str) -> String {
     text.replace(|char: char| is_terminal_control(char) && !matches!(char, '\n' | '\t'), "\u{fffd}")
 }

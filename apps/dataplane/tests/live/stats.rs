@@ -489,7 +489,9 @@ fn stop_signal_ends_a_run_whose_terminal_takes_no_error() {
     let names = || {
         fs::read_dir(&threads).unwrap().filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("comm")).ok())
     };
-    wait_until("the run is over", || !running.socket.exists() && names().all(|name| name.trim() != "signals"));
+    wait_until("the run is over", || {
+        !running.socket.exists() && names().all(|name| !["logs", "signals"].contains(&name.trim()))
+    });
     assert_eq!(end_by_signals(&mut running.program), Some(1));
 }
 

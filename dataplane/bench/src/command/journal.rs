@@ -40,8 +40,8 @@ impl Journal {
         Ok(Self { path: path.to_owned(), file, length: 0, waiting: Vec::new(), is_failing: false })
     }
 
-    /// Writes a line to the disk. If several writes in a row fail, prints only the first error to standard error. A
-    /// terminal that takes no output does not delay the next line.
+    /// Writes a line to the disk. If several writes in a row fail, prints one error to standard error. A terminal
+    /// that takes no output does not delay the next line.
     pub(super) fn write(&mut self, line: &impl Serialize) {
         // The conversion of these lines to JSON cannot fail.
         let Ok(text) = serde_json::to_vec(line) else { return };
@@ -55,8 +55,7 @@ impl Journal {
             Err(error) if !self.is_failing => {
                 let path = self.path.display();
                 let help = "the run goes on, and writes all lines when writing works again";
-                stderr::write_unless_full(&format!("error: {path}: {error}; {help}\n"));
-                self.is_failing = true;
+                self.is_failing = stderr::write_unless_full(&format!("error: {path}: {error}; {help}\n"));
             }
             _ => {}
         }

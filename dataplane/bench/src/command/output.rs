@@ -27,14 +27,15 @@ pub(super) fn create(path: &Path) -> io::Result<LockedFile> {
     Ok(file)
 }
 
-/// Prints a result to standard output. The text may contain control characters from the file of an earlier result.
+/// Prints a result to standard output. Replaces control characters, because the report can quote the file of an earlier
+/// result.
 pub(super) fn output(report: &(impl Serialize + ToString), json: bool) -> Result<()> {
     if json { print_json(report) } else { print(&printable_lines(&report.to_string())) }
 }
 
 pub(super) fn print_json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Error::Wire(error.to_string()))?;
-    print(&(text + "\n"))
+    print(&(printable_lines(&text) + "\n"))
 }
 
 pub(super) fn print(text: &str) -> Result<()> {

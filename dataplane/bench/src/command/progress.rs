@@ -1,5 +1,5 @@
-//! Progress on standard error, if it is a terminal. A terminal that takes no output, for example after Ctrl-S, does not
-//! delay the measurement: the progress is left out.
+//! Progress on standard error, if it is a terminal. While a terminal takes no output, for example after Ctrl-S,
+//! the progress is left out, so the measurement is not delayed.
 
 use std::io::{self, IsTerminal};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};

@@ -49,7 +49,7 @@ const NAMED: [&str; 3] = ["worker", "port", "stage"];
 /// The maximum time that the end of a run waits until the messages of the queue are written.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The sending end of the queue of the run, while messages go to the queue.
+/// The sending end of the queue. `None` if messages go to standard error directly.
 static QUEUE: RwLock<Option<QueueWriter>> = RwLock::new(None);
 
 /// The arguments `format` and `has_time` of the first call of [`start`].
@@ -97,6 +97,14 @@ impl Style {
     /// Returns the style of the process.
     fn current() -> Self {
         *STYLE.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a message in this style.
+    fn text(self, level: Level, message: &str) -> String {
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = self.write(&mut text, &Record::new(level, message.to_owned()));
+        text
     }
 
     /// Writes a message to `out`.
@@ -387,10 +395,7 @@ fn queue() -> Option<QueueWriter> {
 
 /// Returns a message in the style of the process.
 fn styled(level: Level, message: &str) -> String {
-    let mut text = String::new();
-    // Writing to a string does not fail.
-    let _ = Style::current().write(&mut text, &Record::new(level, message.to_owned()));
-    text
+    Style::current().text(level, message)
 }
 
 /// Logs a message regardless of the level of the log, even if the level is `off`.
@@ -425,13 +430,9 @@ fn failure(message: &str) -> String {
     let message = message.trim_end();
     match Style::current() {
         Style::Text { .. } => format!("error: {}\n", plain(message)),
-        Style::Json => styled(Level::ERROR, message),
-        Style::Lines | Style::Journal => {
-            let mut lines = String::new();
-            // Writing to a string does not fail.
-            let _ = write_lines(&mut lines, &priority(Level::ERROR).to_string(), &plain(message));
-            lines
-        }
+        // Standard error takes lines, but no entries of the journal.
+        Style::Journal => Style::Lines.text(Level::ERROR, message),
+        style => style.text(Level::ERROR, message),
     }
 }
 
@@ -489,11 +490,11 @@ fn write_message(out: &mut impl Write, is_terminal: bool, message: &[u8]) -> io:
 /// The counts of a queue.
 #[derive(Debug, Default)]
 pub(super) struct LogCounts {
-    /// The messages that found the queue full.
+    /// The lost messages: the queue was full, or the run ended before the thread wrote the message.
     lost: AtomicU64,
     /// The messages that are in the queue, or that the thread of the queue is writing.
     waiting: AtomicU64,
-    /// Whether the thread of the queue must write no further message.
+    /// `true` after the queue has ended. The thread then writes no further message.
     is_over: AtomicBool,
 }
 
@@ -558,16 +559,16 @@ impl LogQueue {
         let (messages, received) = sync_channel::<Vec<u8>>(MESSAGES);
         let (end, ended) = sync_channel(0);
         let counts = Arc::new(LogCounts::default());
-        let own = counts.clone();
+        let shared = counts.clone();
         let write = move || {
             let _end: SyncSender<()> = end;
             for message in received {
-                if own.is_over.load(Ordering::Relaxed) {
+                if shared.is_over.load(Ordering::Relaxed) {
                     break;
                 }
                 // There is no other place to report an error.
                 let _ = writer.write_all(&message);
-                own.waiting.fetch_sub(1, Ordering::Relaxed);
+                shared.waiting.fetch_sub(1, Ordering::Relaxed);
             }
         };
         thread.name("logs".to_owned()).spawn(write)?;
@@ -579,8 +580,8 @@ impl LogQueue {
         self.counts.clone()
     }
 
-    /// Ends the queue after the remaining messages are written. If the reader of standard error is stuck, waits at most
-    /// a second. Later messages go to standard error directly. Returns the number of lost messages, including the
+    /// Ends the queue. Waits at most [`END_TIMEOUT`] until the remaining messages are written, because standard error may
+    /// take no output. Later messages go to standard error directly. Returns the number of lost messages, including the
     /// messages that remain in the queue.
     pub(super) fn end(self) -> u64 {
         let counts = self.counts();
@@ -764,7 +765,7 @@ mod tests {
         let lost = log_queue.end();
         let mut text = Vec::new();
         reader.read_to_end(&mut text).unwrap();
-        // The end counts the message that the thread was writing as lost. The thread wrote no further message.
+        // `end` counts the message that the thread was writing as lost. The thread wrote no further message.
         assert_eq!(text.len() as u64, (10_000 - lost + 1) * message.len() as u64);
     }
 

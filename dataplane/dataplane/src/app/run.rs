@@ -56,7 +56,7 @@ pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), Comm
         for id in registered {
             unregister(id);
         }
-        // The error is printed.
+        // An empty message prints nothing. The error is already printed.
         match status {
             1 => CommandError::Failed(String::new()),
             _ => CommandError::Usage(String::new()),
@@ -291,7 +291,8 @@ fn print_changed(job: &mut Job, what: &str) -> bool {
     true
 }
 
-/// Ends the program at once, without a report. The message is lost if standard error is a full pipe.
+/// Ends the program at once, without a report. The message is lost if standard error is a full pipe or a
+/// stopped terminal.
 fn abort(signal: i32) -> ! {
     stderr::write_unless_full("\naborted: packets in processing are lost, and there is no report\n");
     exit(128 + signal)

@@ -154,7 +154,7 @@ impl Snapshot {
             .collect()
     }
 
-    /// Returns the names of the stages to which `times` belongs.
+    /// Returns the names of the stages whose costs are in `times`.
     fn measured_stages(&self) -> Vec<String> {
         report::measured_stages(&self.times.costs, &self.report.stages).map(str::to_owned).collect()
     }

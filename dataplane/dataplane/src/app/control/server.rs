@@ -248,7 +248,7 @@ impl ControlServer {
         }
     }
 
-    /// Sets the counts of log messages. The statistics contain the lost messages.
+    /// Sets the counts of log messages. The statistics contain the number of lost messages.
     pub(in crate::app) fn set_log_counts(&mut self, counts: Arc<LogCounts>) {
         self.log_counts = Some(counts);
     }
