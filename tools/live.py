@@ -262,6 +262,8 @@ class Network:
         # Ping may send more requests while replies are in flight.
         if received is None or int(received[1]) < count:
             raise Failed(output)
+        # If the program ended now, requests in flight would be lost. The next reply arrives after these requests.
+        until("waiting for the reply to the last request", lambda: self.pings(address))
 
 
 class Program:
