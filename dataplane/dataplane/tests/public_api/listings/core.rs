@@ -2980,7 +2980,7 @@ pub mod prelude {
 }
 pub mod stderr {
     pub fn write(text: &str) {}
-    pub fn write_unless_full(text: &str) {}
+    pub fn write_unless_full(text: &str) -> bool {}
 }
 pub mod sync {
     #[cfg(not(loom))]
