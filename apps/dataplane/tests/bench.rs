@@ -322,7 +322,7 @@ fn soak_writes_its_file_while_its_terminal_takes_no_output() {
     let folder = cable();
     let mut terminal = Terminal::new();
     let line = "soak lab.toml --rate 1kpps --for 1h --interval 50ms --output soak --settle 50ms --late 1ms";
-    let _program = RunningProgram::start(bench(&folder, line).stdout(Stdio::null()).stderr(terminal.stderr()));
+    let _program = RunningProgram::start(bench(&folder, line).stdout(Stdio::null()).stderr(terminal.stream()));
     terminal.wait_for_output();
     terminal.stop();
     let before = lines(&folder).len();

@@ -1,60 +1,92 @@
 //! A terminal for the programs that a test runs.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::Stdio;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Action, tcflow};
+use rustix::termios::{Action, LocalModes, Winsize, tcflow, tcgetattr, tcsetwinsize};
 
 use crate::PATIENCE;
 
 /// A pseudoterminal (pty(7)).
 #[derive(Debug)]
 pub struct Terminal {
-    /// The master side, which the test reads.
+    /// The master side, for the test.
     test: File,
-    /// The slave side, which the program writes to.
+    /// The slave side, for the program.
     program: File,
 }
 
 impl Terminal {
-    /// Creates a terminal. The terminal does not become the controlling terminal of the test.
+    /// Creates a terminal of 80 columns and 24 lines. The terminal does not become the controlling terminal of the test.
     ///
     /// # Panics
     /// If the terminal cannot be created.
     #[must_use]
     pub fn new() -> Self {
-        let test = File::from(openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap());
+        let test = File::from(openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap());
         grantpt(&test).unwrap();
         unlockpt(&test).unwrap();
         let name = ptsname(&test, Vec::new()).unwrap().into_string().unwrap();
         let program =
             File::options().read(true).write(true).custom_flags(OFlags::NOCTTY.bits() as i32).open(name).unwrap();
+        let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&program, size).unwrap();
         Self { test, program }
     }
 
-    /// Returns the terminal as the standard error of a program.
+    /// Returns the terminal as a standard stream of a program.
     ///
     /// # Panics
     /// If there are no file descriptors left.
     #[must_use]
-    pub fn stderr(&self) -> Stdio {
+    pub fn stream(&self) -> Stdio {
         self.program.try_clone().unwrap().into()
     }
 
-    /// Waits until a program has written to the terminal.
+    /// Waits until a program has written to the terminal. Returns the next bytes of the output.
     ///
     /// # Panics
     /// If the program writes nothing within [`PATIENCE`], or the terminal cannot be read.
-    pub fn wait_for_output(&mut self) {
+    pub fn wait_for_output(&mut self) -> Vec<u8> {
         let mut readable = [PollFd::new(&self.test, PollFlags::IN)];
         let limit = Timespec::try_from(PATIENCE).unwrap();
         assert!(poll(&mut readable, Some(&limit)).unwrap() > 0, "no output after {PATIENCE:?}");
-        assert!(self.test.read(&mut [0; 1000]).unwrap() > 0);
+        let mut bytes = [0; 1000];
+        let read = self.test.read(&mut bytes).unwrap();
+        bytes[..read].to_vec()
+    }
+
+    /// Waits until the output of a program contains a text.
+    ///
+    /// # Panics
+    /// If the program writes nothing within [`PATIENCE`], or the terminal cannot be read.
+    pub fn wait_for_text(&mut self, text: &str) {
+        let mut output = Vec::new();
+        while !String::from_utf8_lossy(&output).contains(text) {
+            output.extend(self.wait_for_output());
+        }
+    }
+
+    /// Types keys.
+    ///
+    /// # Panics
+    /// If the terminal takes no input.
+    pub fn press(&mut self, keys: &str) {
+        self.test.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Returns whether a program has switched off the line editing of the terminal.
+    ///
+    /// # Panics
+    /// If the terminal returns no settings.
+    #[must_use]
+    pub fn is_raw(&self) -> bool {
+        !tcgetattr(&self.program).unwrap().local_modes.contains(LocalModes::ICANON)
     }
 
     /// Stops the output of programs to the terminal, as Ctrl-S does.

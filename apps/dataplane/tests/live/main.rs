@@ -9,6 +9,7 @@ mod protocol;
 mod service;
 mod show;
 mod stats;
+mod top;
 mod watch;
 mod why;
 mod why_interfaces;

@@ -451,7 +451,7 @@ fn terminal_that_takes_no_output_does_not_stop_the_control() {
     folder.0.write("x.toml", config(LINK));
     let mut terminal = Terminal::new();
     let mut command = folder.command("run @/x.toml --json");
-    let running = folder.start(command.stdout(Stdio::piped()).stderr(terminal.stderr()), None);
+    let running = folder.start(command.stdout(Stdio::piped()).stderr(terminal.stream()), None);
     // The progress line comes twice per second.
     terminal.wait_for_output();
     terminal.stop();
@@ -479,7 +479,7 @@ fn stop_signal_ends_a_run_whose_terminal_takes_no_error() {
     let folder = RuntimeFolder::new();
     let mut terminal = Terminal::new();
     let mut command = folder.command("run @/x.toml --json");
-    let mut running = folder.start(command.stdout(Stdio::piped()).stderr(terminal.stderr()), None);
+    let mut running = folder.start(command.stdout(Stdio::piped()).stderr(terminal.stream()), None);
     terminal.wait_for_output();
     terminal.stop();
     // A report that cannot be printed is an error.
@@ -501,7 +501,7 @@ fn stop_signal_ends_a_start_whose_terminal_takes_no_mistakes() {
     let terminal = Terminal::new();
     terminal.stop();
     let mut command = folder.command("run @/x.toml --set runtime.wrong=1");
-    let mut program = RunningProgram::start(command.stderr(terminal.stderr()));
+    let mut program = RunningProgram::start(command.stderr(terminal.stream()));
     let status = format!("/proc/{}/status", program.id());
     wait_until("the program handles SIGTERM", || {
         let text = fs::read_to_string(&status).unwrap();

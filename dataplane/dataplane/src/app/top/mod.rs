@@ -9,11 +9,12 @@ mod tests;
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ratatui::crossterm::event::{self, Event};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use super::args;
@@ -23,7 +24,7 @@ use dataplane_control::{Answer, Call, Client, Error};
 use dataplane_core::telemetry::LiveStatistics;
 use screen::{Connection, Screen};
 
-/// The maximum time to wait for a key before the loop checks for new samples and signals.
+/// The maximum time to wait for a key before the loop checks for new samples, signals and the end of the terminal.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The maximum interval between the first two samples of a connection.
 const FIRST_INTERVAL: Duration = Duration::from_secs(1);
@@ -56,6 +57,12 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
     };
     let spawned = thread::Builder::new().name("samples".to_owned()).spawn(move || sampler.run(client, &sender));
     spawned.map_err(console::no_thread)?;
+    // `event::read` and `event::poll` do not return within an escape sequence or on a closed terminal. The end of the
+    // process ends this thread.
+    let (sender, events) = mpsc::sync_channel(1);
+    let spawned =
+        thread::Builder::new().name("terminal".to_owned()).spawn(move || while sender.send(event::read()).is_ok() {});
+    spawned.map_err(console::no_thread)?;
     let failed = |error: std::io::Error| CommandError::Failed(format!("the terminal: {error}"));
     let signal = Arc::new(AtomicUsize::new(0));
     for number in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
@@ -63,8 +70,12 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
     }
     // From here on, a panic restores the terminal too.
     let mut terminal = ratatui::try_init().map_err(failed)?;
-    let ended = watch(&mut terminal, &samples, &signal, &is_paused);
-    ratatui::restore();
+    let ended = watch(&mut terminal, &samples, &events, &signal, &is_paused);
+    // These calls fail if the terminal has closed.
+    let _ = terminal.show_cursor();
+    let _ = ratatui::try_restore();
+    // The destructor panics if the terminal has closed, because it cannot print its error.
+    std::mem::forget(terminal);
     let number = signal.load(Ordering::Relaxed);
     if number != 0 {
         // End the process by the signal, so that the shell reports the signal.
@@ -87,11 +98,12 @@ enum StatisticsMessage {
     Over(String),
 }
 
-/// Draws the screen until a key or a signal ends the command, or until there is nothing to watch any more. Returns the
-/// reason in the last case.
+/// Draws the screen until a key or a signal ends the command, or until there is nothing to watch or no terminal any more.
+/// Returns the reason in the last two cases.
 fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     samples: &Receiver<StatisticsMessage>,
+    events: &Receiver<std::io::Result<Event>>,
     signal: &AtomicUsize,
     is_paused: &AtomicBool,
 ) -> std::io::Result<Option<String>> {
@@ -122,14 +134,30 @@ fn watch(
         if std::mem::take(&mut is_changed) {
             terminal.draw(|frame| screen.draw(frame))?;
         }
-        if event::poll(POLL_INTERVAL)? {
-            match event::read()? {
+        match events.recv_timeout(POLL_INTERVAL) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Ok(Some("the thread that reads the terminal has ended".to_owned()));
+            }
+            Ok(event) => match event? {
                 Event::Key(key) if !screen.press(key) => return Ok(None),
                 _ => is_changed = true,
-            }
+            },
+        }
+        if is_closed() {
+            return Ok(Some("the terminal has closed".to_owned()));
         }
     }
     Ok(None)
+}
+
+/// Returns whether the terminal has closed. The program receives no SIGHUP if the terminal is not its controlling
+/// terminal.
+fn is_closed() -> bool {
+    let stdin = rustix::stdio::stdin();
+    // `poll` reports `POLLHUP`, `POLLERR` and `POLLNVAL` without a request.
+    let mut terminal = [PollFd::new(&stdin, PollFlags::empty())];
+    poll(&mut terminal, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
 /// Returns whether the terminal expects UTF-8, according to the variables of the locale. `variable` returns the value
