@@ -97,6 +97,15 @@ fn config_is_applied_confirmed_rolled_back_saved_and_reloaded() {
     fs::create_dir(folder.path("folder")).unwrap();
     let (_, error) = ended(&folder, "save @/folder/../x.toml", 1);
     assert!(error.contains("has changed since the program read the file"), "{error}");
+    for (file, fix) in [
+        ("@/missing/x.toml", "name a file in a folder that exists"),
+        // The kernel lets no user create a file in this folder.
+        ("/sys/x.toml", "name a file in a folder in which this user may create files"),
+        ("@/folder", "name another file"),
+    ] {
+        let (_, error) = ended(&folder, &format!("save {file}"), 1);
+        assert!(error.contains(&format!("; no file was changed; help: {fix}\n")), "{error}");
+    }
     folder.0.write("x.toml", config(LINK));
     // `save` without a path writes to the file with which the run started, not to the applied file.
     assert!(ended(&folder, "save", 0).0.ends_with("x.toml\n"));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -126,8 +127,17 @@ pub(super) fn save(args: &args::Save) -> Result<(), CommandError> {
     };
     check_save(&mut client, &row, &file, args.force).map_err(CommandError::Failed)?;
     let synced = file::replace(&file, row.text.as_bytes()).map_err(|error| {
-        let help = "help: the file still has its old content; save to another file, or make room on the disk";
-        CommandError::Failed(format!("cannot save {}: {error}; {help}", file.display()))
+        let help = match error.kind() {
+            ErrorKind::NotFound => "name a file in a folder that exists",
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                "name a file in a folder in which this user may create files"
+            }
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                "make room on the disk, or name a file on another disk"
+            }
+            _ => "name another file",
+        };
+        CommandError::Failed(format!("cannot save {}: {error}; no file was changed; help: {help}", file.display()))
     })?;
     if let Err(error) = synced {
         console::write_line(&format!(
