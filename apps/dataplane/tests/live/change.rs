@@ -155,6 +155,26 @@ fn sighup_applies_the_config_file() {
 }
 
 #[test]
+fn upgrade_needs_the_working_directory_of_the_program() {
+    let folder = RuntimeFolder::new();
+    let directory = folder.path("directory");
+    fs::create_dir(&directory).unwrap();
+    let mut command = folder.command("run @/x.toml --json --set runtime.control=@/x.sock");
+    command.stdout(Stdio::piped()).stderr(Stdio::null()).current_dir(&directory);
+    let running = folder.start(&mut command, Some("x.sock"));
+    fs::remove_dir(&directory).unwrap();
+    let upgrade = format!("upgrade --to {}", env!("CARGO_BIN_EXE_dataplane"));
+    let (_, error) = ended(&folder, &upgrade, 1);
+    let expected = format!("the working directory {} was deleted; help: run `mkdir -p ", directory.display());
+    assert!(error.contains(&expected), "{error}");
+    // The new program starts in a new directory with the same path, and refuses the links of this config.
+    fs::create_dir(&directory).unwrap();
+    let (_, error) = ended(&folder, &upgrade, 1);
+    assert!(error.contains("cannot be handed over"), "{error}");
+    running.end("-TERM");
+}
+
+#[test]
 fn single_rules_are_set_and_saved_and_the_rest_of_the_config_stays() {
     let folder = RuntimeFolder::new();
     let running = start(&folder);

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -168,7 +169,7 @@ impl Upgrade {
             let message = format!("{what}: {why}");
             Refusal::new(ErrorCode::Failed, message, RESTART_HELP)
         };
-        let directory = std::env::current_dir().map_err(|error| failed("no working directory", error.to_string()))?;
+        let directory = working_directory()?;
         let directory = directory.into_os_string().into_string();
         let directory = directory.map_err(|_| failed("the working directory", "its path is not UTF-8".to_owned()))?;
         let variable = |name: &&str| Some(((*name).to_owned(), std::env::var(name).ok()?));
@@ -251,6 +252,26 @@ impl Upgrade {
         let timed = TimedStream { stream, deadline: Instant::now() + SWITCH_TIMEOUT };
         answer_with(&timed, id, &config, &descriptors, &mut false).map_err(SwitchError::Lost)?;
         stream.set_nonblocking(true).map_err(|error| SwitchError::Lost(error.to_string()))
+    }
+}
+
+/// Returns the working directory. If the directory was deleted, returns the new directory with the same path.
+fn working_directory() -> Result<PathBuf, Refusal> {
+    let no_directory = |message: String, help: &str| Refusal::new(ErrorCode::Failed, message, help);
+    match std::env::current_dir() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        known => return known.map_err(|error| no_directory(format!("no working directory: {error}"), RESTART_HELP)),
+    }
+    // The kernel appends this word to the path of a deleted directory.
+    let path = std::fs::read_link("/proc/self/cwd").ok();
+    let path = path.as_ref().and_then(|path| path.to_str()?.strip_suffix(" (deleted)"));
+    match path {
+        None => Err(no_directory("the working directory was deleted".to_owned(), RESTART_HELP)),
+        Some(path) if Path::new(path).is_dir() => Ok(path.into()),
+        Some(path) => {
+            let help = format!("run `mkdir -p {path}`, put back the files that the config names, and upgrade again");
+            Err(no_directory(format!("the working directory {path} was deleted"), &help))
+        }
     }
 }
 
