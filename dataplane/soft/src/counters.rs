@@ -43,7 +43,7 @@ counters! {
     rx_bytes,
     /// Frames that were lost because no receive was posted.
     rx_out_of_buffer,
-    /// Frames that were longer than the posted receive.
+    /// Frames that were longer than the posted receive, or longer than any frame that the link accepts.
     rx_too_long,
     /// Frames that no flow rule delivered to the queue pair.
     rx_unmatched,

@@ -191,7 +191,9 @@ const PORTS: [(&[&str], &str); 13] = [
     (
         &["rx_too_long"],
         "set a larger `buffer_size` in [runtime] and a larger `mtu` for the port `{port}`, or lower the MTU of the \
-         sender",
+         sender; for GSO packets that are longer than 64 KiB, run `ip link set dev IFACE \
+         gso_max_size 65536 gro_max_size 65536` for the interface and its veth peer; `dataplane show links` prints the \
+         interface",
     ),
     (
         &["rx_errors"],

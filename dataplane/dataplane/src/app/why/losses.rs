@@ -22,7 +22,7 @@ const QUEUES: [(&str, &str, &str); 4] = [
 
 /// The device counters of packets that a port does not accept, with their meanings.
 const NOT_ACCEPTED: [(&str, &str); 4] = [
-    ("rx_too_long", "the frame was longer than a packet buffer"),
+    ("rx_too_long", "the frame was longer than a packet buffer, or a GSO packet was longer than 64 KiB (BIG TCP)"),
     ("rx_unmatched", "no flow rule of the port matches the frame"),
     ("qkey_violations", "the datagram has the wrong Q_Key"),
     ("pkey_violations", "the packet has another partition key than the queue pair"),

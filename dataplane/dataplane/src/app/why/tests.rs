@@ -218,7 +218,13 @@ fn only_losses_of_the_report_are_counted_as_lost() {
     let diagnosis = diagnose(&dataplane_stages::registry(), &observed);
     assert_eq!((diagnosis.dropped, diagnosis.lost, diagnosis.causes.len()), (10, 30, 7));
     let text = diagnosis.to_string();
-    for line in ["lan.rx_missed: 20 packets, 10 pps, 50.0 % of all\n", "limit.copies_missed: 50 packets, 25 pps\n"] {
+    let lines = [
+        "lan.rx_missed: 20 packets, 10 pps, 50.0 % of all\n",
+        "limit.copies_missed: 50 packets, 25 pps\n",
+        // The fix for BIG TCP.
+        "`ip link set dev IFACE gso_max_size 65536 gro_max_size 65536` for the interface and its veth peer",
+    ];
+    for line in lines {
         assert!(text.contains(line), "{text}");
     }
 }

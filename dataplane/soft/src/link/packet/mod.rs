@@ -496,10 +496,12 @@ impl Wire for PacketPort {
             } else {
                 let copied = if frame.is_copied { end.socket.take_copied(whole) } else { None };
                 let Some(what) = copied else {
-                    // The frame is longer than a ring entry, and the socket's receive buffer had no space for the whole
-                    // frame.
+                    // The frame is longer than a ring entry. Either the frame is also longer than `LONGEST` (BIG TCP), or
+                    // the socket's receive buffer had no space for the whole frame.
+                    let is_too_long = frame.length > LONGEST;
                     end.socket.release();
-                    self.lost += 1;
+                    counts.rx_too_long.add(u64::from(is_too_long));
+                    self.lost += u64::from(!is_too_long);
                     continue;
                 };
                 pending = what;
@@ -546,9 +548,11 @@ impl Wire for PacketPort {
 
 #[cfg(test)]
 mod tests {
-    use dataplane_testing::namespace::in_namespace;
+    use dataplane_testing::namespace::{in_namespace, ip};
+    use dataplane_testing::wait_until;
 
     use super::*;
+    use crate::link::interface::set_option;
     use crate::tests::xdp::veth;
 
     /// The kernel frees a group when its last socket closes, and may give the number to another program.
@@ -567,6 +571,35 @@ mod tests {
             let of_first = group(&link);
             let _second = link.join(1).unwrap();
             assert_eq!(group(&link), of_first);
+        });
+    }
+
+    /// BIG TCP of Linux sends such packets over a veth pair.
+    #[test]
+    fn packet_longer_than_64_kib_is_too_long_and_not_missed() {
+        in_namespace(|| {
+            veth(1, 1500);
+            ip("link set va gso_max_size 185000");
+            let link = Arc::new(Packets::open(&PacketSpec::new("vb"), 1522, false).unwrap());
+            let mut port = PacketPort::new(link, 0);
+            port.open().unwrap();
+            let sender = socket::sender(&PacketSpec::new("va"), Interface::need("va").unwrap().index).unwrap();
+            set_option(&sender, libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1).unwrap();
+            // An offload header: a partial checksum at byte 16 of the TCP header, and segments of 1,400 bytes of IPv6.
+            let headers = 14 + 40 + 20;
+            let mut packet = [&[1, 4][..], &[headers, 1400, 14 + 40, 16].map(u16::to_ne_bytes).concat()].concat();
+            packet.extend([&[2; 12][..], &[0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, 6, 64], &[0x20; 32]].concat());
+            // A TCP header of 20 bytes.
+            packet.extend([&[0; 12][..], &[5 << 4], &[0; 7]].concat());
+            packet.resize(offload::HEADER + LONGEST + 1, 0);
+            rustix::io::write(&sender, &packet).unwrap();
+            let (counts, mut missed) = (Counting::default(), 0);
+            wait_until("the packet is counted", || {
+                assert!(!port.take(&counts, |frame, _| panic!("a frame of {} bytes arrives", frame.len())));
+                missed += port.missed();
+                missed + counts.read().rx_too_long > 0
+            });
+            assert_eq!((counts.read().rx_too_long, missed), (1, 0));
         });
     }
 }
