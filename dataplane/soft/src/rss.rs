@@ -24,10 +24,9 @@ impl Rss {
         for (at, bytes) in contributions.iter_mut().enumerate() {
             // The low 40 bits of `window` are the bits of the key that apply to this byte.
             let window = spec.key.0[at..at + 5].iter().fold(0u64, |window, byte| window << 8 | u64::from(*byte));
-            for (byte, add) in bytes.iter_mut().enumerate() {
-                *add = (0..8)
-                    .filter(|bit| byte & (0x80 >> bit) != 0)
-                    .fold(0, |sum, bit| sum ^ (window >> (8 - bit)) as u32);
+            // The value of a byte is the value of its lowest set bit, XOR the value of the byte without this bit.
+            for byte in 1..bytes.len() {
+                bytes[byte] = bytes[byte & (byte - 1)] ^ (window >> (1 + byte.trailing_zeros())) as u32;
             }
         }
         Self { contributions, fields: spec.fields }
