@@ -14,6 +14,7 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteNextHop, RouteNextHopFlags, RouteType, RouteVia,
 };
 
+use super::socket::Content;
 use crate::forwarding::{ResolutionState, RouteKind};
 use dataplane_core::header::MacAddr;
 
@@ -90,10 +91,15 @@ pub(super) enum Update {
     NeighborRemoved(KernelNeighbor),
     Route(KernelRoute),
     RouteRemoved(KernelRoute),
+    NexthopRemoved,
 }
 
 /// Converts a message. Returns `None` for a message that is not relevant.
-pub(super) fn read(message: RouteNetlinkMessage) -> Option<Update> {
+pub(super) fn read(content: Content) -> Option<Update> {
+    let message = match content {
+        Content::Route(message) => message,
+        Content::NexthopRemoved => return Some(Update::NexthopRemoved),
+    };
     Some(match message {
         RouteNetlinkMessage::NewLink(message) => Update::Link(link(message)?),
         RouteNetlinkMessage::DelLink(message) => {

@@ -10,7 +10,7 @@ use std::io;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::neighbour_table::{NeighbourTableAttribute, NeighbourTableMessage};
 
-use super::socket::{DumpStep, Requests};
+use super::socket::{Content, DumpStep, Requests};
 
 /// The state of one of the kernel's neighbour tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ fn read(requests: &mut Requests) -> io::Result<Vec<KernelTable>> {
     let mut tables = Vec::new();
     requests.dump(&RouteNetlinkMessage::GetNeighbourTable(NeighbourTableMessage::default()), |step| match step {
         DumpStep::Entry(message) => {
-            if let RouteNetlinkMessage::NewNeighbourTable(message) = message.inner {
+            if let Content::Route(RouteNetlinkMessage::NewNeighbourTable(message)) = message.content {
                 tables.extend(table(message));
             }
         }

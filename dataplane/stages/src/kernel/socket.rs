@@ -4,7 +4,8 @@ use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    DecodeError, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable,
+    NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::protocols::NETLINK_ROUTE;
@@ -12,8 +13,10 @@ use netlink_sys::{Socket, SocketAddr};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 
-/// `RTNLGRP_LINK`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR`, `_IPV6_ROUTE` (linux/rtnetlink.h).
-pub(super) const ROUTE_GROUPS: [u32; 5] = [1, 5, 7, 9, 11];
+/// `RTNLGRP_LINK`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR`, `_IPV6_ROUTE`, `_NEXTHOP` (linux/rtnetlink.h).
+pub(super) const ROUTE_GROUPS: [u32; 6] = [1, 5, 7, 9, 11, 32];
+/// `RTM_DELNEXTHOP` (linux/rtnetlink.h).
+const NEXTHOP_REMOVED: u16 = 105;
 /// `RTNLGRP_NEIGH` (linux/rtnetlink.h).
 pub(super) const NEIGHBOR_GROUPS: [u32; 1] = [3];
 /// Requested size of the socket's receive buffer, in bytes. The system may limit the size.
@@ -33,7 +36,25 @@ const DUMP_ATTEMPTS: usize = 10;
 /// A change, or an entry of a dump, with the netlink flags of its message.
 pub(super) struct Message {
     pub(super) flags: u16,
-    pub(super) inner: RouteNetlinkMessage,
+    pub(super) content: Content,
+}
+
+/// The content of a message.
+pub(super) enum Content {
+    Route(RouteNetlinkMessage),
+    /// A nexthop object was removed. The crate netlink-packet-route cannot parse this message.
+    NexthopRemoved,
+}
+
+impl NetlinkDeserializable for Content {
+    type Error = DecodeError;
+
+    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
+        match header.message_type {
+            NEXTHOP_REMOVED => Ok(Self::NexthopRemoved),
+            _ => RouteNetlinkMessage::deserialize(header, payload).map(Self::Route),
+        }
+    }
 }
 
 /// A step of a dump ([`Requests::dump`]).
@@ -69,7 +90,7 @@ fn is_readable<const N: usize>(sockets: [&Socket; N], within: Duration) -> io::R
 
 /// Parses the messages in a buffer. Skips a message that cannot be parsed, because the kernel may be newer than this
 /// program.
-fn parse(mut bytes: &[u8], mut each: impl FnMut(NetlinkMessage<RouteNetlinkMessage>)) {
+fn parse(mut bytes: &[u8], mut each: impl FnMut(NetlinkMessage<Content>)) {
     /// The length of a message header.
     const HEADER: usize = 16;
     while bytes.len() >= HEADER {
@@ -89,8 +110,8 @@ fn parse(mut bytes: &[u8], mut each: impl FnMut(NetlinkMessage<RouteNetlinkMessa
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(bytes: &[u8], mut each: impl FnMut(Message)) {
     parse(bytes, |message| {
-        if let NetlinkPayload::InnerMessage(inner) = message.payload {
-            each(Message { flags: message.header.flags, inner });
+        if let NetlinkPayload::InnerMessage(content) = message.payload {
+            each(Message { flags: message.header.flags, content });
         }
     });
 }
@@ -126,8 +147,8 @@ impl Events {
             buffer.clear();
             match self.0.recv(&mut buffer, 0) {
                 Ok(_) => parse(&buffer, |message| {
-                    if let NetlinkPayload::InnerMessage(inner) = message.payload {
-                        each(Message { flags: message.header.flags, inner });
+                    if let NetlinkPayload::InnerMessage(content) = message.payload {
+                        each(Message { flags: message.header.flags, content });
                     }
                 }),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(ReadResult::All),
@@ -244,8 +265,8 @@ impl Requests {
                 }
                 flags |= message.header.flags;
                 match message.payload {
-                    NetlinkPayload::InnerMessage(inner) => {
-                        each(DumpStep::Entry(Message { flags: message.header.flags, inner }));
+                    NetlinkPayload::InnerMessage(content) => {
+                        each(DumpStep::Entry(Message { flags: message.header.flags, content }));
                     }
                     NetlinkPayload::Done(_) => end = Some(Ok(())),
                     NetlinkPayload::Error(error) if error.code.is_none() => end = Some(Ok(())),

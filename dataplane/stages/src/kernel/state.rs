@@ -145,17 +145,18 @@ impl MirrorState {
     /// Applies a change.
     pub(super) fn apply(&mut self, message: Message) {
         let flags = message.flags;
-        let Some(update) = messages::read(message.inner) else { return };
+        let Some(update) = messages::read(message.content) else { return };
         match update {
             Update::Link(link) => {
                 if self.links.get(&link.index) != Some(&link) {
                     let is_relevant = self.is_relevant(&link);
-                    self.links.insert(link.index, link);
+                    let up = link.up;
+                    let goes_down = self.links.insert(link.index, link).is_some_and(|known| known.up > up);
                     if is_relevant {
                         self.update_ports();
-                        // The kernel does not report the IPv4 routes that disappear with an interface.
-                        self.resync_needed = true;
                     }
+                    // The kernel does not report the IPv4 routes that disappear with an interface.
+                    self.resync_needed |= is_relevant || goes_down;
                 }
             }
             Update::LinkRemoved(index) => {
@@ -177,6 +178,8 @@ impl MirrorState {
                 // The kernel does not report removed routes that used the address as their source.
                 self.resync_needed = true;
             }
+            // The kernel does not report the IPv4 routes of the object, and the groups that lose the object.
+            Update::NexthopRemoved => self.resync_needed = true,
             Update::Neighbor(neighbor) => self.set_neighbor(&neighbor),
             Update::NeighborRemoved(neighbor) => {
                 if let Some(hop) = self.hop(&neighbor) {
@@ -413,7 +416,7 @@ impl MirrorState {
             what.header.address_family = family;
             requests.dump(&RouteNetlinkMessage::GetRoute(what), |step| match step {
                 DumpStep::Entry(message) => {
-                    if let Some(Update::Route(route)) = messages::read(message.inner)
+                    if let Some(Update::Route(route)) = messages::read(message.content)
                         && self.table(route.table).is_some()
                     {
                         // Among routes of equal metric, the first route takes precedence, and the other routes are
@@ -531,7 +534,7 @@ fn dump<T>(
 ) -> io::Result<Vec<T>> {
     let mut found = Vec::new();
     requests.dump(&what, |step| match step {
-        DumpStep::Entry(message) => found.extend(messages::read(message.inner).and_then(&want)),
+        DumpStep::Entry(message) => found.extend(messages::read(message.content).and_then(&want)),
         DumpStep::Restart => found.clear(),
         DumpStep::Pause => {}
     })?;

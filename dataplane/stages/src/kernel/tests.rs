@@ -1,8 +1,8 @@
 //! Tests of the mirror, which copies routes and neighbours from the kernel to the forwarding tables. Most tests use the
 //! real kernel, in network namespaces.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -311,6 +311,59 @@ fn route_behind_a_prepended_route_is_used_again() {
     });
 }
 
+/// The kernel reports only the nexthop object, and neither the IPv4 routes of the object nor the groups that lose it.
+#[test]
+fn removed_nexthop_objects_are_not_used() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        ip("nexthop add id 1 via 10.1.0.9 dev a0
+            nexthop add id 2 via 10.2.0.9 dev b0
+            nexthop add id 3 via 10.2.0.10 dev b0
+            nexthop add id 10 group 1/2
+            route add 20.0.0.0/8 nhid 10
+            route add 30.0.0.0/8 via 10.1.0.9
+            route add 30.1.0.0/16 nhid 3\n");
+        let reader = tables.register_reader();
+        let mirror =
+            KernelMirror { resync_interval: Duration::MAX, ..KernelMirror::new(tables.clone(), writer, &ports) };
+        let _mirror = start(mirror).unwrap();
+        expect(&reader, 0, "30.1.0.1", "1 10.2.0.10");
+        ip("nexthop del id 3\n");
+        expect(&reader, 0, "30.1.0.1", "0 10.1.0.9");
+        // Returns the egress ports of flows with different hashes.
+        let egress = || -> BTreeSet<u8> {
+            let group = reader.routes(0).and_then(|(v4, _)| v4.lookup(Ipv4Addr::new(20, 0, 0, 1).into()));
+            let path = |hash: u32| reader.path(group?, hash.wrapping_mul(0x9e37_79b9));
+            (0..100).filter_map(path).map(|path| path.egress).collect()
+        };
+        assert_eq!(egress(), BTreeSet::from([0, 1]));
+        ip("nexthop del id 1\n");
+        until("only port 1 is used", || (egress() == BTreeSet::from([1]), || format!("{:?}", egress())));
+    });
+}
+
+/// If IPv6 is off, the kernel reports only that the interface goes down.
+#[test]
+fn ipv4_routes_through_an_interface_without_a_port_disappear_when_it_goes_down() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        ip("link add c0 type veth peer name c1\n");
+        set("ipv6/conf/c0/disable_ipv6", "1");
+        ip("link set c1 up
+            link set c0 up
+            addr add 10.3.0.1/24 dev c0
+            route add 20.0.0.0/8 via 10.1.0.9
+            route add 20.1.0.0/16 via 10.3.0.9\n");
+        let reader = tables.register_reader();
+        let mirror =
+            KernelMirror { resync_interval: Duration::MAX, ..KernelMirror::new(tables.clone(), writer, &ports) };
+        let _mirror = start(mirror).unwrap();
+        expect(&reader, 0, "20.1.1.1", "Local");
+        ip("link set c0 down\n");
+        expect(&reader, 0, "20.1.1.1", "0 10.1.0.9");
+    });
+}
+
 /// While the table `local` of the kernel has a prefix, this prefix hides the longer prefixes of the table `main`.
 #[test]
 fn ipv6_routes_of_equal_metric_are_separate_unless_they_form_a_multipath_route() {
@@ -567,8 +620,7 @@ fn changes_after_a_loss_are_reported() {
         let prefix: ipnet::IpNet = "20.0.0.0/8".parse().unwrap();
         let mut reported = false;
         let look = |message: socket::Message| {
-            reported |=
-                matches!(messages::read(message.inner), Some(messages::Update::Route(route)) if route.prefix == prefix);
+            reported |= matches!(messages::read(message.content), Some(messages::Update::Route(route)) if route.prefix == prefix);
         };
         assert_ne!(events.read(look).unwrap(), ReadResult::Lost);
         assert!(reported);
@@ -591,7 +643,7 @@ fn port_without_kernel() -> (Arc<Forwarding>, MirrorState) {
 }
 
 fn apply(state: &mut MirrorState, inner: RouteNetlinkMessage) {
-    state.apply(socket::Message { flags: 0, inner });
+    state.apply(socket::Message { flags: 0, content: socket::Content::Route(inner) });
 }
 
 /// The kernel must forward the packets of routes with an encapsulation, so these routes are `Local` in the mirror. If
