@@ -31,7 +31,10 @@ impl fmt::Display for RateReport {
             Percent(total.loss_interval[1])
         )?;
         if let Some(CounterReport { sent, arrived, loss_ratio }) = self.by_counters {
-            writeln!(f, "NO SIGNATURES: no packet arrived with its signature, because the device changes the payload")?;
+            writeln!(
+                f,
+                "NO SIGNATURES: no packet arrived with its signature; the device changes the payload, or returns none of the packets"
+            )?;
             let loss = Percent(loss_ratio);
             writeln!(f, "counters  {arrived} of {sent} packets arrived, loss {loss}; latency and order are unknown")?;
         }
@@ -208,7 +211,7 @@ impl fmt::Display for SearchReport {
         if self.trials.iter().any(|trial| trial.by_counters) {
             writeln!(
                 f,
-                "NO SIGNATURES: the device changes the payload, so the losses are from the counters of the ports"
+                "NO SIGNATURES: in some trials, no packet arrived with its signature, so the losses are from the counters of the ports"
             )?;
         }
         // `sum` of an empty iterator is -0, and the text would have `-0 s`.

@@ -23,8 +23,8 @@ pub enum Idle {
     Spin,
     /// Continues to poll, with pauses that leave more of the physical core to its other hardware thread.
     Pause,
-    /// Sleeps until a packet arrives, or for short periods if the device has no wake-ups. Sleeping leaves the core to
-    /// other programs, and increases latency.
+    /// After 10,000 polls without a packet, sleeps until a packet arrives, or for short periods if the device has no
+    /// wake-ups. Sleeping leaves the core to other programs, and increases latency.
     Sleep,
     /// Polls while packets arrive in intervals of less than about 100 µs. Otherwise, sleeps until a packet arrives.
     Adaptive,
@@ -150,7 +150,8 @@ pub struct Runtime {
     #[serde(rename = "strict")]
     pub strict_memory: bool,
     /// The behaviour of a worker that receives nothing: `"spin"` polls without pauses, `"pause"` polls with pauses,
-    /// `"sleep"` sleeps until a packet arrives, and `"adaptive"` polls under load and sleeps under little load.
+    /// `"sleep"` sleeps after 10,000 polls without a packet, until a packet arrives, and `"adaptive"` polls under load
+    /// and sleeps under little load.
     pub idle: Idle,
     /// The source of packet timestamps: `"device"` for the device's counter, `"wallclock"` for the device's wall clock,
     /// `"software"` for the system clock, or `"none"` for no timestamps. If the device has no wall clock, `"wallclock"`

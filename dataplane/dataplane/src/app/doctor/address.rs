@@ -13,7 +13,10 @@ pub(super) fn of_plan(plan: &Plan) -> Vec<Section> {
     let mut sections = Vec::new();
     if let Some(path) = control::in_use(&plan.runtime.control) {
         let what = format!("another program listens on the control socket {}", path.display());
-        let findings = vec![failure(what, "end the other program, or name another path".to_owned())];
+        let findings = vec![failure(
+            what,
+            "end the other program, or name another path; no fix is necessary if this config runs already".to_owned(),
+        )];
         sections.push(Section::new("control socket", "runtime.control", findings));
     }
     if let Some((what, fix)) = metrics::failure(&plan.runtime.metrics) {

@@ -64,8 +64,8 @@ const REASONS: [(&str, &[&str], &str); 36] = [
     (
         "",
         &["denied"],
-        "if the packets should pass, permit them: `dataplane set acl add permit … --stage {stage}`, with `--before` \
-         and the entry above",
+        "if the packets should pass, permit them: `dataplane set acl add permit … --stage {stage}`; if a rule drops \
+         them, add `--before RULE`",
     ),
     ("icmp_error", &["rate_exceeded"], "raise `per_second` of stage `{stage}`, or stop the sender of the examples"),
     ("icmp_error", &["host_rate_exceeded"], "raise `per_host` of stage `{stage}`, or stop the sender of the examples"),
@@ -141,8 +141,8 @@ const REASONS: [(&str, &[&str], &str); 36] = [
     (
         "route",
         &["not_for_us"],
-        "send the frames to the MAC address of the port: `dataplane show links`; a port in promiscuous mode also \
-         receives frames for other hosts",
+        "send the frames to the MAC address of the port: `dataplane show links`; if the frames are for another host, no \
+         fix is necessary",
     ),
     ("route", &["tagged"], "remove the VLAN tag with a stage `vlan` before stage `{stage}`"),
     ("cross", &["not_joined"], "add the ingress port to `pairs` of stage `{stage}`"),

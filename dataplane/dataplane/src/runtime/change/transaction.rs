@@ -385,7 +385,8 @@ fn needs_restart(operations: Vec<Operation>) -> Refusal {
         }
         None => "the change needs a restart".to_owned(),
     };
-    let help = "save the config and restart the program; `dataplane plan` lists all operations";
+    let help =
+        "write the new config to the config file, and restart the program; `dataplane plan` lists all operations";
     let mut refusal = Refusal::new(ErrorCode::NeedsRestart, message, help);
     refusal.operations = operations.into();
     refusal
