@@ -62,7 +62,7 @@ impl Stored {
                     "{path} is a result of `bench {method}`, which `bench html` and `bench compare` do not support; help: read the JSON"
                 ),
                 Unreadable::NoResult(why) => format!(
-                    "{path} is not a result of `bench`: {why}; help: create a result with dataplane bench METHOD --json > {path}"
+                    "{path} is not a result of `bench`: {why}; help: create a result with dataplane bench METHOD --json > result.json"
                 ),
             })
         })

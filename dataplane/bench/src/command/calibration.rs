@@ -17,7 +17,7 @@ pub(super) fn read(path: &Path) -> Result<CalibrationReport> {
     serde_json::from_str(&text).map_err(|error| {
         let path = path.display();
         Error::Config(format!(
-            "{path} is not a calibration: {error}; help: create it with dataplane bench calibrate --json > {path}"
+            "{path} is not a calibration: {error}; help: create a calibration with dataplane bench calibrate --json > calibration.json"
         ))
     })
 }
