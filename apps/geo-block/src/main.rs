@@ -91,7 +91,12 @@ struct Prefixes {
 
 impl Prefixes {
     fn read(path: &Path) -> Result<Self, Problem> {
-        let text = fs::read_to_string(path).map_err(|why| Problem::at("file", format!("{}: {why}", path.display())))?;
+        let unreadable = |why: String| Problem::at("file", format!("{}: {why}", path.display()));
+        // Reading a pipe would block, and so would all later changes of the config.
+        if fs::metadata(path).is_ok_and(|file| !file.is_file()) {
+            return Err(unreadable("not a regular file".to_owned()));
+        }
+        let text = fs::read_to_string(path).map_err(|why| unreadable(why.to_string()))?;
         let no_memory = |error| Problem::host_problem("file", format!("{error}"));
         let (mut v4, mut v6) = (Lpm4::new().map_err(no_memory)?, Lpm6::new().map_err(no_memory)?);
         for (number, line) in (1..).zip(text.lines()) {

@@ -117,6 +117,13 @@ fn packets_of_every_kind_are_looked_up_by_their_source() {
 }
 
 #[test]
+fn list_must_be_a_regular_file() {
+    let builder = Harness::builder().after(Parse::default());
+    let error = builder.build::<GeoBlock>("file = '/dev/null'").err().unwrap();
+    assert!(error.contains("/dev/null: not a regular file"), "{error}");
+}
+
+#[test]
 fn example_config_drops_the_listed_server() {
     let folder = Folder::new();
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("geo-block.toml");

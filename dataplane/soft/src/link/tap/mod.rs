@@ -137,9 +137,9 @@ impl Tap {
         if spec.takes_over {
             let found = found.ok_or_else(|| {
                 Error::Wire(format!(
-                    "interface `{name}`: this network namespace has no such interface, because the TAP was renamed or \
-                     moved to another namespace; help: rename the TAP (`ip link set NEW_NAME name {name}`) or move the \
-                     TAP back, then upgrade again",
+                    "interface `{name}`: this network namespace has no such interface, because the TAP was deleted, \
+                     renamed or moved to another namespace; help: rename the TAP (`ip link set NEW_NAME name {name}`), \
+                     move the TAP back, or create it (`ip tuntap add {name} mode tap`), then upgrade again",
                     name = spec.name
                 ))
             })?;
@@ -567,12 +567,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn take_over_of_a_renamed_tap_names_the_cause() {
+    fn take_over_of_a_missing_tap_names_the_causes() {
         let spec = TapSpec { takes_over: true, ..TapSpec::new("no-such") };
         let error = Tap::open(&spec, 1500, false).map(drop).unwrap_err().to_string();
-        assert!(
-            error.contains("`no-such`") && error.contains("the TAP was renamed or moved to another namespace; help:"),
-            "{error}"
-        );
+        let cause = "the TAP was deleted, renamed or moved to another namespace; help:";
+        assert!(error.contains("`no-such`") && error.contains(cause), "{error}");
     }
 }
