@@ -29,6 +29,7 @@ LOSSES = {
     "rx_missed",
     "rx_out_of_buffer",
     "rx_too_long",
+    "rx_gso_too_long",
     "tx_queue_full",
     "tx_refused",
     "kernel_rx_dropped",

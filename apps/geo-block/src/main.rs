@@ -92,7 +92,7 @@ struct Prefixes {
 impl Prefixes {
     fn read(path: &Path) -> Result<Self, Problem> {
         let unreadable = |why: String| Problem::at("file", format!("{}: {why}", path.display()));
-        // Reading a pipe would block, and so would all later changes of the config.
+        // Opening a pipe blocks until there is a writer. Meanwhile, the program could not change the config.
         if fs::metadata(path).is_ok_and(|file| !file.is_file()) {
             return Err(unreadable("not a regular file".to_owned()));
         }

@@ -43,8 +43,10 @@ counters! {
     rx_bytes,
     /// Frames that were lost because no receive was posted.
     rx_out_of_buffer,
-    /// Frames that were longer than the posted receive, or longer than any frame that the link accepts.
+    /// Frames that were longer than the posted receive.
     rx_too_long,
+    /// GSO packets that were lost because they were longer than the link accepts.
+    rx_gso_too_long,
     /// Frames that no flow rule delivered to the queue pair.
     rx_unmatched,
     /// Frames that were lost because the queue was not polled in time.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::Stdio;
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -64,15 +65,16 @@ impl Terminal {
     /// Waits until the output of a program contains a text.
     ///
     /// # Panics
-    /// If the program writes nothing within [`PATIENCE`], or the terminal cannot be read.
+    /// If the output does not contain the text within [`PATIENCE`], or the terminal cannot be read.
     pub fn wait_for_text(&mut self, text: &str) {
-        let mut output = Vec::new();
+        let (begin, mut output) = (Instant::now(), Vec::new());
         while !String::from_utf8_lossy(&output).contains(text) {
+            assert!(begin.elapsed() < PATIENCE, "no `{text}` after {PATIENCE:?}");
             output.extend(self.wait_for_output());
         }
     }
 
-    /// Types keys.
+    /// Sends keys to the program, as a keyboard does.
     ///
     /// # Panics
     /// If the terminal takes no input.
@@ -80,7 +82,7 @@ impl Terminal {
         self.test.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Returns whether a program has switched off the line editing of the terminal.
+    /// Returns whether a program has set the terminal to raw mode (`ICANON` is off).
     ///
     /// # Panics
     /// If the terminal returns no settings.

@@ -33,7 +33,7 @@ impl fmt::Display for RateReport {
         if let Some(CounterReport { sent, arrived, loss_ratio }) = self.by_counters {
             writeln!(
                 f,
-                "NO SIGNATURES: no packet arrived with its signature; the device changes the payload, or returns none of the packets"
+                "NO SIGNATURES: no packet arrived with its signature, because the device changes the payload or returns no packet"
             )?;
             let loss = Percent(loss_ratio);
             writeln!(f, "counters  {arrived} of {sent} packets arrived, loss {loss}; latency and order are unknown")?;

@@ -98,8 +98,9 @@ pub struct PortReport {
 
 impl PortReport {
     /// The device counters of packets that reached the device but were never received. Either no receive request was
-    /// posted, or the packets were not fetched in time.
-    pub const LOSSES: [&str; 4] = ["rx_out_of_buffer", "rx_missed", "kernel_rx_dropped", "kernel_rx_ring_full"];
+    /// posted, or the packets were not fetched in time, or a GSO packet was longer than the link accepts.
+    pub const LOSSES: [&str; 5] =
+        ["rx_out_of_buffer", "rx_missed", "rx_gso_too_long", "kernel_rx_dropped", "kernel_rx_ring_full"];
 }
 
 /// The counters of a stage, over all workers.

@@ -137,7 +137,10 @@ pub(super) fn save(args: &args::Save) -> Result<(), CommandError> {
             }
             _ => "name another file",
         };
-        CommandError::Failed(format!("cannot save {}: {error}; no file was changed; help: {help}", file.display()))
+        let error = error.to_string();
+        // Some errors have a help of their own, for example if the file belongs to another user.
+        let (reason, help) = error.split_once("; help: ").unwrap_or((&error, help));
+        CommandError::Failed(format!("cannot save {}: {reason}; no file was changed; help: {help}", file.display()))
     })?;
     if let Err(error) = synced {
         console::write_line(&format!(

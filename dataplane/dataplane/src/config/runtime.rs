@@ -150,8 +150,8 @@ pub struct Runtime {
     #[serde(rename = "strict")]
     pub strict_memory: bool,
     /// The behaviour of a worker that receives nothing: `"spin"` polls without pauses, `"pause"` polls with pauses,
-    /// `"sleep"` sleeps after 10,000 polls without a packet, until a packet arrives, and `"adaptive"` polls under load
-    /// and sleeps under little load.
+    /// `"sleep"` polls 10,000 times without a packet and then sleeps until a packet arrives, and `"adaptive"` polls under
+    /// load and sleeps under little load.
     pub idle: Idle,
     /// The source of packet timestamps: `"device"` for the device's counter, `"wallclock"` for the device's wall clock,
     /// `"software"` for the system clock, or `"none"` for no timestamps. If the device has no wall clock, `"wallclock"`

@@ -2,8 +2,8 @@
 //!
 //! A background task first reads the whole state from the kernel (a dump). The task then follows the changes and writes
 //! them to [`Forwarding`], without stopping the workers. Some changes are missed: the kernel may drop messages,
-//! and the kernel does not report the IPv4 routes of an interface that goes down. The task then reads the whole state
-//! again (a resync) and writes only the differences. During a resync, the kernel may report a change that is already
+//! and the kernel does not report the IPv4 routes of an interface that goes down, or of a removed nexthop object. The task
+//! then reads the whole state again (a resync) and writes only the differences. During a resync, the kernel may report a change that is already
 //! part of the state that the task reads. If the task cannot determine whether the change or the read state is newer,
 //! the task starts another resync.
 //!
@@ -162,6 +162,7 @@ fn follow(
     stop: &StopSignal,
 ) {
     let (mut resync_at, mut last_resync) = (None::<Instant>, Instant::now());
+    let mut resync_duration = Duration::ZERO;
     let (mut overflow, mut last_check) = (Overflow::default(), None::<Instant>);
     while !stop.is_set() {
         let waited = Events::wait([events, &neighbors.events], POLL_INTERVAL);
@@ -179,7 +180,9 @@ fn follow(
                     state.end_replay();
                 }
                 if lost || state.take_resync_needed() {
-                    resync_at = resync_at.or(Some(Instant::now() + RESYNC_DELAY));
+                    // A routing daemon can delete nexthop objects all the time. The delay leaves at least half of the time to
+                    // changes.
+                    resync_at = resync_at.or(Some(Instant::now() + RESYNC_DELAY.max(resync_duration)));
                 }
             }
             Err(error) => {
@@ -195,10 +198,12 @@ fn follow(
         if resync_at.is_some_and(|at| at <= Instant::now()) {
             resync_at = None;
             state.tables().add(TableCount::Resyncs, 1);
+            let begin = Instant::now();
             if let Err(error) = state.resync(requests, &mut |state| _ = neighbors.serve(state)) {
                 tracing::warn!("kernel: cannot read the whole state again: {error}");
                 resync_at = Some(Instant::now() + FAILURE_DELAY);
             }
+            resync_duration = begin.elapsed();
         }
         if last_check.is_none_or(|last| last.elapsed() >= OVERFLOW_INTERVAL) {
             last_check = Some(Instant::now());

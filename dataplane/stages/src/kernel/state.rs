@@ -151,12 +151,12 @@ impl MirrorState {
                 if self.links.get(&link.index) != Some(&link) {
                     let is_relevant = self.is_relevant(&link);
                     let up = link.up;
-                    let goes_down = self.links.insert(link.index, link).is_some_and(|known| known.up > up);
+                    let changes_state = self.links.insert(link.index, link).is_some_and(|known| known.up != up);
                     if is_relevant {
                         self.update_ports();
                     }
-                    // The kernel does not report the IPv4 routes that disappear with an interface.
-                    self.resync_needed |= is_relevant || goes_down;
+                    // The kernel does not report the IPv4 routes that disappear with an interface, or with its carrier.
+                    self.resync_needed |= is_relevant || changes_state;
                 }
             }
             Update::LinkRemoved(index) => {
@@ -178,7 +178,8 @@ impl MirrorState {
                 // The kernel does not report removed routes that used the address as their source.
                 self.resync_needed = true;
             }
-            // The kernel does not report the IPv4 routes of the object, and the groups that lose the object.
+            // The kernel does not report that it removes the IPv4 routes of the object. Nor does it report the routes whose
+            // group loses the object.
             Update::NexthopRemoved => self.resync_needed = true,
             Update::Neighbor(neighbor) => self.set_neighbor(&neighbor),
             Update::NeighborRemoved(neighbor) => {

@@ -311,7 +311,7 @@ fn route_behind_a_prepended_route_is_used_again() {
     });
 }
 
-/// The kernel reports only the nexthop object, and neither the IPv4 routes of the object nor the groups that lose it.
+/// The kernel reports no change of the IPv4 routes that use a removed nexthop object or its groups.
 #[test]
 fn removed_nexthop_objects_are_not_used() {
     in_namespace(|| {
@@ -342,13 +342,15 @@ fn removed_nexthop_objects_are_not_used() {
     });
 }
 
-/// If IPv6 is off, the kernel reports only that the interface goes down.
+/// If IPv6 is off, the kernel reports only the state of the interface. With IPv6, the removal of the link-local address
+/// would already cause a resync.
 #[test]
-fn ipv4_routes_through_an_interface_without_a_port_disappear_when_it_goes_down() {
+fn ipv4_routes_follow_the_state_of_an_interface_without_a_port() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
         ip("link add c0 type veth peer name c1\n");
         set("ipv6/conf/c0/disable_ipv6", "1");
+        set("ipv4/conf/c0/ignore_routes_with_linkdown", "1");
         ip("link set c1 up
             link set c0 up
             addr add 10.3.0.1/24 dev c0
@@ -358,6 +360,11 @@ fn ipv4_routes_through_an_interface_without_a_port_disappear_when_it_goes_down()
         let mirror =
             KernelMirror { resync_interval: Duration::MAX, ..KernelMirror::new(tables.clone(), writer, &ports) };
         let _mirror = start(mirror).unwrap();
+        expect(&reader, 0, "20.1.1.1", "Local");
+        // Without the carrier, the kernel does not use the route. The route stays in the table.
+        ip("link set c1 down\n");
+        expect(&reader, 0, "20.1.1.1", "0 10.1.0.9");
+        ip("link set c1 up\n");
         expect(&reader, 0, "20.1.1.1", "Local");
         ip("link set c0 down\n");
         expect(&reader, 0, "20.1.1.1", "0 10.1.0.9");

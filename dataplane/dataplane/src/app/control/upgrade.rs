@@ -262,14 +262,14 @@ fn working_directory() -> Result<PathBuf, Refusal> {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         known => return known.map_err(|error| no_directory(format!("no working directory: {error}"), RESTART_HELP)),
     }
-    // The kernel appends this word to the path of a deleted directory.
+    // The kernel appends ` (deleted)` to the path of a deleted directory.
     let path = std::fs::read_link("/proc/self/cwd").ok();
     let path = path.as_ref().and_then(|path| path.to_str()?.strip_suffix(" (deleted)"));
     match path {
-        None => Err(no_directory("the working directory was deleted".to_owned(), RESTART_HELP)),
+        None => Err(no_directory("the working directory was deleted or cannot be reached".to_owned(), RESTART_HELP)),
         Some(path) if Path::new(path).is_dir() => Ok(path.into()),
         Some(path) => {
-            let help = format!("run `mkdir -p {path}`, put back the files that the config names, and upgrade again");
+            let help = format!("run `mkdir -p '{path}'`, put back the files that the config names, and upgrade again");
             Err(no_directory(format!("the working directory {path} was deleted"), &help))
         }
     }

@@ -15,7 +15,8 @@ pub(super) fn of_plan(plan: &Plan) -> Vec<Section> {
         let what = format!("another program listens on the control socket {}", path.display());
         let findings = vec![failure(
             what,
-            "end the other program, or name another path; no fix is necessary if this config runs already".to_owned(),
+            "end the other program, or name another path; if the other program runs this config, change nothing"
+                .to_owned(),
         )];
         sections.push(Section::new("control socket", "runtime.control", findings));
     }

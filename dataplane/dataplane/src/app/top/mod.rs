@@ -57,8 +57,8 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
     };
     let spawned = thread::Builder::new().name("samples".to_owned()).spawn(move || sampler.run(client, &sender));
     spawned.map_err(console::no_thread)?;
-    // `event::read` and `event::poll` do not return within an escape sequence or on a closed terminal. The end of the
-    // process ends this thread.
+    // `event::read` and `event::poll` do not return while an escape sequence is incomplete, or after the terminal has
+    // closed. This thread runs until the process ends. While it reads, `Terminal::clear` fails.
     let (sender, events) = mpsc::sync_channel(1);
     let spawned =
         thread::Builder::new().name("terminal".to_owned()).spawn(move || while sender.send(event::read()).is_ok() {});
@@ -74,7 +74,7 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
     // These calls fail if the terminal has closed.
     let _ = terminal.show_cursor();
     let _ = ratatui::try_restore();
-    // The destructor panics if the terminal has closed, because it cannot print its error.
+    // The destructor panics if the terminal has closed, because the destructor cannot print an error.
     std::mem::forget(terminal);
     let number = signal.load(Ordering::Relaxed);
     if number != 0 {
@@ -98,8 +98,8 @@ enum StatisticsMessage {
     Over(String),
 }
 
-/// Draws the screen until a key or a signal ends the command, or until there is nothing to watch or no terminal any more.
-/// Returns the reason in the last two cases.
+/// Draws the screen until a key, a signal, the end of the program or the end of the terminal ends the command. Returns
+/// the reason if the program or the terminal has ended.
 fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     samples: &Receiver<StatisticsMessage>,

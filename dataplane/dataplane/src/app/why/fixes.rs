@@ -65,7 +65,7 @@ const REASONS: [(&str, &[&str], &str); 36] = [
         "",
         &["denied"],
         "if the packets should pass, permit them: `dataplane set acl add permit … --stage {stage}`; if a rule drops \
-         them, add `--before RULE`",
+         the packets, add `--before RULE` with this rule",
     ),
     ("icmp_error", &["rate_exceeded"], "raise `per_second` of stage `{stage}`, or stop the sender of the examples"),
     ("icmp_error", &["host_rate_exceeded"], "raise `per_host` of stage `{stage}`, or stop the sender of the examples"),
@@ -159,7 +159,7 @@ const REASONS: [(&str, &[&str], &str); 36] = [
 ];
 
 /// The fixes of the drops and counters of ports.
-const PORTS: [(&[&str], &str); 13] = [
+const PORTS: [(&[&str], &str); 14] = [
     (
         &["tx_full"],
         "set a larger `tx_depth` for the port `{port}` if the packets come in bursts; otherwise use a faster link, or \
@@ -191,9 +191,12 @@ const PORTS: [(&[&str], &str); 13] = [
     (
         &["rx_too_long"],
         "set a larger `buffer_size` in [runtime] and a larger `mtu` for the port `{port}`, or lower the MTU of the \
-         sender; for GSO packets that are longer than 64 KiB, run `ip link set dev IFACE \
-         gso_max_size 65536 gro_max_size 65536` for the interface and its veth peer; `dataplane show links` prints the \
-         interface",
+         sender",
+    ),
+    (
+        &["rx_gso_too_long"],
+        "limit GSO packets to 64 KiB: `ip link set dev IFACE gso_max_size 65536 gro_max_size 65536`, for the interface \
+         of the port `{port}` (`dataplane show links`) and for its veth peer",
     ),
     (
         &["rx_errors"],

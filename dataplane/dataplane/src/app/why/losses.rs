@@ -7,7 +7,7 @@ use super::observe::Observed;
 use dataplane_core::telemetry::{CostReport, Duration, PortReport, WorkerRates};
 use dataplane_core::verbs::WcStatus;
 
-/// The device counters of packets that found no place in a queue ([`PortReport::LOSSES`]), with their meanings and the
+/// The device counters of packets that found no place in a queue (part of [`PortReport::LOSSES`]), with their meanings and the
 /// names of the queues.
 const QUEUES: [(&str, &str, &str); 4] = [
     ("rx_out_of_buffer", "the packets arrived while no receive buffer was posted", "receive queue"),
@@ -21,8 +21,9 @@ const QUEUES: [(&str, &str, &str); 4] = [
 ];
 
 /// The device counters of packets that a port does not accept, with their meanings.
-const NOT_ACCEPTED: [(&str, &str); 4] = [
-    ("rx_too_long", "the frame was longer than a packet buffer, or a GSO packet was longer than 64 KiB (BIG TCP)"),
+const NOT_ACCEPTED: [(&str, &str); 5] = [
+    ("rx_too_long", "the frame was longer than a packet buffer"),
+    ("rx_gso_too_long", "the sender uses BIG TCP: the GSO packet was longer than 64 KiB"),
     ("rx_unmatched", "no flow rule of the port matches the frame"),
     ("qkey_violations", "the datagram has the wrong Q_Key"),
     ("pkey_violations", "the packet has another partition key than the queue pair"),
@@ -77,6 +78,7 @@ fn port_losses(observed: &Observed, port: &PortReport) -> Vec<Cause> {
         let packets = observed.device_growth(&port.name, counter);
         if packets > 0 {
             let mut cause = new(port, counter, CauseKind::NotAccepted, packets, meaning);
+            cause.is_lost = PortReport::LOSSES.contains(&counter);
             cause.evidence.push(increase(observed, port, counter));
             cause.fix = fixes::of_port(&port.name, counter);
             causes.push(cause);

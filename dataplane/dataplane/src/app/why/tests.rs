@@ -210,19 +210,19 @@ fn only_losses_of_the_report_are_counted_as_lost() {
     let mut observed = observed();
     observed.drop("rules.denied", 10);
     observed.lose("rx_missed", 20);
+    observed.lose("rx_gso_too_long", 10);
     observed.after.report.ports[0].tx_lost += 10;
     observed.after.report.stages[2].copies_missed += 50;
     ["rx_unmatched", "rx_too_long"].iter().for_each(|counter| observed.count(counter, 60));
     let counters = InterfaceCounters { errors: 70, ..Default::default() };
     observed.interfaces.insert("lan".to_owned(), ("eth1".to_owned(), counters));
     let diagnosis = diagnose(&dataplane_stages::registry(), &observed);
-    assert_eq!((diagnosis.dropped, diagnosis.lost, diagnosis.causes.len()), (10, 30, 7));
+    assert_eq!((diagnosis.dropped, diagnosis.lost, diagnosis.causes.len()), (10, 40, 8));
     let text = diagnosis.to_string();
     let lines = [
-        "lan.rx_missed: 20 packets, 10 pps, 50.0 % of all\n",
+        "lan.rx_missed: 20 packets, 10 pps, 40.0 % of all\n",
+        "lan.rx_gso_too_long: 10 packets, 5 pps, 20.0 % of all\n",
         "limit.copies_missed: 50 packets, 25 pps\n",
-        // The fix for BIG TCP.
-        "`ip link set dev IFACE gso_max_size 65536 gro_max_size 65536` for the interface and its veth peer",
     ];
     for line in lines {
         assert!(text.contains(line), "{text}");

@@ -106,8 +106,8 @@ impl ChangeHistory {
             Some((last, self.0.iter().rev().find(|entry| entry.origin == before)?))
         });
         let Some((last, before)) = before else {
-            let help = "`dataplane history` lists the changes of the run; to return to a config that is no longer in force, apply \
-                        its file";
+            let help = "`dataplane history` lists the changes of the run; to return to a config that was rolled back, \
+                        run `dataplane apply FILE`";
             return Err(Refusal::new(ErrorCode::Failed, "there is no earlier config to roll back to", help));
         };
         if before.row.digest == last.row.digest {

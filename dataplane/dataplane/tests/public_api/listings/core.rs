@@ -3222,7 +3222,7 @@ pub mod telemetry {
             pub clocks: Vec<ClockReport>,
         }
         impl PortReport {
-            pub const LOSSES: [&str; 4] = _;
+            pub const LOSSES: [&str; 5] = _;
         }
         #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
         pub struct StageReport {

@@ -39,11 +39,12 @@ mod counter {
 }
 mod counters {
     counters! {
-        rx_packets, rx_bytes, rx_out_of_buffer, rx_too_long, rx_unmatched, rx_missed,
-        rx_completed, rx_split, tx_packets, tx_bytes, tx_link_down, tx_queue_full,
-        tx_refused, tx_lost, qkey_violations, pkey_violations, tx_retries, rnr_naks,
-        rx_duplicates, kernel_rx_dropped, kernel_rx_ring_full, kernel_rx_no_buffer,
-        kernel_rx_invalid, kernel_tx_invalid, faults,
+        rx_packets, rx_bytes, rx_out_of_buffer, rx_too_long, rx_gso_too_long,
+        rx_unmatched, rx_missed, rx_completed, rx_split, tx_packets, tx_bytes,
+        tx_link_down, tx_queue_full, tx_refused, tx_lost, qkey_violations,
+        pkey_violations, tx_retries, rnr_naks, rx_duplicates, kernel_rx_dropped,
+        kernel_rx_ring_full, kernel_rx_no_buffer, kernel_rx_invalid, kernel_tx_invalid,
+        faults,
     }
 }
 mod cq {

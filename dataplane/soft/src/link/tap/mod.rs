@@ -139,7 +139,7 @@ impl Tap {
                 Error::Wire(format!(
                     "interface `{name}`: this network namespace has no such interface, because the TAP was deleted, \
                      renamed or moved to another namespace; help: rename the TAP (`ip link set NEW_NAME name {name}`), \
-                     move the TAP back, or create it (`ip tuntap add {name} mode tap`), then upgrade again",
+                     move the TAP back, or create the TAP again (`ip tuntap add {name} mode tap multi_queue`), then upgrade again",
                     name = spec.name
                 ))
             })?;
