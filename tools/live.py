@@ -305,9 +305,20 @@ class Program:
         self.process.process.kill()
         self.process.process.wait()
 
+    def lost(self):
+        """Returns the packets that the ports have lost. The final report also counts packets that arrive while the program ends."""
+        report = json.loads(command(PROGRAM, "stats", "--json", self.process.process.pid).stdout)
+        return {
+            f"{port['name']}.{name}": count
+            for port in report["ports"]
+            for name, count in port["device_counters"].items()
+            if name in LOSSES
+        }
+
     def end(self, losses=True):
         """Ends the program and returns its report. Checks exit status and ledger. If `losses` is False, also checks that the ports
-        lost no packet."""
+        have lost no packet."""
+        lost = {} if losses else self.lost()
         out = self.process.end(signal.SIGINT)
         status = self.process.process.returncode
         if status != 0:
@@ -318,13 +329,7 @@ class Program:
         if ledger["unaccounted"] != 0 or ledger["held"] != 0 or any(missing) or report["errors"]:
             why = "the ledger does not balance, packets or buffers are left, or the run had errors"
             raise Failed(f"{why}:\n{json.dumps(report, indent=2)}")
-        lost = {
-            f"{port['name']}.{name}": count
-            for port in report["ports"]
-            for name, count in port["device_counters"].items()
-            if name in LOSSES
-        }
-        if lost and not losses:
+        if lost:
             raise Failed(f"packets were lost: {lost}")
         for port in ("left", "right"):
             link = self.network.interface("m", port)
