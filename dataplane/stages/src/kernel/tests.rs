@@ -33,6 +33,11 @@ fn start(mirror: KernelMirror) -> Result<Tasks> {
     Tasks::start(vec![TaskSpec { name: "mirror".to_owned(), task: Box::new(mirror), owner }], &RunStop::default())
 }
 
+/// Runs a mirror that reads the complete state only at its start, and when a message requires it.
+fn start_without_periodic_resync(tables: &Arc<Forwarding>, writer: Box<ForwardingWriter>, ports: &[PortInfo]) -> Tasks {
+    start(KernelMirror { resync_interval: Duration::MAX, ..KernelMirror::new(tables.clone(), writer, ports) }).unwrap()
+}
+
 /// Creates two ports on the interfaces `a0` and `b0`, which are in one namespace with their veth peers `a1` and `b1`.
 fn two_ports() -> (Arc<Forwarding>, Box<ForwardingWriter>, Vec<PortInfo>) {
     ip("link add a0 type veth peer name a1
@@ -294,10 +299,8 @@ fn route_behind_a_prepended_route_is_used_again() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
         let reader = tables.register_reader();
-        // Without a periodic resync, the mirror must know both routes from the messages.
-        let mirror =
-            KernelMirror { resync_interval: Duration::MAX, ..KernelMirror::new(tables.clone(), writer, &ports) };
-        let _mirror = start(mirror).unwrap();
+        // The mirror must know both routes from the messages.
+        let _mirror = start_without_periodic_resync(&tables, writer, &ports);
         ip("route add 20.0.0.0/8 via 10.1.0.9
             route prepend 20.0.0.0/8 via 10.2.0.9\n");
         expect(&reader, 0, "20.1.1.1", "1 10.2.0.9");
@@ -324,9 +327,7 @@ fn removed_nexthop_objects_are_not_used() {
             route add 30.0.0.0/8 via 10.1.0.9
             route add 30.1.0.0/16 nhid 3\n");
         let reader = tables.register_reader();
-        let mirror =
-            KernelMirror { resync_interval: Duration::MAX, ..KernelMirror::new(tables.clone(), writer, &ports) };
-        let _mirror = start(mirror).unwrap();
+        let _mirror = start_without_periodic_resync(&tables, writer, &ports);
         expect(&reader, 0, "30.1.0.1", "1 10.2.0.10");
         ip("nexthop del id 3\n");
         expect(&reader, 0, "30.1.0.1", "0 10.1.0.9");
@@ -357,9 +358,7 @@ fn ipv4_routes_follow_the_state_of_an_interface_without_a_port() {
             route add 20.0.0.0/8 via 10.1.0.9
             route add 20.1.0.0/16 via 10.3.0.9\n");
         let reader = tables.register_reader();
-        let mirror =
-            KernelMirror { resync_interval: Duration::MAX, ..KernelMirror::new(tables.clone(), writer, &ports) };
-        let _mirror = start(mirror).unwrap();
+        let _mirror = start_without_periodic_resync(&tables, writer, &ports);
         expect(&reader, 0, "20.1.1.1", "Local");
         // Without the carrier, the kernel does not use the route. The route stays in the table.
         ip("link set c1 down\n");

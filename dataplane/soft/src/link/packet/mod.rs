@@ -498,10 +498,12 @@ impl Wire for PacketPort {
                 let Some(what) = copied else {
                     // The frame is longer than a ring entry. Either the frame is also longer than `LONGEST` (BIG TCP), or
                     // the socket's receive buffer had no space for the whole frame.
-                    let is_too_long = frame.length > LONGEST;
+                    if frame.length > LONGEST {
+                        counts.rx_gso_too_long.add(1);
+                    } else {
+                        self.lost += 1;
+                    }
                     end.socket.release();
-                    counts.rx_gso_too_long.add(u64::from(is_too_long));
-                    self.lost += u64::from(!is_too_long);
                     continue;
                 };
                 pending = what;
